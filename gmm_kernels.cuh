@@ -4705,6 +4705,17 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
+/* Rows or columns of the tile that begins at `first` of `count`. */
+GMM__DEVICE int32_t gmm__quant_extent(int64_t count, int64_t first) {
+    return (int32_t)(count - first < GMM_TILE ? count - first : (int64_t)GMM_TILE);
+}
+/* The one rule of fp32 scales: that of an amax for a dtype whose largest value is qmax. `blocks`: 1X128 and 128X128,
+   which the largest value of the source limits. */
+GMM__DEVICE float gmm__quant_scale(const gmm__quant_args *a, float qmax, int32_t blocks, float amax) {
+    return gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? a->source : GMM_F32), a->format.eps,
+                               a->format.pow2);
+}
+
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
@@ -4762,6 +4773,11 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
         }
 #pragma unroll
     for (j = 0; j < 4; j++) v[j] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(v[j], 0.25f)));
+}
+/* Loads four elements of line l of a copy. */
+GMM__DEVICE void gmm__quant_load_line(const float *x, int32_t columnwise, int32_t l, int32_t hadamard, float v[4]) {
+    if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+    else gmm__quant_load_row(x, l, v);
 }
 GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
@@ -4885,9 +4901,7 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->encode_scale = f->delayed ? s->scale
-                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, s->amax[0]);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -4926,8 +4940,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         stored = gmm_mx_scale(amax, f->dtype);
         encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        encode_scale = gmm__quant_scale(a, gmm_dtype_largest(f->dtype), width, amax);
         stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
@@ -4997,8 +5010,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
@@ -5011,8 +5023,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -5041,8 +5052,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-        else gmm__quant_load_row(x, l, v);
+        gmm__quant_load_line(x, columnwise, l, hadamard, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
@@ -5095,8 +5105,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         }
         for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
             const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
-                                           : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
-                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+                                           : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, amax[k]);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
             v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
@@ -5105,8 +5114,8 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
     }
     for (i = first; a->columns && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
-        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+        ((float *)(void *)v.scale)[i % a->cols] =
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
@@ -5129,89 +5138,293 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_c
 }
 #endif
 
-/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
+/* --- words of the vectorized casts: packed elements and maxima of absolute values --- */
 
-/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
-   columns 8 j to 8 j + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
-   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
-   whose copies are both stored in the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen
-   lanes write complete lines of memory; stores of half lines are slower. */
-enum {
-    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
-    /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
-    GMM__VEC_COLUMN = GMM_TILE,
-    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
-    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
-    GMM__VEC_TILES = 2,
-    GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
-    GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
-};
+/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
+   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
+   values whatever the compiler flags. */
 
-/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
-   NaN. The instructions keep subnormal values whatever the compiler flags. */
-enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
-GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
-    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+/* Words of eight elements; elements in sixteen bytes. */
+GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }
+GMM__DEVICE int32_t gmm__elems16(gmm_dtype source) { return source == GMM_F32 ? 4 : 8; }
+
+/* Element j of consecutive words. */
+GMM__DEVICE float gmm__word_value(gmm_dtype source, const uint32_t *w, int32_t j) {
+    if (source == GMM_F32) return gmm_f32_from_bits(w[j]);
+    if (source == GMM_BF16) return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+    return gmm_cvt_f32_f16((uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]));
 }
-GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
-    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    return gmm_cvt_f32_f16(h);
+GMM__DEVICE uint32_t gmm__word_max(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu) : gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
+/* The maximum that is NaN if an operand is NaN. */
+GMM__DEVICE uint32_t gmm__word_max_nan(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_nan_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu)
+                              : gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
 }
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_f32(maximum, w);
+/* The maximum in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max(0, result) is the absolute value, 0 for
+   NaN. */
+GMM__DEVICE uint32_t gmm__word_max_signed(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_abs_f32(maximum, w);
+#if __CUDA_ARCH__ >= 860
+    return source == GMM_BF16 ? gmm_max_xorsign_abs_bf16x2(maximum, w) : gmm_max_xorsign_abs_f16x2(maximum, w);
+#else
+    return gmm__word_max(source, maximum & 0x7FFF7FFFu, w);
+#endif
 }
 /* The larger half of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
-    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
-    return low > high ? low : high;
+GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
+    if (source == GMM_F32) return maximum;
+    if (source == GMM_BF16) return max(maximum << 16, maximum & 0xFFFF0000u);
+    maximum = max(maximum & 0xFFFFu, maximum >> 16);
+    return gmm_f32_bits(gmm__word_value(source, &maximum, 0));
 }
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
-    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
-    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
-}
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* Maxima that return NaN if an operand is NaN. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_abs_f32(maximum, w);
+/* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
+
+/* A CTA of 8 warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
+   format (words.cuh), so that rows and columns are encoded from one load:
+
+       columns   0       64      128       columns   0   8   16  24  32  40  48  56
+       rows  0   +-------+-------+         rows  0   lane 0   1   2   3   4   5   6   7
+                 | warp 0| warp 4|               8        8   9  10  11  12  13  14  15
+            32   +-------+-------+              16       16  17  18  19  20  21  22  23
+                 | warp 1| warp 5|              24       24  25  26  27  28  29  30  31
+            64   +-------+-------+
+                 | warp 2| warp 6|         A block of 16 elements of a row or a column lies in two lanes, one of
+            96   +-------+-------+         128 of a row in 8 lanes of two warps, of a column in 4 lanes of four
+                 | warp 3| warp 7|         warps.
+           128   +-------+-------+
+
+   Rowwise codes are stored from registers, 8 per lane and row; columnwise codes are transposed in shared memory.
+   MX32, whose copies are both stored in the order of the source, has a tile of its own (stages_mx32.cuh). */
+enum {
+    GMM_CAST_WARP_ROWS = 32, GMM_CAST_WARP_COLS = 64,
+    /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
+    GMM_CAST_FP8_COLUMN = GMM_TILE,
+    GMM_CAST_FP8_CODES = GMM_TILE * GMM_CAST_FP8_COLUMN + GMM_TILE / 8 * 16,
+    GMM_CAST_NV16_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
+    GMM_CAST_NV16_CODES = GMM_TILE * GMM_CAST_NV16_COLUMN + GMM_TILE / 8 * 16,
+    /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
+    GMM_CAST_TILES = 2
+};
+
+/* Number of strips of a call, and the split if warps compute it. All threads call it. */
+GMM__DEVICE gmm_warp_split gmm_cast_split(const gmm__quant_args *a) {
+    gmm_warp_split w = { 0, 0, 0, 0 };
+    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
+                                                  blockIdx.y == 0);
+    w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
+    return w;
 }
 
-/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
-   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
-   NaN. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(maximum, w);
-#else
-    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
-#endif
+/* gmm__quant_strip in 32 bits. */
+typedef struct gmm_cast_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm_cast_strip;
+
+/* Strip number `strip`, in the order of addresses. */
+GMM__DEVICE gmm_cast_strip gmm_cast_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip) {
+    if (a->warp_split) {
+        const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
+        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
+        const int32_t first = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t begin = __shfl_sync(0xFFFFFFFFu, w->begin, g), row = (strip - first) * GMM_TILE;
+        const gmm_cast_strip p = { g, row, min(rows - row, (int32_t)GMM_TILE), rows, begin, first * GMM_TILE };
+        return p;
+    } else {
+        const gmm__quant_strip s = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm_cast_strip p = { (int32_t)s.unit, (int32_t)s.row, (int32_t)s.m, (int32_t)s.rows,
+                                   (int32_t)s.source_row, (int32_t)s.padded_row };
+        return p;
+    }
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(maximum, w);
-#else
-    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
-#endif
+
+/* A tile of a vectorized cast, and what of it belongs to this lane. */
+typedef struct gmm_cast_tile {
+    const gmm__quant_args *a;
+    gmm_dtype source;    /* dtype of the source: a constant of the kernel's instance */
+    int32_t rowwise, columnwise; /* the copies that the call has */
+    gmm_cast_strip p;    /* the strip of rows that the tile is part of */
+    int32_t c0, cols;    /* first column of the tile; columns of the matrix */
+    int32_t row0, col0;  /* in the tile: first row and first column of the lane */
+    int32_t in_cols;     /* whether the lane's columns exist */
+    int32_t valid_rows;  /* rows from row0 on that exist; below 1 or above 8 where none or more than the lane's do */
+    int32_t padded_rows; /* rows of the unit as its scales count them */
+} gmm_cast_tile;
+
+/* What all tiles of a lane have in common. */
+GMM__DEVICE gmm_cast_tile gmm_cast_tile_init(const gmm__quant_args *a, gmm_dtype source) {
+    const int32_t lane = gmm__lane(), warp = gmm__warp();
+    gmm_cast_tile t;
+    t.a = a;
+    t.source = source;
+    t.row0 = warp % 4 * GMM_CAST_WARP_ROWS + 8 * (lane >> 3);
+    t.col0 = warp / 4 * GMM_CAST_WARP_COLS + 8 * (lane & 7);
+    t.rowwise = a->rowwise.dtype != GMM_NONE;
+    t.columnwise = a->columnwise.dtype != GMM_NONE;
+    return t;
 }
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_abs_f32(maximum, w);
+/* Moves to the tile that begins at column c0. */
+GMM__DEVICE void gmm_cast_tile_at(gmm_cast_tile *t, int32_t c0) {
+    t->c0 = c0;
+    t->in_cols = t->col0 < t->cols - c0;
 }
+/* Moves to the first of the `cta_tiles` tiles that the CTA processes of strip number `index` of its sequence. */
+GMM__DEVICE void gmm_cast_tile_move(gmm_cast_tile *t, const gmm_warp_split *w, int32_t index, int32_t cta_tiles) {
+    const gmm__quant_args *a = t->a;
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    t->cols = (int32_t)a->cols;
+    gmm_cast_tile_at(t, tile * cta_tiles * GMM_TILE);
+    t->p = gmm_cast_strip_of(a, w, a->backward ? w->total - 1 - index : index);
+    t->valid_rows = t->p.m - t->row0;
+    t->padded_rows = a->grouped ? (t->p.rows + 127) & ~127 : t->p.rows;
+}
+
+/* --- addresses --- */
+
+GMM__DEVICE uint8_t *gmm_cast_data(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+}
+/* The one address of scales: those of a strip's unit in the rowwise (copy 0) or columnwise copy (copy 1). `offset`:
+   bytes of scales of the padded rows before a group (gmm_scale_base). */
+GMM__DEVICE uint8_t *gmm_cast_scales(const gmm_cast_tile *t, int32_t copy, int64_t offset) {
+    const gmm_mat *m = copy ? &t->a->columnwise : &t->a->rowwise;
+    uint8_t *const scales = m->scale_table ? (uint8_t *)m->scale_table[t->p.unit]
+                                     : (uint8_t *)m->scale + t->p.unit * t->a->scale_step[copy];
+    return scales + (t->a->grouped ? offset : 0);
+}
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the unit,
+   where the tile starts with line `line` and block `block` and a line has `along` scales. */
+GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+                                        int32_t l, int32_t tile_block, uint32_t scales4) {
+    if (order == GMM_SCALES_SWIZZLED)
+        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
+    else dst += (int64_t)line * along + block + (l * along + tile_block);
+    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
+}
+
+/* --- load --- */
+
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
+                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
+    const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < rows; i++, src += pitch)
+#pragma unroll
+        for (k = 0; k < words; k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i * stride + k] = v.x;
+            x[i * stride + k + 1] = v.y;
+            x[i * stride + k + 2] = v.z;
+            x[i * stride + k + 3] = v.w;
+        }
+}
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+}
+/* Values of the lane's row or column number l. */
+GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[columnwise ? i : l], columnwise ? l : i);
+}
+/* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
+GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
+    const gmm__quant_args *a = t->a;
+    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit),
+                    (t->p.source_row + t->p.row + (t->row0 + i)) * a->src.ld + (t->c0 + t->col0 + j));
+}
+
+/* --- amax --- */
+
+/* Maxima of the lane's parts of its columns, as words. */
+GMM__DEVICE void gmm_cast_col_maxima(gmm_dtype source, const uint32_t x[8][8], uint32_t col[8]) {
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source); k++) {
+        col[k] = 0;
+#pragma unroll
+        for (i = 0; i < 8; i++) col[k] = gmm__word_max(source, col[k], x[i][k]);
+    }
+}
+/* Maxima of the lane's parts of its rows, as bits of fp32. with_cols: and of its columns, from absolute values that are
+   computed once. */
+GMM__DEVICE void gmm_cast_row_maxima(gmm_dtype source, const uint32_t x[8][8], uint32_t row[8], int32_t with_cols,
+                                     uint32_t col[8]) {
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source) && with_cols; k++) col[k] = 0;
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        row[i] = 0;
+#pragma unroll
+        for (k = 0; k < gmm__words8(source); k++) {
+            row[i] = gmm__word_max(source, row[i], x[i][k]);
+            if (with_cols) col[k] = gmm__word_max(source, col[k], x[i][k]);
+        }
+        row[i] = gmm__word_fold(source, row[i]);
+    }
+}
+/* Maxima of columns over the four lanes above one another, that is over the warp's 32 rows. */
+GMM__DEVICE void gmm_cast_reduce_cols(gmm_dtype source, uint32_t col[8]) {
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source); k++)
+#pragma unroll
+        for (i = 8; i < 32; i <<= 1)
+            col[k] = gmm__word_max(source, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+}
+/* Maximum of the warp's part of a tile, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm_cast_warp_max(gmm_dtype source, const uint32_t x[8][8]) {
+    uint32_t maximum = 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+#pragma unroll
+        for (k = 0; k < gmm__words8(source); k++) maximum = gmm__word_max(source, maximum, x[i][k]);
+    return __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(source, maximum));
+}
+/* Raises an amax in device memory; it is read first, since most values do not raise it. */
+GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
+    if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
+}
+
+/* --- encode --- */
+
+/* Where a column begins in codes that are transposed in shared memory, `bytes` per column. */
+GMM__DEVICE int32_t gmm_cast_smem_column(int32_t bytes, int32_t col) { return col * bytes + (col >> 3) * 16; }
+/* A tile's columns are stored from shared memory in steps of 16 bytes per thread. Where the thread's first ones go.
+   bytes, pitch: bytes of a column in shared memory, and from one column to the next in device memory. */
+GMM__DEVICE uint8_t *gmm_cast_col_codes(const gmm_cast_tile *t, int32_t thread, int32_t bytes, int64_t pitch) {
+    const gmm__quant_args *a = t->a;
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes; /* elements per byte */
+    const int64_t begin = (a->grouped ? t->p.padded_row : 0) + t->p.row;
+    return gmm_cast_data(&a->columnwise, a->step[1], t->p.unit) + begin / elements +
+           (t->c0 + thread / chunks) * pitch + thread % chunks * 16;
+}
+/* Stores the columns from there on. All threads call it after a barrier. */
+GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int32_t bytes, uint8_t *codes,
+                                     uint8_t *dst, int64_t pitch) {
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_BLOCK / chunks;
+    int32_t k;
+    if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
+#pragma unroll
+        for (k = thread / chunks; k < GMM_TILE; k += step, dst += step * pitch)
+            if (k < t->cols - t->c0)
+                gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + gmm_cast_smem_column(bytes, k) +
+                                                                         thread % chunks * 16));
+}
+/* --- codecs of the NV16 casts: E2M1 codes and Hadamard transforms of registers --- */
 
 /* Sign bits of eight values, at bit 3 of each nibble. */
-GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
+GMM__DEVICE uint32_t gmm_e2m1_signs(const float v[8]) {
     const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
                                      __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
     const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
@@ -5219,44 +5432,44 @@ GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
     return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
 }
 /* |v encode_scale|; saturate: 6 if it is larger or NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float encode_scale, int saturate) {
+GMM__DEVICE float gmm_e2m1_product(float v, float encode_scale, int saturate) {
     const float m = gmm_mul_abs_f32(v, encode_scale);
     return saturate ? gmm_min_6_f32(m) : m;
 }
 /* E2M1 codes of eight values times |encode_scale|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
    m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
    Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float encode_scale, int saturate) {
+GMM__DEVICE uint32_t gmm_e2m1x8(const float v[8], float encode_scale, int saturate) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], encode_scale, saturate), &low, &middle, &high);
+        gmm_e2m1_candidates(gmm_e2m1_product(v[j], encode_scale, saturate), &low, &middle, &high);
         low = low < middle ? low : middle;
         codes = codes * 16 + (low < high ? low : high);
     }
     codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__vec_signs(v);
+    return codes | gmm_e2m1_signs(v);
 }
 /* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
    is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
    code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
+GMM__DEVICE uint32_t gmm_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
     uint32_t codes = 0;
     int32_t j;
 #pragma unroll
     for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], encode_scale, 1);
+        const float m = gmm_e2m1_product(v[j], encode_scale, 1);
         /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
         const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
         const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
         codes = codes * 16 + (bits >> 22);
     }
-    return codes | gmm__vec_signs(v);
+    return codes | gmm_e2m1_signs(v);
 }
 /* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
+GMM__DEVICE void gmm_e2m1_transpose8x8(uint32_t w[8]) {
     int32_t i;
 #pragma unroll
     for (i = 0; i < 8; i += 2) {
@@ -5279,122 +5492,16 @@ GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
     }
 }
 
-/* Number of strips of a call, and the split if warps compute it. All threads call it. */
-GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
-    gmm_warp_split w = { 0, 0, 0, 0 };
-    if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
-                                                  blockIdx.y == 0);
-    w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
-    return w;
-}
-/* Strip number `index`, with the fields of gmm__quant_strip. *c0: first column of the `cta_tiles` tiles that the CTA
-   processes of it. */
-typedef struct gmm__vec_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm__vec_strip;
-GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                             int32_t cta_tiles, int32_t *c0) {
-    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - index : index;
-    gmm__vec_strip p;
-    *c0 = tile * cta_tiles * GMM_TILE;
-    if (a->warp_split) {
-        const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
-        const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
-        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
-        p.unit = g;
-        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
-        p.rows = rows;
-        p.padded_row = first_strip * GMM_TILE;
-        p.row = (strip - first_strip) * GMM_TILE;
-        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
-    } else {
-        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
-                                                             strip);
-        p.unit = (int32_t)strip64.unit;
-        p.row = (int32_t)strip64.row;
-        p.m = (int32_t)strip64.m;
-        p.rows = (int32_t)strip64.rows;
-        p.source_row = (int32_t)strip64.source_row;
-        p.padded_row = (int32_t)strip64.padded_row;
-    }
-    return p;
-}
-GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
-    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
-}
-GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
-    return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
-}
-/* Stores the codes of a lane's part of a row. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
-}
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm__vec_store_codes_bf16(dst, e5m2, v);
-}
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
-}
-/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
-   largest value. */
-GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
-    const float amax[2] = { first, second };
-    uint32_t bytes = 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
-    }
-    return bytes;
-}
-/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
-GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
-    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
-}
-
-/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
-   where the tile starts with line `line` and block `block` and a line has `along` scales. */
-GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
-                                        int32_t l, int32_t tile_block, uint32_t scales4) {
-    if (order == GMM_SCALES_SWIZZLED)
-        dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
-    else dst += (int64_t)line * along + block + (l * along + tile_block);
-    if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
-}
-
-/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
-GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
-    float v[4], maximum = 0.0f;
-    uint32_t scales4;
-    int32_t i;
-    /* infinity saturates to the largest code as well */
-#pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_fp8x4(0, v);
-#pragma unroll
-    for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
-        maximum = m > maximum ? m : maximum;
-    }
-    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
-}
-/* Encode scale of block i of eight, whose scale bytes are in two words. */
-GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
-    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
-}
-
 /* BF16: clears the sign of NaN. */
-GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
+GMM__DEVICE uint32_t gmm_hadamard_positive_nan(uint32_t w) {
     if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
+/* BF16: flips the signs of rows selected by bits of `signs`. gmm_hadamard_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
-GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
+GMM__DEVICE void gmm_hadamard_flip_signs(uint32_t x[8][8], uint32_t signs) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -5403,7 +5510,7 @@ GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
         for (k = 0; k < 4; k++) x[i][k] ^= flip;
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
+GMM__DEVICE void gmm_hadamard_gather16(const uint32_t x[8][8], int32_t lower, uint32_t dst[16][2]) {
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
@@ -5415,7 +5522,7 @@ GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32
         }
 }
 /* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
-GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
+GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
     int32_t i, stride;
 #pragma unroll
     for (stride = 1; stride <= last; stride *= 2)
@@ -5429,13 +5536,13 @@ GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last)
 }
 /* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
    `hadamard`. NaN loses its sign. */
-GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
+GMM__DEVICE void gmm_hadamard_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
     float v[16];
     int32_t i;
 #pragma unroll
-    for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
+    for (i = 0; i < 16; i++) v[i] = gmm__word_value(GMM_BF16, x[i], j);
     if (hadamard) {
-        gmm__vec_hadamard_stages(v, 16, 8);
+        gmm_hadamard_stages(v, 16, 8);
 #pragma unroll
         for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
     }
@@ -5445,7 +5552,7 @@ GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t h
 }
 /* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
    rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
+GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
     float maximum = 0.0f;
     uint32_t bits;
     int32_t i, k, half;
@@ -5462,11 +5569,11 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
             float a[8], b[8];
 #pragma unroll
             for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&own[i], half);
-                b[i] = gmm__word_value_bf16(&received[i], half);
+                a[i] = gmm__word_value(GMM_BF16, &own[i], half);
+                b[i] = gmm__word_value(GMM_BF16, &received[i], half);
             }
-            gmm__vec_hadamard_stages(a, 8, 4);
-            gmm__vec_hadamard_stages(b, 8, 4);
+            gmm_hadamard_stages(a, 8, 4);
+            gmm_hadamard_stages(b, 8, 4);
 #pragma unroll
             for (i = 0; i < 8; i++)
                 maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
@@ -5476,6 +5583,774 @@ GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lowe
     return bits << 16;
 }
 
+/* --- amaxes of vectorized sources: stages of gmm_amax --- */
+
+/* Maxima of rows over the warp's 64 columns. partials: by half of the tile's columns. Each step of the exchange halves
+   the rows of a lane, until lane 8 i + j has row j of lane row i. */
+GMM__DEVICE void gmm_amax_rows(const gmm_cast_tile *t, const uint32_t x[8][8], uint32_t (*partials)[GMM_TILE]) {
+    const int32_t lane = gmm__lane(), lane_col = lane & 7;
+    uint32_t row[8];
+    int32_t i, k;
+    gmm_cast_row_maxima(t->source, x, row, 0, row);
+#pragma unroll
+    for (k = 4; k >= 1; k >>= 1)
+#pragma unroll
+        for (i = 0; i < k; i++) {
+            const uint32_t own = lane_col & k ? row[i + k] : row[i];
+            const uint32_t sent = lane_col & k ? row[i] : row[i + k];
+            row[i] = max(own, __shfl_xor_sync(0xFFFFFFFFu, sent, k));
+        }
+    partials[t->col0 / GMM_CAST_WARP_COLS][t->row0 + lane_col] = row[0];
+}
+/* Maxima of columns over the warp's 32 rows. partials: by quarter of the tile's rows. */
+GMM__DEVICE void gmm_amax_cols(const gmm_cast_tile *t, const uint32_t x[8][8], uint32_t (*partials)[GMM_TILE]) {
+    const int32_t lane_row = gmm__lane() >> 3;
+    uint32_t col[8];
+    int32_t k;
+    gmm_cast_col_maxima(t->source, x, col);
+    gmm_cast_reduce_cols(t->source, col);
+#pragma unroll
+    for (k = 0; k < 8; k++)
+        if (k / 2 == lane_row)
+            partials[t->row0 / GMM_CAST_WARP_ROWS][t->col0 + k] = gmm_f32_bits(gmm__word_value(t->source, col, k));
+}
+/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others), after a barrier. */
+GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partials)[4][GMM_TILE]) {
+    const gmm__quant_args *a = t->a;
+    const gmm_cast_strip *p = &t->p;
+    const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
+    uint32_t *dst = copy ? (uint32_t *)a->columns + p->unit * a->cols + t->c0 + l
+                         : (uint32_t *)a->lines + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row +
+                               l;
+    uint32_t maximum;
+    int32_t i;
+    if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
+    maximum = partials[copy][0][l];
+    for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
+    gmm_cast_raise_amax(dst, maximum);
+}
+
+/* Maximum of the warp's part of the tile, and with `hadamard` of its transform. */
+GMM__DEVICE void gmm_amax_unit(const gmm_cast_tile *t, int32_t hadamard, uint32_t x[8][8],
+                               uint32_t (*warp_maxima)[GMM__QUANT_WARPS]) {
+    const int32_t lower = gmm__lane() >> 3 & 1;
+    const gmm_format *f = &t->a->format;
+    uint32_t maximum = gmm_cast_warp_max(t->source, x);
+    if (gmm__lane() == 0) warp_maxima[0][gmm__warp()] = maximum;
+    if (!hadamard) return;
+    if (f->hadamard && t->columnwise) {
+        gmm_hadamard_flip_signs(x, (uint32_t)f->hadamard >> 8 * lower);
+        maximum = __reduce_max_sync(0xFFFFFFFFu, gmm_hadamard_amax(x, lower));
+    }
+    if (gmm__lane() == 0) warp_maxima[1][gmm__warp()] = maximum;
+}
+/* Raises the amaxes of the unit, after a barrier: thread 0 that of the source, thread 1 that of the transform. */
+GMM__DEVICE void gmm_amax_store_unit(const gmm_cast_tile *t, int32_t hadamard,
+                                     uint32_t (*warp_maxima)[GMM__QUANT_WARPS]) {
+    const int32_t thread = (int32_t)threadIdx.x;
+    uint32_t maximum;
+    int32_t i;
+    if (thread > hadamard) return;
+    maximum = warp_maxima[thread][0];
+    for (i = 1; i < GMM__QUANT_WARPS; i++) maximum = max(maximum, warp_maxima[thread][i]);
+    gmm_cast_raise_amax((uint32_t *)t->a->amax[thread] + t->p.unit, maximum);
+}
+/* --- FP8 casts with fp32 scales: stages of gmm_cast_tensor, _row, _1x128 and _128x128 --- */
+
+/* Strides between the scales of rows and of columns in shared memory; odd, so that they fall into different banks. */
+enum {
+    GMM_CAST_ROW_STEP = 3, /* maxima of a row: two halves, one per warp; the scale replaces the first */
+    GMM_CAST_COL_STEP = 5  /* maxima of a column: four quarters */
+};
+typedef float gmm_cast_fp8_scales[GMM_CAST_COL_STEP * GMM_TILE];
+typedef struct gmm_cast_fp8 {
+    gmm_scaling scaling;         /* a constant of the kernel's instance */
+    gmm_cast_fp8_scales *scales; /* [2]: of rows and of columns */
+    uint8_t *codes;              /* the tile's columnwise codes */
+    float qmax;                  /* largest value of the dtype */
+    int32_t e5m2;
+} gmm_cast_fp8;
+
+/* 128X128, and TENSOR with delayed scaling: the amax of each warp's part of the tile. */
+GMM__DEVICE uint32_t gmm_cast_fp8_warp_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
+    const uint32_t maximum = gmm_cast_warp_max(t->source, x);
+    if (gmm__lane() == 0) c->scales[0][gmm__warp()] = gmm_f32_from_bits(maximum);
+    return maximum;
+}
+/* TENSOR, delayed scaling: the tile's amax raises those of the copies, after all stores and a barrier. */
+GMM__DEVICE void gmm_cast_fp8_record_amax(const gmm_cast_fp8 *c, const gmm_cast_tile *t, uint32_t maximum) {
+    const int32_t thread = (int32_t)threadIdx.x;
+    uint32_t *dst = (uint32_t *)(thread ? t->a->columnwise.amax : t->a->rowwise.amax);
+    int32_t i;
+    if (thread >= 2) return;
+    for (i = 0; i < GMM__QUANT_WARPS; i++) maximum = max(maximum, gmm_f32_bits(c->scales[0][i]));
+    if ((thread ? t->columnwise : t->rowwise) && dst) gmm_cast_raise_amax(dst + t->p.unit, maximum);
+}
+
+/* ROW: scales of the tile's rows and columns from amaxes in device memory. Threads 0 to 127 have a row each, the others
+   a column. The scales of columns are stored by gmm__quant_scales. */
+GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
+    const gmm__quant_args *a = t->a;
+    const gmm_cast_strip *p = &t->p;
+    const int32_t thread = (int32_t)threadIdx.x;
+    if (thread < GMM_TILE && t->rowwise) {
+        const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
+        c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
+        if (t->c0 == 0 && thread < p->m)
+            ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
+                gmm_scale_inverse(scale);
+    }
+    if (thread >= GMM_TILE && t->columnwise) {
+        const int32_t col = thread - GMM_TILE;
+        c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+    }
+}
+
+/* 1X128: maxima of the warp's parts of rows and columns. */
+GMM__DEVICE void gmm_cast_fp8_line_maxima(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8]) {
+    uint32_t row[8], col[8];
+    int32_t i;
+    gmm_cast_row_maxima(t->source, x, row, t->source != GMM_F32, col); /* F32 sources would spill registers */
+    if (t->rowwise) {
+#pragma unroll
+        for (i = 0; i < 8; i++) {
+            const uint32_t bits = gmm__quant_block_max(row[i], 8);
+            if ((gmm__lane() & 7) == 0)
+                c->scales[0][(t->row0 + i) * GMM_CAST_ROW_STEP + (t->col0 >> 6)] = gmm_f32_from_bits(bits);
+        }
+    }
+    if (t->columnwise) {
+        if (t->source == GMM_F32) gmm_cast_col_maxima(t->source, x, col);
+        gmm_cast_reduce_cols(t->source, col);
+        if (gmm__lane() >> 3 == 0)
+#pragma unroll
+            for (i = 0; i < 8; i++)
+                c->scales[1][(t->col0 + i) * GMM_CAST_COL_STEP + (t->row0 >> 5)] = gmm__word_value(t->source, col, i);
+    }
+}
+/* 1X128: scales from maxima, after a barrier. Threads 0 to 127 have a row each, the others a column; padding of the
+   scales is 0. */
+GMM__DEVICE void gmm_cast_fp8_1x128_scales(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
+    const gmm__quant_args *a = t->a;
+    const gmm_cast_strip *p = &t->p;
+    const int32_t thread = (int32_t)threadIdx.x, copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1);
+    const int32_t valid_line = l < (copy ? t->cols - t->c0 : p->m);
+    const gmm_mat *m = copy ? &a->columnwise : &a->rowwise;
+    if (m->dtype != GMM_NONE) {
+        const int64_t lines = copy ? (a->cols + 3) & ~(int64_t)3 : (int64_t)((t->padded_rows + 3) & ~3);
+        const int64_t line = (copy ? t->c0 : p->row) + l, block = (copy ? p->row : t->c0) >> 7;
+        uint8_t *dst = gmm_cast_scales(t, copy, (int64_t)(copy ? p->padded_row >> 7 : p->padded_row) *
+                                                    (copy ? lines : (a->cols + 127) >> 7) * 4);
+        float *smem = c->scales[copy] + l * (copy ? GMM_CAST_COL_STEP : GMM_CAST_ROW_STEP);
+        uint32_t maximum = 0;
+        float scale;
+        int32_t i;
+        for (i = 0; i < (copy ? 4 : 2); i++) maximum = max(maximum, gmm_f32_bits(smem[i]));
+        scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
+        smem[0] = scale;
+        if (line < lines) ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
+    }
+}
+
+/* 128X128: the scale of the tile from maxima, after a barrier. The padding is behind the last block of a line. */
+GMM__DEVICE float gmm_cast_fp8_128x128_scale(const gmm_cast_fp8 *c, const gmm_cast_tile *t) {
+    const gmm__quant_args *a = t->a;
+    const gmm_cast_strip *p = &t->p;
+    const int32_t thread = (int32_t)threadIdx.x;
+    uint32_t maximum = 0;
+    float scale;
+    int32_t k;
+    for (k = 0; k < GMM__QUANT_WARPS; k++) maximum = max(maximum, gmm_f32_bits(c->scales[0][k]));
+    scale = gmm__quant_scale(a, c->qmax, 1, gmm_f32_from_bits(maximum));
+    for (k = 0; k < 2; k++) {
+        const int32_t line = (int32_t)(k ? t->c0 : p->row) / 128, block = (int32_t)(k ? p->row : t->c0) / 128;
+        const int32_t blocks = (int32_t)(((k ? p->rows : a->cols) + 127) / 128);
+        const int32_t padded_blocks = (blocks + 3) & ~3;
+        const int32_t stores = thread == 0 || (block == blocks - 1 && block + thread < padded_blocks);
+        uint8_t *dst = gmm_cast_scales(t, k, 0);
+        if ((k ? t->columnwise : t->rowwise) && stores)
+            ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
+                thread == 0 ? gmm_scale_inverse(scale) : 0.0f;
+    }
+    return scale;
+}
+
+/* Elements of the lane's row or column number l times their scale. line_scales: of ROW and 1X128, the scale of the
+   lane's line number 0; tile_scale: of TENSOR and 128X128. */
+GMM__DEVICE void gmm_cast_fp8_products(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                       int32_t columnwise, int32_t l, const float *line_scales, float tile_scale,
+                                       float v[8]) {
+    const int32_t by_line = c->scaling == GMM_SCALING_ROW || c->scaling == GMM_SCALING_1X128;
+    const float scale = by_line ? line_scales[l * (columnwise ? GMM_CAST_COL_STEP : GMM_CAST_ROW_STEP)] : tile_scale;
+    int32_t i;
+    gmm_cast_line(t->source, x, columnwise, l, v);
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__fmul(v[i], scale);
+}
+/* Encodes and stores the lane's rows. */
+GMM__DEVICE void gmm_cast_fp8_encode_rows(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                          float tile_scale) {
+    const gmm__quant_args *a = t->a;
+    const float *scales = c->scales[0] + t->row0 * GMM_CAST_ROW_STEP;
+    uint8_t *dst = gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) +
+                   (t->p.source_row + t->p.row + t->row0) * a->rowwise.ld + t->c0 + t->col0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++, dst += a->rowwise.ld) {
+        float v[8];
+        gmm_cast_fp8_products(c, t, x, 0, i, scales, tile_scale, v);
+        if (i < t->valid_rows)
+            gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+    }
+}
+/* Encodes the lane's columns into shared memory; after a barrier the CTA stores the tile's columns. */
+GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                          float tile_scale) {
+    const int32_t thread = (int32_t)threadIdx.x, bytes = GMM_CAST_FP8_COLUMN;
+    const float *scales = c->scales[1] + t->col0 * GMM_CAST_COL_STEP;
+    uint8_t *dst = gmm_cast_col_codes(t, thread, bytes, t->a->columnwise.ld);
+    uint8_t *smem = c->codes + gmm_cast_smem_column(bytes, t->col0) + t->row0;
+    int32_t j;
+#pragma unroll
+    for (j = 0; j < 8; j++) {
+        float v[8];
+        gmm_cast_fp8_products(c, t, x, 1, j, scales, tile_scale, v);
+        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
+                                                          gmm__quant_fp8x4(c->e5m2, v + 4));
+    }
+    __syncthreads();
+    gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);
+}
+/* --- MX32 casts: stages of gmm_cast_mx32 --- */
+
+/* Copies of both directions are stored in the order of the source, and stores of half lines of memory are slow. So a
+   lane holds sixteen rows of sixteen bytes, and sixteen lanes write complete lines. A warp has 32 rows, that is a block
+   of each column, by 16 w columns (w: elements in sixteen bytes), and needs no other warp:
+
+       columns   0       16 w    32 w      columns   0   w   2 w               15 w  16 w
+       rows  0   +-------+-------+         rows  0   +---+---+---+---      ---+-----+
+                 | warp 0| warp 4|                   | 0 | 1 | 2 |     ...    |  15 |
+            32   +-------+-------+             16    +---+---+---+---      ---+-----+
+                 | warp 1| warp 5|                   |16 |17 |18 |     ...    |  31 |
+                  ... to row 128                     +---+---+---+---      ---+-----+
+
+   32 / w adjacent lanes share a block of a row, two lanes above one another a block of a column; each lane computes the
+   scales of its part of the blocks. */
+typedef struct gmm_cast_mx32 {
+    float inverse; /* reciprocal of the dtype's largest value */
+    int32_t e5m2;
+} gmm_cast_mx32;
+
+/* gmm_cast_tile_init for this tile. */
+GMM__DEVICE gmm_cast_tile gmm_cast_mx32_tile_init(const gmm__quant_args *a, gmm_dtype source) {
+    const int32_t lane = gmm__lane(), warp = gmm__warp(), width = gmm__elems16(source);
+    gmm_cast_tile t = gmm_cast_tile_init(a, source);
+    t.row0 = warp % 4 * 32 + 16 * (lane >> 4);
+    t.col0 = warp / 4 * 16 * width + width * (lane & 15);
+    return t;
+}
+
+/* Words of the maxima of sixteen rows: elements of 16 bits have two maxima per word. */
+GMM__DEVICE int32_t gmm_cast_mx32_row_words(gmm_dtype source) { return source == GMM_F32 ? 16 : 8; }
+/* Maxima of the lane's parts of its rows, with the sign of gmm__word_max_signed. */
+GMM__DEVICE void gmm_cast_mx32_row_maxima(gmm_dtype source, const uint32_t x[16][4], uint32_t row[16]) {
+    const int32_t rows_per_word = 16 / gmm_cast_mx32_row_words(source);
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 16; i += rows_per_word) {
+        uint32_t maximum = x[i][0], second;
+#pragma unroll
+        for (k = 1; k < 4; k++) maximum = gmm__word_max_signed(source, maximum, x[i][k]);
+        if (rows_per_word == 2) {
+            second = x[i + 1][0];
+#pragma unroll
+            for (k = 1; k < 4; k++) second = gmm__word_max_signed(source, second, x[i + 1][k]);
+            maximum = gmm__word_max_signed(source, __byte_perm(maximum, second, 0x5410),
+                                           __byte_perm(maximum, second, 0x7632));
+        }
+        row[i / rows_per_word] = maximum;
+    }
+}
+/* Blocks of 32 x 32: the maximum of the lanes that share one. It replaces the maxima of rows that exist. */
+GMM__DEVICE uint32_t gmm_cast_mx32_square_max(const gmm_cast_tile *t, uint32_t row[16]) {
+    const int32_t words = gmm_cast_mx32_row_words(t->source), row_lanes = 32 / gmm__elems16(t->source);
+    uint32_t maximum = row[0];
+    int32_t i;
+#pragma unroll
+    for (i = 1; i < words; i++) maximum = gmm__word_max_signed(t->source, maximum, row[i]);
+    if (t->source != GMM_F32) maximum = gmm__word_max_signed(t->source, maximum, __byte_perm(maximum, 0, 0x1032));
+#pragma unroll
+    for (i = 1; i < 32; i = i == row_lanes / 2 ? 16 : 2 * i)
+        maximum = gmm__word_max_signed(t->source, maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, i));
+    maximum = gmm__word_max(t->source, 0, maximum);
+#pragma unroll
+    for (i = 0; i < words; i++)
+        if (t->source == GMM_F32) row[i] = i < t->valid_rows ? maximum : 0;
+        else row[i] = 2 * i + 1 < t->valid_rows ? maximum : 2 * i < t->valid_rows ? maximum & 0xFFFFu : 0;
+    return maximum;
+}
+
+/* gmm_mx_scale of the maxima in two words, two (F32) or four. */
+GMM__DEVICE uint32_t gmm_cast_mx32_scales(gmm_dtype source, const uint32_t maxima[2], float inverse) {
+    uint32_t bytes = 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 16 / gmm_cast_mx32_row_words(source) * 2; i++) {
+        const uint32_t u = gmm_f32_bits(gmm__fmul(gmm__word_value(source, maxima, i), inverse));
+        const uint32_t exponent = (u + 0x7FFFFFu) >> 23;
+        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
+    }
+    return bytes;
+}
+/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
+GMM__DEVICE float gmm_cast_mx32_reciprocal(const uint32_t *scales4, int32_t i) {
+    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
+    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
+}
+
+/* Scale bytes of the lane's part of the rows of its block, four rows or (F32) two. Each step of the exchange halves the
+   rows of a lane, until it has two words. */
+GMM__DEVICE uint32_t gmm_cast_mx32_row_scales(const gmm_cast_mx32 *c, gmm_dtype source, uint32_t row[16]) {
+    const int32_t words = gmm_cast_mx32_row_words(source), lane_col = gmm__lane() & 15;
+    int32_t i, k;
+#pragma unroll
+    for (k = words / 2; k >= 2; k >>= 1)
+#pragma unroll
+        for (i = 0; i < words / 2; i++)
+            if (i < k) {
+                const int32_t lane_stride = words / 2 / k, upper = lane_col & lane_stride;
+                const uint32_t own = upper ? row[i + k] : row[i];
+                const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
+                row[i] = gmm__word_max_signed(source, own, other);
+            }
+    row[0] = gmm__word_max(source, 0, row[0]);
+    row[1] = gmm__word_max(source, 0, row[1]);
+    return gmm_cast_mx32_scales(source, row, c->inverse);
+}
+/* Stores the scales of rows. Bytes are transposed between lanes: scales of several rows become scales of four (F32:
+   two) adjacent blocks of one row. */
+GMM__DEVICE void gmm_cast_mx32_store_row_scales(const gmm_cast_tile *t, uint32_t lane_scales) {
+    const gmm_mat *m = &t->a->rowwise;
+    const int32_t lane_col = gmm__lane() & 15, along = (t->cols + 127) / 128 * 4;
+    const int32_t block = (t->c0 + t->col0 - gmm__elems16(t->source) * lane_col) / 32;
+    const int32_t row = t->row0 + 8 * (lane_col & 1) + 2 * (lane_col & 2) + (lane_col >> 1 & 2) + (lane_col >> 3);
+    uint8_t *scale = gmm_cast_scales(t, 0, (int64_t)t->p.padded_row * along);
+    uint32_t other;
+    if (t->source != GMM_F32) {
+        other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+        lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3726 : 0x5140);
+    }
+    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
+    if (t->source != GMM_F32) {
+        lane_scales = __byte_perm(lane_scales, other, lane_col & 8 ? 0x3276 : 0x5410);
+        gmm_cast_store_scales4(scale, m->scale_order, t->p.row, block, along, row, 0, lane_scales);
+    } else if (block < along)
+        *(uint16_t *)(void *)(scale + (m->scale_order == GMM_SCALES_SWIZZLED
+                                       ? gmm_swizzle_offset(t->p.row + row, block, along)
+                                       : (int64_t)(t->p.row + row) * along + block)) =
+            (uint16_t)__byte_perm(lane_scales, other, lane_col & 8 ? 0x4415 : 0x4440);
+}
+/* Scale bytes of all sixteen rows, from the lanes of the block. With F32 those of four rows are spread over two lanes.
+   */
+GMM__DEVICE void gmm_cast_mx32_gather_row_scales(gmm_dtype source, uint32_t lane_scales, uint32_t scales4[4]) {
+    const int32_t lane_col = gmm__lane() & 15;
+    uint32_t other, other2;
+    if (source == GMM_F32) {
+        other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+        lane_scales = lane_col & 4 ? other | lane_scales << 16 : lane_scales | other << 16;
+    }
+    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
+    scales4[1] = lane_col & 2 ? lane_scales : other;
+    scales4[0] = lane_col & 2 ? other : lane_scales;
+    other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
+    other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
+    scales4[2] = lane_col & 1 ? scales4[0] : other;
+    scales4[3] = lane_col & 1 ? scales4[1] : other2;
+    scales4[0] = lane_col & 1 ? other : scales4[0];
+    scales4[1] = lane_col & 1 ? other2 : scales4[1];
+}
+
+/* Scale bytes of the columns that the lane computes: its left half, or its right half in the lower lane. square_max:
+   the maximum of the block of 32 x 32, if blocks are square. */
+GMM__DEVICE uint32_t gmm_cast_mx32_col_scales(const gmm_cast_mx32 *c, const gmm_cast_tile *t, const uint32_t x[16][4],
+                                              uint32_t square_max) {
+    const int32_t lower = gmm__lane() >> 4;
+    uint32_t maximum[4];
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < 4; k++) {
+        maximum[k] = x[0][k];
+#pragma unroll
+        for (i = 1; i < 16; i++) maximum[k] = gmm__word_max_signed(t->source, maximum[k], x[i][k]);
+    }
+#pragma unroll
+    for (k = 0; k < 2; k++) {
+        const uint32_t own = lower ? maximum[k + 2] : maximum[k];
+        uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, lower ? maximum[k] : maximum[k + 2], 16);
+        other = gmm__word_max(t->source, 0, gmm__word_max_signed(t->source, own, other));
+        maximum[k] = t->a->format.square ? t->in_cols ? square_max : 0 : other;
+    }
+    return gmm_cast_mx32_scales(t->source, maximum, c->inverse);
+}
+/* Stores the scales of columns, and returns in scales4 those of all columns of the lane. */
+GMM__DEVICE void gmm_cast_mx32_store_col_scales(const gmm_cast_tile *t, uint32_t lane_scales, uint32_t scales4[2]) {
+    const gmm_mat *m = &t->a->columnwise;
+    const int32_t lower = gmm__lane() >> 4, count = gmm__elems16(t->source) / 2;
+    const int32_t padded_cols = (t->cols + 127) & ~127, along = (t->padded_rows + 127) / 128 * 4;
+    const int32_t col = t->c0 + t->col0 + count * lower, block = (t->p.row + t->row0 - 16 * lower) / 32;
+    uint8_t *scale = gmm_cast_scales(t, 1, (int64_t)(t->p.padded_row / 32) * padded_cols);
+    uint32_t other;
+    int32_t j;
+    if (col < padded_cols && m->scale_order == GMM_SCALES_SWIZZLED) {
+        scale += gmm_swizzle_offset(col, block, along);
+#pragma unroll
+        for (j = 0; j < count; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
+    } else if (col < padded_cols) {
+        scale += (int64_t)block * padded_cols + col;
+        if (count == 4) gmm_st_global_b32(scale, lane_scales);
+        else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
+    }
+    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
+    scales4[0] = lower ? other : lane_scales;
+    scales4[1] = lower ? lane_scales : other;
+    if (count == 2) scales4[0] |= scales4[1] << 16;
+}
+
+/* Encodes and stores the lane's part of the rowwise (copy 0) or columnwise copy (copy 1), whose scales are those of
+   rows or of columns; codes are in the order of the source. */
+GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_tile *t, int32_t copy,
+                                      const uint32_t x[16][4], const uint32_t *scales4) {
+    const gmm_mat *m = copy ? &t->a->columnwise : &t->a->rowwise;
+    uint8_t *dst = gmm_cast_data(m, t->a->step[copy], t->p.unit) + (t->p.source_row + t->p.row + t->row0) * m->ld +
+                   t->c0 + t->col0;
+    int32_t i, j;
+#pragma unroll
+    for (i = 0; i < 16; i++, dst += m->ld) {
+        float v[8];
+#pragma unroll
+        for (j = 0; j < gmm__elems16(t->source); j++)
+            v[j] = gmm__fmul(gmm__word_value(t->source, x[i], j), gmm_cast_mx32_reciprocal(scales4, copy ? j : i));
+        if (i >= t->valid_rows) continue;
+        if (t->source == GMM_F32) gmm_st_global_b32(dst, gmm__quant_fp8x4(c->e5m2, v));
+        else gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+    }
+}
+/* --- NV16 casts: stages of gmm_cast_nv16 and gmm_cast_nv16_hadamard --- */
+
+/* Lanes hold the tile as drawn in vectors.cuh. Two lanes side by side have a block of a row, two above one another a
+   block of a column; each computes the scales of half of the blocks of both. Scales are bytes, which index a table of
+   all encode scales that the unit can have. */
+typedef struct gmm_cast_nv16 {
+    int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
+    const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
+    const float *encodes_t; /* table of the columnwise copy */
+    uint8_t *codes;         /* the tile's columnwise codes, in shared memory */
+    uint8_t *scales;        /* [GMM_TILE][GMM_TILE_BLOCKS] their scales */
+    int32_t row_along, col_along; /* scales of a row and of a column of the unit, with padding */
+    int64_t row_pitch, col_pitch; /* bytes between rows and between columns of codes */
+} gmm_cast_nv16;
+
+/* Computes what all tiles of a strip have in common, outside of branches, where ptxas keeps it in uniform registers. */
+GMM__DEVICE void gmm_cast_nv16_move(gmm_cast_nv16 *c, const gmm_cast_tile *t) {
+    c->row_along = ((t->cols + 63) >> 6) * 4;
+    c->col_along = ((t->padded_rows + 63) >> 6) * 4;
+    c->row_pitch = t->a->rowwise.ld / 2;
+    c->col_pitch = t->a->columnwise.ld / 2;
+}
+
+/* Computes the tables of the unit, one or with `separate_amax` two. */
+GMM__DEVICE void gmm_cast_nv16_tables(const gmm_cast_tile *t, int32_t separate_amax, float (*encodes)[GMM_TILE]) {
+    int32_t k;
+    for (k = 0; k <= separate_amax; k++) {
+        const gmm_nv_global g = gmm_nv_global_of(t->a->amax[k][t->p.unit], t->a->format.e4m3_256 ? 256.0f : 448.0f);
+        const int32_t thread = gmm_tid_x();
+        if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
+    }
+}
+
+/* Maxima of the lane's parts of its rows; returns whether a value is NaN. hadamard: NaN then loses its sign. */
+GMM__DEVICE uint32_t gmm_cast_nv16_row_maxima(gmm_dtype source, int32_t hadamard, uint32_t x[8][8], uint32_t row[8]) {
+    uint32_t has_nan = 0;
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        row[i] = 0;
+#pragma unroll
+        for (k = 0; k < gmm__words8(source); k++) row[i] = gmm__word_max_nan(source, row[i], x[i][k]);
+        row[i] = gmm__word_fold(source, row[i]);
+        has_nan = max(row[i], has_nan);
+    }
+    has_nan = has_nan > 0x7F800000u;
+    if (has_nan) gmm_cast_row_maxima(source, x, row, 0, row);
+#pragma unroll
+    for (i = 0; i < 32 && hadamard && has_nan; i++) x[i / 4][i % 4] = gmm_hadamard_positive_nan(x[i / 4][i % 4]);
+    return has_nan;
+}
+/* Blocks of 16 x 16: the maximum of the four lanes that share one. It replaces the maxima of rows; rows beyond the last
+   one have no scales. */
+GMM__DEVICE uint32_t gmm_cast_nv16_square_max(const gmm_cast_tile *t, uint32_t row[8]) {
+    uint32_t maximum = 0;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) maximum = max(maximum, row[i]);
+    maximum = gmm__quant_block_max(maximum, 2);
+    maximum = max(maximum, __shfl_xor_sync(0xFFFFFFFFu, maximum, 8));
+#pragma unroll
+    for (i = 0; i < 8; i++) row[i] = i < t->valid_rows ? maximum : 0;
+    return maximum;
+}
+/* Maxima of the lane's half of the columns of its block, as words. */
+GMM__DEVICE void gmm_cast_nv16_col_maxima(gmm_dtype source, int32_t lower, const uint32_t x[8][8], uint32_t col[8]) {
+    const int32_t half = gmm__words8(source) / 2;
+    int32_t k;
+    gmm_cast_col_maxima(source, x, col);
+#pragma unroll
+    for (k = 0; k < half; k++) {
+        const uint32_t sent = lower ? col[k] : col[k + half];
+        col[k] = gmm__word_max(source, lower ? col[k + half] : col[k], __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
+    }
+}
+
+/* Scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
+GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *encodes, int check) {
+    float v[4], maximum = 0.0f;
+    uint32_t scales4;
+    int32_t i;
+    /* infinity saturates to the largest code as well */
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
+    scales4 = gmm__quant_fp8x4(0, v);
+#pragma unroll
+    for (i = 0; i < 4 && check; i++) {
+        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
+        maximum = m > maximum ? m : maximum;
+    }
+    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
+}
+/* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */
+GMM__DEVICE void gmm_cast_nv16_scale8(uint32_t lane_scales, int32_t second, int32_t lane_stride, uint32_t scales4[2]) {
+    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, lane_stride);
+    scales4[0] = second ? other : lane_scales;
+    scales4[1] = second ? lane_scales : other;
+}
+/* Encode scale of line i of the lane, from the scale bytes of its 8 lines. */
+GMM__DEVICE float gmm_cast_nv16_encode_scale(const float *encodes, const uint32_t scales4[2], int32_t i) {
+    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
+}
+/* Scale bytes of the lane's half of the rows of its block, and in scales4 of all 8. */
+GMM__DEVICE uint32_t gmm_cast_nv16_row_scales(const gmm_cast_nv16 *c, const uint32_t row[8], int check,
+                                              uint32_t scales4[2]) {
+    uint32_t lane_scales;
+    float amax[4];
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 4; i++) {
+        const uint32_t own = c->right ? row[i + 4] : row[i];
+        amax[i] = gmm_f32_from_bits(max(own, __shfl_xor_sync(0xFFFFFFFFu, c->right ? row[i] : row[i + 4], 1)));
+    }
+    lane_scales = gmm_cast_nv16_scale4(amax, c->encodes, check);
+    gmm_cast_nv16_scale8(lane_scales, c->right, 1, scales4);
+    return lane_scales;
+}
+/* Stores the scales of rows. Bytes are transposed between lanes: each receives those of four adjacent blocks of a row.
+   */
+GMM__DEVICE void gmm_cast_nv16_store_row_scales(const gmm_cast_nv16 *c, const gmm_cast_tile *t, uint32_t lane_scales) {
+    const int32_t lane_col = gmm__lane() & 7, along = c->row_along;
+    uint8_t *dst = gmm_cast_scales(t, 0, (int64_t)t->p.padded_row * along);
+    uint32_t other;
+    lane_scales &= 0x7F7F7F7Fu;
+    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
+    lane_scales = __byte_perm(lane_scales, other, lane_col & 2 ? 0x3715 : 0x6240);
+    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
+    lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3276 : 0x5410);
+    gmm_cast_store_scales4(dst, t->a->rowwise.scale_order, t->p.row, t->c0 / 16, along,
+                           t->row0 + 4 * c->right + (lane_col >> 1), t->col0 >> 6 << 2, lane_scales);
+}
+/* Leaves the scales of the lane's half of its columns in shared memory. */
+GMM__DEVICE void gmm_cast_nv16_leave_col_scales(const gmm_cast_nv16 *c, const gmm_cast_tile *t, uint32_t lane_scales) {
+    int32_t j;
+#pragma unroll
+    for (j = 0; j < 4; j++)
+        c->scales[(t->col0 + 4 * c->lower + j) * GMM_TILE_BLOCKS + (t->row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
+}
+
+/* E2M1 codes of the lane's row or column number l. */
+GMM__DEVICE uint32_t gmm_cast_nv16_encode_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l,
+                                               float encode_scale) {
+    float v[8];
+    gmm_cast_line(source, x, columnwise, l, v);
+    return gmm_e2m1x8(v, encode_scale, 0);
+}
+/* Encodes the lane's part again by the scalar codec, from values in device memory, where one of them is NaN or a
+   product may reach 7. Lines begin at dst, `pitch` bytes apart. */
+GMM__DEVICE void gmm_cast_nv16_encode_scalar(const gmm_cast_tile *t, int32_t columnwise, const float *encodes,
+                                             const uint32_t scales4[2], uint8_t *dst, int64_t pitch) {
+    const int32_t lines = columnwise ? 8 : t->valid_rows;
+    int32_t j, k;
+#pragma unroll 1
+    for (k = 0; k < 64 && k >> 3 < lines; k += 2) {
+        const float encode_scale = gmm_cast_nv16_encode_scale(encodes, scales4, k >> 3);
+        uint32_t byte = 0;
+#pragma unroll 1
+        for (j = 0; j < 2; j++) {
+            const int32_t line = k >> 3, along = (k & 7) + j;
+            float v;
+            if (columnwise && !(along < t->valid_rows && t->in_cols)) continue;
+            v = columnwise ? gmm_cast_reload(t, along, line) : gmm_cast_reload(t, line, along);
+            byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
+        }
+        dst[(k >> 3) * pitch + (k & 7) / 2] = (uint8_t)byte;
+    }
+}
+/* Codes of a square block, which both copies hold. */
+GMM__DEVICE void gmm_cast_nv16_encode_square(const gmm_cast_nv16 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                             const uint32_t scales4[2], uint32_t square_codes[8]) {
+    const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, 0);
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) square_codes[i] = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
+}
+/* Where the codes of the lane's first row begin. */
+GMM__DEVICE uint8_t *gmm_cast_nv16_row_codes(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
+    const gmm__quant_args *a = t->a;
+    return gmm_cast_data(&a->rowwise, a->step[0], t->p.unit) + (t->c0 + t->col0) / 2 +
+           (t->p.source_row + t->p.row + t->row0) * c->row_pitch;
+}
+
+/* Encodes and stores the lane's rows. square_codes: codes of both copies of square blocks, else NULL. */
+GMM__DEVICE void gmm_cast_nv16_encode_rows(const gmm_cast_nv16 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                           const uint32_t scales4[2], const uint32_t square_codes[8],
+                                           uint32_t has_nan) {
+    const int64_t pitch = c->row_pitch;
+    uint8_t *dst = gmm_cast_nv16_row_codes(c, t);
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++, dst += pitch) {
+        const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i);
+        if (i < t->valid_rows) {
+            uint32_t code = square_codes[i];
+            if (!t->a->format.square) code = gmm_cast_nv16_encode_line(t->source, x, 0, i, encode_scale);
+            gmm_st_global_b32(dst, code);
+        }
+    }
+    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
+        gmm_cast_nv16_encode_scalar(t, 0, c->encodes, scales4, dst - 8 * pitch, pitch);
+}
+/* Encodes the lane's columns into shared memory, with their scales. square_max, square_codes: of square blocks. */
+GMM__DEVICE void gmm_cast_nv16_encode_cols(const gmm_cast_nv16 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                           uint32_t square_max, uint32_t square_codes[8], uint32_t has_nan) {
+    const gmm_format *f = &t->a->format;
+    uint8_t *smem = c->codes + gmm_cast_smem_column(GMM_CAST_NV16_COLUMN, t->col0) + t->row0 / 2;
+    uint32_t col[8], scales4[2], lane_scales;
+    float amax[4];
+    int32_t j;
+    gmm_cast_nv16_col_maxima(t->source, c->lower, x, col);
+#pragma unroll
+    for (j = 0; j < 4; j++)
+        amax[j] = f->square ? gmm_f32_from_bits(t->in_cols ? square_max : 0) : gmm__word_value(t->source, col, j);
+    lane_scales = gmm_cast_nv16_scale4(amax, c->encodes_t, 1);
+    gmm_cast_nv16_scale8(lane_scales, c->lower, 8, scales4);
+    if (f->square) gmm_e2m1_transpose8x8(square_codes);
+#pragma unroll
+    for (j = 0; j < 8; j++) {
+        const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes_t, scales4, j);
+        uint32_t code = square_codes[j];
+        if (!f->square) code = gmm_cast_nv16_encode_line(t->source, x, 1, j, encode_scale);
+        *(uint32_t *)(void *)(smem + j * GMM_CAST_NV16_COLUMN) = code;
+    }
+    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
+        gmm_cast_nv16_encode_scalar(t, 1, c->encodes_t, scales4, smem, GMM_CAST_NV16_COLUMN);
+    gmm_cast_nv16_leave_col_scales(c, t, lane_scales & 0x7F7F7F7Fu);
+}
+
+/* BF16 with Hadamard transform or stochastic rounding. Encodes and stores rows i and i + 4 at once: each of a block's
+   two lanes draws the random bits of one row for both. */
+GMM__DEVICE void gmm_cast_nv16_encode_rows_random(const gmm_cast_nv16 *c, const gmm_cast_tile *t,
+                                                  const uint32_t x[8][8], const uint32_t scales4[2]) {
+    const gmm__quant_args *a = t->a;
+    const gmm_format *f = &a->format;
+    const int64_t pitch = c->row_pitch, blocks_per_row = (t->cols + 15) >> 4;
+    const int64_t block = (t->p.row + t->row0 + 4 * c->right) * blocks_per_row + ((t->c0 + t->col0) >> 4);
+    uint8_t *dst = gmm_cast_nv16_row_codes(c, t);
+    int32_t i, k;
+#pragma unroll
+    for (i = 0; i < 4; i++, dst += pitch) {
+        uint32_t draw[4], random[2][2];
+        if (f->stochastic) {
+            gmm_draw_block(a->random[0], a->random[1], a->first_group + t->p.unit, block + i * blocks_per_row,
+                           GMM_ROWWISE, draw);
+#pragma unroll
+            for (k = 0; k < 2; k++) {
+                const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, c->right ? draw[k] : draw[k + 2], 1);
+                random[0][k] = c->right ? other : draw[k];
+                random[1][k] = c->right ? draw[k + 2] : other;
+            }
+        }
+#pragma unroll
+        for (k = 0; k < 2; k++) {
+            const float encode_scale = gmm_cast_nv16_encode_scale(c->encodes, scales4, i + 4 * k);
+            uint32_t code;
+            float v[8];
+            gmm_cast_line(GMM_BF16, x, 0, i + 4 * k, v);
+            code = f->stochastic ? gmm_e2m1x8_random(v, encode_scale, random[k]) : gmm_e2m1x8(v, encode_scale, 1);
+            if (t->in_cols && i + 4 * k < t->valid_rows) gmm_st_global_b32(dst + 4 * k * pitch, code);
+        }
+    }
+}
+/* The same for columns, into shared memory with their scales: two lanes above one another exchange halves, so that a
+   block of a column lies in one lane, which transforms it. */
+GMM__DEVICE void gmm_cast_nv16_encode_cols_hadamard(const gmm_cast_nv16 *c, const gmm_cast_tile *t, uint32_t x[8][8]) {
+    const gmm__quant_args *a = t->a;
+    const gmm_format *f = &a->format;
+    uint8_t *smem = c->codes + gmm_cast_smem_column(GMM_CAST_NV16_COLUMN, t->col0) +
+                    4 * c->lower * GMM_CAST_NV16_COLUMN + (t->row0 & ~15) / 2;
+    uint32_t y[16][2], lane_scales = 0;
+    int32_t i, j, k;
+    if (f->hadamard) gmm_hadamard_flip_signs(x, (uint32_t)f->hadamard >> 8 * c->lower);
+    gmm_hadamard_gather16(x, c->lower, y);
+#pragma unroll
+    for (j = 0; j < 4; j++) {
+        uint32_t column[8], draw[4], dst[2], maximum = 0;
+        float encode_scale, amax[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        gmm_hadamard_column16(y, j, f->hadamard, column);
+#pragma unroll
+        for (i = 0; i < 8; i++) maximum = gmm__word_max(GMM_BF16, maximum, column[i]);
+        amax[0] = gmm_f32_from_bits(gmm__word_fold(GMM_BF16, maximum));
+        k = (int32_t)gmm_cast_nv16_scale4(amax, c->encodes_t, 0);
+        encode_scale = c->encodes_t[k];
+        lane_scales |= (uint32_t)k << 8 * j;
+        if (f->stochastic)
+            gmm_draw_block(a->random[0], a->random[1], a->first_group + t->p.unit,
+                           (int64_t)(t->c0 + t->col0 + 4 * c->lower + j) * ((t->p.rows + 15) >> 4) +
+                           ((t->p.row + t->row0) >> 4), GMM_COLUMNWISE, draw);
+#pragma unroll
+        for (k = 0; k < 2; k++) {
+            float v[8];
+#pragma unroll
+            for (i = 0; i < 8; i++) v[i] = gmm__word_value(GMM_BF16, column + 4 * k, i);
+            dst[k] = f->stochastic ? gmm_e2m1x8_random(v, encode_scale, draw + 2 * k) : gmm_e2m1x8(v, encode_scale, 1);
+        }
+        *(uint2 *)(void *)(smem + j * GMM_CAST_NV16_COLUMN) = make_uint2(dst[0], dst[1]);
+    }
+    gmm_cast_nv16_leave_col_scales(c, t, lane_scales);
+}
+
+/* Stores the columns of a tile and their scales from shared memory. Two threads have the 8 scales of a column. All
+   threads call it. */
+GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast_tile *t) {
+    const int32_t thread = gmm_tid_x(); /* read here, so that it takes no register before */
+    const int32_t col = thread >> 1, block0 = 4 * (thread & 1);
+    const int64_t padded_cols = (t->cols + 127) & ~127;
+    uint8_t *dst = gmm_cast_col_codes(t, thread, GMM_CAST_NV16_COLUMN, c->col_pitch);
+    uint8_t *scales = gmm_cast_scales(t, 1, (int64_t)(t->p.padded_row / 16) * padded_cols);
+    __syncthreads();
+    gmm_cast_store_scales4(scales, t->a->columnwise.scale_order, t->c0, t->p.row / 16, c->col_along, col, block0,
+                           *(const uint32_t *)(const void *)(c->scales + col * GMM_TILE_BLOCKS + block0));
+    gmm_cast_store_cols(t, thread, GMM_CAST_NV16_COLUMN, c->codes, dst, c->col_pitch);
+    __syncthreads();
+}
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
    tile at a time. */
@@ -5490,7 +6365,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                                                        tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
         const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
@@ -5547,10 +6422,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
         uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
+        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -5625,16 +6498,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
-                            0, stream);
-}
 #endif
 
 #ifndef GMM_NO_QUANT
@@ -5684,36 +6547,30 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 /* kernel, dtype of the source, scaling */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
 #endif
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
-#include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(15)
@@ -5754,36 +6611,42 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__CASTS(dtype, tag) \
+    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
-    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
-    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
-    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
-    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
-    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
-    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
-    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
-    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
-    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
-    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
-    { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
-    { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
+    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
+#undef GMM__CASTS
+#undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
-static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
+}
+
+/* CTAs of a persistent kernel. */
+static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) {
+    return dim3((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks));
+}
+
+/* Launches a kernel whose only parameter is the structure at `args`. smem_limit: the most dynamic shared memory that
+   any launch of the kernel takes, 0 without; `smem`: that of this one. */
+static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
+                                                 const void *args, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
+    if (error != cudaSuccess) return error;
+    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
 }
 
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
@@ -5795,77 +6658,56 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
-    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
-    const int64_t tile_count = strips * a->col_tiles;
-    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
+    const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
+    const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
+    dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
-    void *params[1];
     if (a->vectorized) {
-        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
-        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
+        grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
-    params[0] = &forward;
-    if (amax) {
-        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
-    }
+    if (amax)
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
+                                  stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
-        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess && cast) {
-        if (cast_smem)
-            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
-    }
-    return error;
+        error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
+                                  stream);
+    if (error != cudaSuccess || !cast) return error;
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
-                                 params, GMM__QUANT_TILE, stream);
-    return error;
+    return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
+                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
-                            stream);
+    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
+                             stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                             gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_quantize_tail, dim3(256), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
     const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
     if (blocks == 0) return cudaSuccess;
-    return cudaLaunchKernel((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), dim3(GMM__QUANT_BLOCK),
-                            params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 
@@ -9462,7 +10304,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 }
 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
-   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
+   columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -9474,7 +10317,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
@@ -9515,7 +10358,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
+   copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
+   elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -9529,7 +10374,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();
@@ -9576,164 +10421,43 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-
-#if !GMM__HADAMARD
-/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
-    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          (c0 + col0) * size;
-    const int32_t rows = col0 < n ? p->m - row0 : 0;
-    int32_t i, k;
-#pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
-        }
-}
-
-/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                           int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          col * size;
-    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
-}
-
-/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
-    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
-}
-
-/* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                            int32_t col) {
-    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->source_row + p->row + row) * a->src.ld + col);
-}
-#endif
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
-   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+   columns. A CTA processes tiles of 128 x 128; GMM__HADAMARD (BF16) also computes the amax of the transformed
+   columnwise copy. Atomic maxima on the bits of absolute values make the result independent of the order.
+
+       load           warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
+                      thread 1 that of its transform */
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
-#if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
-#endif
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
-    const gmm_warp_split split = gmm__vec_split(&a);
+    gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
+    const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
-        int32_t c0, i, k;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
-        const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
-#if !GMM__HADAMARD
-        if (a.lines) {
-            uint32_t row[8];
-#pragma unroll
-            for (i = 0; i < 8; i++) {
-                row[i] = 0;
-#pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-            }
-            /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
-#pragma unroll
-            for (k = 4; k >= 1; k >>= 1)
-#pragma unroll
-                for (i = 0; i < k; i++) {
-                    const uint32_t own = lane_col & k ? row[i + k] : row[i];
-                    const uint32_t sent = lane_col & k ? row[i] : row[i + k];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
-                    row[i] = own > other ? own : other;
-                }
-            partials[0][warp >> 2][row0 + lane] = row[0];
-        }
-        if (a.columns) {
-            uint32_t col[GMM__CFG(gmm__words)];
-#pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                col[k] = 0;
-#pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
-#pragma unroll
-                for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
-            }
-#pragma unroll
-            for (k = 0; k < 8; k++)
-                if (k / 2 == lane_row)
-                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
-        }
-        if (a.lines || a.columns) { /* amaxes of units are not needed then */
-            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
-                                 : (uint32_t *)a.lines + (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) +
-                                       p.row + l;
+        uint32_t x[8][8];
+        gmm_cast_tile_move(&t, &split, strip, 1);
+        gmm_cast_load(&t, x);
+        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
+            if (a.lines) gmm_amax_rows(&t, x, partials[0]);
+            if (a.columns) gmm_amax_cols(&t, x, partials[1]);
             __syncthreads();
-            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
-                maximum = partials[copy][0][l];
-                for (i = 1; i < (copy ? 4 : 2); i++)
-                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
-                if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
-            }
-            if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
-            continue;
-        }
-#endif
-#pragma unroll
-        for (i = 0; i < 8; i++)
-#pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
-        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
-        if (lane == 0) shared_max[0][warp] = maximum;
-#if GMM__HADAMARD
-        if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (lane_row & 1));
-            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, lane_row & 1));
-        }
-        if (lane == 0) shared_max[1][warp] = maximum;
-#endif
-        __syncthreads();
-        if (threadIdx.x <= GMM__HADAMARD) {
-            uint32_t *dst = (uint32_t *)a.amax[threadIdx.x] + p.unit;
-            maximum = shared_max[threadIdx.x][0];
-            for (i = 1; i < GMM__QUANT_WARPS; i++)
-                maximum = maximum > shared_max[threadIdx.x][i] ? maximum : shared_max[threadIdx.x][i];
-            if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+            gmm_amax_store_lines(&t, partials);
+        } else {
+            gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
+            __syncthreads();
+            gmm_amax_store_unit(&t, GMM__HADAMARD, shared_max);
         }
         if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD
@@ -9746,226 +10470,61 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__BLOCK_SCALED (GMM__SCALING == GMM_SCALING_1X128 || GMM__SCALING == GMM_SCALING_128X128)
-/* stride of the maxima or scales of a row, which has two halves; odd, so that rows fall into different banks */
-#define GMM__ROW_STEP 3
-#define GMM__COL_STEP 5 /* stride of those of a column, which has four quarters */
 
-/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile that is loaded once: maxima of blocks or given
-   amaxes become scales, then rowwise codes are stored from registers and columnwise codes through shared memory. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 ? 3 : 2)
+/* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
+   serves aligned rows at the speed of memory; gmm_quantize serves the rest.
+
+       load, encode   warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       scales         thread r < 128: row r; thread 128 + c: column c
+
+   TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
+   128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float smem_scales[2][GMM__COL_STEP * GMM_TILE];
-    __shared__ __align__(16) uint8_t codes[GMM__VEC_CODES];
-    const int32_t thread = (int32_t)threadIdx.x, lane = gmm__lane(), warp = gmm__warp();
-    const int32_t lane_row = lane >> 3, lane_col = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
-    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
-    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_format *f = &a.format;
-    const float qmax = e5m2 ? 57344.0f : 448.0f;
-    const gmm_warp_split split = gmm__vec_split(&a);
+    __shared__ gmm_cast_fp8_scales smem_scales[2];
+    __shared__ __align__(16) uint8_t codes[GMM_CAST_FP8_CODES];
+    gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
+    const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
+    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
+    const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
-    if (!GMM__BLOCK_SCALED)
+    if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum_bits = 0;
+        uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
-        int32_t c0, i, j, k;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
-        const int32_t n = (int32_t)a.cols - c0;
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t valid_rows = p.m - row0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, n, x);
-
+        gmm_cast_tile_move(&t, &split, strip, 1);
+        gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = f->delayed ? a.scale ? a.scale[p.unit] : 1.0f
-                                    : gmm_scale_from_amax(a.amax[0][p.unit], qmax, gmm_dtype_largest(GMM_F32), f->eps,
-                                                          f->pow2);
-            if (a.record) {
-#pragma unroll
-                for (i = 0; i < 8; i++)
-#pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++)
-                        maximum_bits = GMM__CFG(gmm__word_max)(maximum_bits, x[i][k]);
-                maximum_bits = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum_bits));
-                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum_bits);
-            }
+            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+                         : a.scale         ? a.scale[t.p.unit] : 1.0f;
+            if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
+        } else {
+            if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
+            if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
+            if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(&c, &t, x);
+            __syncthreads();
         }
-        if (GMM__SCALING == GMM_SCALING_ROW && thread < GMM_TILE && rowwise) {
-            const int64_t row = (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) + p.row + thread;
-            const float scale = gmm_scale_from_amax(thread < p.m ? a.lines[row] : 0.0f, qmax,
-                                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-            smem_scales[0][thread * GMM__ROW_STEP] = scale;
-            if (c0 == 0 && thread < p.m) {
-                uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit);
-                ((float *)(void *)dst)[(a.grouped ? p.source_row : 0) + p.row + thread] = gmm_scale_inverse(scale);
-            }
-        }
-        if (GMM__SCALING == GMM_SCALING_ROW && thread >= GMM_TILE && columnwise) {
-            const int32_t col = thread - GMM_TILE;
-            smem_scales[1][col * GMM__COL_STEP] =
-                gmm_scale_from_amax(col < n ? a.columns[p.unit * a.cols + c0 + col] : 0.0f, qmax,
-                                    gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
-        }
-        if (GMM__BLOCK_SCALED) { /* maxima of the parts of blocks */
-            uint32_t row[8], col[GMM__CFG(gmm__words)], maximum = 0;
-#pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) col[k] = 0;
-#pragma unroll
-            for (i = 0; i < 8; i++) {
-                row[i] = 0;
-#pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                    row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                    if (GMM__CFG(gmm__words) == 4) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
-                }
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-            }
-            if (GMM__SCALING == GMM_SCALING_128X128) {
-#pragma unroll
-                for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
-                maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
-                if (lane == 0) smem_scales[0][warp] = gmm_f32_from_bits(maximum);
-            } else {
-                if (rowwise) {
-#pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        const uint32_t bits = gmm__quant_block_max(row[i], 8);
-                        if (lane_col == 0)
-                            smem_scales[0][(row0 + i) * GMM__ROW_STEP + (col0 >> 6)] = gmm_f32_from_bits(bits);
-                    }
-                }
-                if (columnwise) {
-#pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                        /* for 16-bit sources above, where F32 sources would spill registers */
-#pragma unroll
-                        for (i = 0; i < 8 && GMM__CFG(gmm__words) != 4; i++)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
-#pragma unroll
-                        for (i = 8; i < 32; i <<= 1)
-                            col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
-                    }
-                    if (lane_row == 0)
-#pragma unroll
-                        for (j = 0; j < 8; j++)
-                            smem_scales[1][(col0 + j) * GMM__COL_STEP + (row0 >> 5)] =
-                                GMM__CFG(gmm__word_value)(col, j);
-                }
-            }
-        }
-        if (GMM__SCALING != GMM_SCALING_TENSOR) __syncthreads();
-
-        /* scales from maxima; their inverses are stored */
-        if (GMM__SCALING == GMM_SCALING_128X128) {
-            uint32_t maximum = 0;
-            for (i = 0; i < GMM__QUANT_WARPS; i++) {
-                const uint32_t bits = gmm_f32_bits(smem_scales[0][i]);
-                maximum = maximum > bits ? maximum : bits;
-            }
-            tile_scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
-                                             f->pow2);
-            for (k = 0; k < 2; k++) { /* the padding is behind the last block of a line */
-                const gmm_mat *m = k ? &a.columnwise : &a.rowwise;
-                const int32_t line = (int32_t)(k ? c0 : p.row) / 128, block = (int32_t)(k ? p.row : c0) / 128;
-                const int32_t blocks = (int32_t)(((k ? p.rows : a.cols) + 127) / 128);
-                const int32_t padded_blocks = (blocks + 3) & ~3;
-                uint8_t *dst = gmm__vec_scales(m, a.scale_step[k], p.unit);
-                if (m->dtype != GMM_NONE && (thread == 0 || (block == blocks - 1 && block + thread < padded_blocks)))
-                    ((float *)(void *)dst)[(int64_t)line * padded_blocks + block + thread] =
-                        thread == 0 ? gmm_scale_inverse(tile_scale) : 0.0f;
-            }
-        }
+        if (GMM__SCALING == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(&c, &t);
         if (GMM__SCALING == GMM_SCALING_1X128) {
-            const int32_t copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1), valid_line = l < (copy ? n : p.m);
-            const gmm_mat *m = copy ? &a.columnwise : &a.rowwise;
-            if (m->dtype != GMM_NONE) {
-                const int64_t lines = copy ? (a.cols + 3) & ~(int64_t)3 : (int64_t)((padded_rows + 3) & ~3);
-                const int64_t line = (copy ? c0 : p.row) + l, block = (copy ? p.row : c0) >> 7;
-                uint8_t *dst = gmm__vec_scales(m, a.scale_step[copy], p.unit);
-                float *smem = smem_scales[copy] + l * (copy ? GMM__COL_STEP : GMM__ROW_STEP), scale;
-                uint32_t maximum = 0;
-                for (i = 0; i < (copy ? 4 : 2); i++)
-                    maximum = maximum > gmm_f32_bits(smem[i]) ? maximum : gmm_f32_bits(smem[i]);
-                scale = gmm_scale_from_amax(gmm_f32_from_bits(maximum), qmax, gmm_dtype_largest(a.source), f->eps,
-                                            f->pow2);
-                smem[0] = scale;
-                if (a.grouped)
-                    dst += (int64_t)(copy ? p.padded_row >> 7 : p.padded_row) *
-                           (copy ? lines : (a.cols + 127) >> 7) * 4;
-                if (line < lines)
-                    ((float *)(void *)dst)[block * lines + line] = valid_line ? gmm_scale_inverse(scale) : 0.0f;
-            }
+            gmm_cast_fp8_1x128_scales(&c, &t);
             __syncthreads();
         }
-        if (rowwise && col0 < n) {
-            const int64_t pitch = a.rowwise.ld;
-            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (p.source_row + p.row + row0) * pitch + c0 +
-                           col0;
-            const float *row_scales = smem_scales[0] + row0 * GMM__ROW_STEP;
-#pragma unroll
-            for (i = 0; i < 8; i++, dst += pitch) {
-                float v[8];
-                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = row_scales[i * GMM__ROW_STEP];
-#pragma unroll
-                for (j = 0; j < 8; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                if (i < valid_rows)
-                    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
-            }
-        }
-        if (columnwise) { /* transposed through shared memory */
-            const int32_t bytes = GMM__VEC_COLUMN, chunks = bytes / 16;
-            const int32_t step = GMM__QUANT_BLOCK / chunks, chunk = thread % chunks, first = thread / chunks;
-            const int64_t pitch = a.columnwise.ld;
-            const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
-            uint8_t *smem = codes + col0 * bytes + (col0 >> 3) * 16 + row0;
-            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin + (c0 + first) * pitch + chunk * 16;
-            const float *col_scales = smem_scales[1] + col0 * GMM__COL_STEP;
-#pragma unroll
-            for (j = 0; j < 8; j++) {
-                float v[8];
-                if (GMM__SCALING != GMM_SCALING_TENSOR && GMM__SCALING != GMM_SCALING_128X128)
-                    tile_scale = col_scales[j * GMM__COL_STEP];
-#pragma unroll
-                for (i = 0; i < 8; i++) v[i] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), tile_scale);
-                *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(e5m2, v),
-                                                                  gmm__quant_fp8x4(e5m2, v + 4));
-            }
+        if (t.rowwise && t.in_cols) gmm_cast_fp8_encode_rows(&c, &t, x, tile_scale);
+        if (t.columnwise) gmm_cast_fp8_encode_cols(&c, &t, x, tile_scale);
+        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) {
             __syncthreads();
-            if (chunk * 16 < (a.grouped ? (int32_t)GMM_TILE : p.m))
-#pragma unroll
-                for (k = first; k < GMM_TILE; k += step, dst += step * pitch)
-                    if (k < n)
-                        gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * bytes + (k >> 3) * 16 +
-                                                                                 chunk * 16));
-        }
-        if (GMM__SCALING == GMM_SCALING_TENSOR && a.record) { /* after all stores */
-            __syncthreads();
-            if (thread < 2) {
-                uint32_t *dst = (uint32_t *)(thread ? a.columnwise.amax : a.rowwise.amax);
-                for (i = 0; i < GMM__QUANT_WARPS; i++)
-                    maximum_bits = maximum_bits > gmm_f32_bits(smem_scales[0][i]) ? maximum_bits
-                                                                                  : gmm_f32_bits(smem_scales[0][i]);
-                if ((thread ? columnwise : rowwise) && dst && maximum_bits > *(volatile uint32_t *)(dst + p.unit))
-                    atomicMax(dst + p.unit, maximum_bits);
-            }
+            gmm_cast_fp8_record_amax(&c, &t, amax);
         }
         if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__COL_STEP
-#undef GMM__ROW_STEP
-#undef GMM__BLOCK_SCALED
-#undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING
@@ -9978,321 +10537,66 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__HALF_WORDS (GMM__CFG(gmm__words) / 2)
 
-/* NV16 in both directions from tiles that are loaded once. Two lanes share a block; each computes the scales of half
-   of the blocks of both. Scales are bytes, which index a table of all encode scales that the unit can have.
+/* NV16 in both directions from tiles of 128 x 128 that are loaded once, GMM_CAST_TILES of them side by side per CTA.
    GMM__HADAMARD (BF16): the columnwise copy is transformed, or codes are rounded stochastically; a block of a column
-   then lies in one lane. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__CFG(gmm__words) == 4 && !GMM__HADAMARD ? 3 : 2)
+   then lies in one lane. This variant serves aligned rows; gmm_quantize serves the rest, and scales chosen by error.
+
+       load, encode   warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       block scales   of rows: lanes l and l ^ 1, four rows each; of columns: lanes l and l ^ 8, four columns each
+       columns stored thread t: 16 bytes number t % 4 of columns t / 4, t / 4 + 64 */
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    __shared__ float encodes[2][GMM_TILE]; /* by scale byte; entry 127: factor of block amaxes */
-    __shared__ __align__(16) uint8_t codes[GMM__NV_CODES];
-    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS]; /* scales of the columnwise copy */
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
-    const int32_t row0 = warp % 4 * GMM__VEC_WARP_ROWS + 8 * lane_row;
-    const int32_t col0 = warp / 4 * GMM__VEC_WARP_COLS + 8 * lane_col;
-    /* whether this is the right lane of the two of a row's block, and the lower lane of the two of a column's block */
-    const int32_t right = lane_col & 1, lower = lane_row & 1;
-    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t separate_amax = columnwise && a.amax[1] != a.amax[0];
-    const gmm_format *f = &a.format;
+    __shared__ float encodes[2][GMM_TILE];
+    __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
+    __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
+    gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
+    const int32_t separate_amax = t.columnwise && a.amax[1] != a.amax[0];
+    gmm_cast_nv16 c = { gmm__lane() & 1, gmm__lane() >> 3 & 1, encodes[0], encodes[separate_amax], codes, scales,
+                        0, 0, 0, 0 };
     int32_t strip;
     if (a.skip && *a.skip) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
-        const gmm_warp_split split = gmm__vec_split(&a);
-        uint32_t x[8][GMM__CFG(gmm__words)];
-        int32_t c0, i, j, k;
+        const gmm_warp_split split = gmm_cast_split(&a);
+        uint32_t x[8][8];
+        int32_t end;
         if (strip >= split.total) break;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__VEC_TILES, &c0);
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows, valid_rows = p.m - row0;
-        const int32_t cols = (int32_t)a.cols;
-        const int32_t row_along = ((cols + 63) >> 6) * 4, col_along = ((padded_rows + 63) >> 6) * 4;
-        const int64_t row_pitch = a.rowwise.ld / 2, col_pitch = a.columnwise.ld / 2;
-        const int32_t end = cols - c0 < GMM__VEC_TILES * GMM_TILE ? cols : c0 + GMM__VEC_TILES * GMM_TILE;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0, cols - c0, x);
-        for (k = 0; k <= separate_amax; k++) {
-            const gmm_nv_global g = gmm_nv_global_of(a.amax[k][p.unit], f->e4m3_256 ? 256.0f : 448.0f);
-            const int32_t thread = gmm_tid_x();
-            if (thread < GMM_TILE) encodes[k][thread] = thread < 127 ? gmm_nv_encode(&g, (uint8_t)thread) : g.mult;
-        }
+        gmm_cast_tile_move(&t, &split, strip, GMM_CAST_TILES);
+        gmm_cast_nv16_move(&c, &t);
+        end = t.cols - t.c0 < GMM_CAST_TILES * GMM_TILE ? t.cols : t.c0 + GMM_CAST_TILES * GMM_TILE;
+        gmm_cast_load(&t, x);
+        gmm_cast_nv16_tables(&t, separate_amax, encodes);
         __syncthreads();
-        for (; c0 < end; c0 += GMM_TILE) {
-            const int32_t valid_cols = col0 < cols - c0;
-            const float *const col_encodes = encodes[separate_amax];
-            uint32_t has_nan = 0;
-#if !GMM__HADAMARD
-            uint32_t nibbles[8], maximum = 0;
-#endif
-            if (rowwise || !GMM__HADAMARD) { /* maxima of rows */
-                uint32_t row[8], scales4[2], lane_scales, other;
-                float amax[4];
-#pragma unroll
-                for (i = 0; i < 8; i++) {
-                    row[i] = 0;
-#pragma unroll
-                    for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max_nan)(row[i], x[i][k]);
-                    row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-                    has_nan = row[i] > has_nan ? row[i] : has_nan;
-                }
-                has_nan = has_nan > 0x7F800000u; /* a value is NaN */
-                if (has_nan)
-#pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        row[i] = 0;
-#pragma unroll
-                        for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                            row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-#if GMM__HADAMARD
-                            x[i][k] = gmm__vec_positive_nan(x[i][k]);
-#endif
-                        }
-                        row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-                    }
-#if !GMM__HADAMARD
-                if (f->square) {
-#pragma unroll
-                    for (i = 0; i < 8; i++) maximum = maximum > row[i] ? maximum : row[i];
-                    maximum = gmm__quant_block_max(maximum, 2);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, maximum, 8);
-                    maximum = maximum > other ? maximum : other;
-                    /* rows beyond the last one have no scales */
-#pragma unroll
-                    for (i = 0; i < 8; i++) row[i] = i < valid_rows ? maximum : 0;
-                }
-#endif
-#pragma unroll
-                for (i = 0; i < 4; i++) {
-                    const uint32_t own = right ? row[i + 4] : row[i];
-                    other = __shfl_xor_sync(0xFFFFFFFFu, right ? row[i] : row[i + 4], 1);
-                    amax[i] = gmm_f32_from_bits(own > other ? own : other);
-                }
-                lane_scales = gmm__vec_nv_scale4(amax, encodes[0], !GMM__HADAMARD);
-                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 1);
-                scales4[0] = right ? other : lane_scales;
-                scales4[1] = right ? lane_scales : other;
-#if !GMM__HADAMARD
-                if (f->square) { /* both copies hold the same codes */
-                    const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, 0);
-#pragma unroll
-                    for (i = 0; i < 8; i++) {
-                        float v[8];
-#pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        nibbles[i] = gmm__vec_e2m1x8(v, encode_scale, 0);
-                    }
-                }
-#endif
-                if (rowwise) { /* bytes are transposed: a lane receives the scales of four adjacent blocks of a row */
-                    uint8_t *dst = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                                  (a.grouped ? (int64_t)p.padded_row * row_along : 0);
-                    lane_scales &= 0x7F7F7F7Fu;
-                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 2);
-                    lane_scales = __byte_perm(lane_scales, other, lane_col & 2 ? 0x3715 : 0x6240);
-                    other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-                    lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3276 : 0x5410);
-                    gmm__vec_store_scales4(dst, a.rowwise.scale_order, p.row, c0 / 16, row_along,
-                                           row0 + 4 * right + (lane_col >> 1), col0 >> 6 << 2, lane_scales);
-                }
-#if GMM__HADAMARD
-                /* rows i and i + 4 at once: each of a block's two lanes draws the random bits of one row for both */
-                if (rowwise) {
-                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.source_row + p.row + row0) * row_pitch;
-                    const int64_t blocks_per_row = (cols + 15) >> 4;
-                    const int64_t block = (p.row + row0 + 4 * right) * blocks_per_row + ((c0 + col0) >> 4);
-#pragma unroll
-                    for (i = 0; i < 4; i++, dst += row_pitch) {
-                        uint32_t draw[4], random[2][2];
-                        if (f->stochastic) {
-                            gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit, block + i * blocks_per_row,
-                                           GMM_ROWWISE, draw);
-#pragma unroll
-                            for (k = 0; k < 2; k++) {
-                                other = __shfl_xor_sync(0xFFFFFFFFu, right ? draw[k] : draw[k + 2], 1);
-                                random[0][k] = right ? other : draw[k];
-                                random[1][k] = right ? draw[k + 2] : other;
-                            }
-                        }
-#pragma unroll
-                        for (k = 0; k < 2; k++) {
-                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i + 4 * k);
-                            uint32_t code;
-                            float v[8];
-#pragma unroll
-                            for (j = 0; j < 8; j++) v[j] = gmm__word_value_bf16(x[i + 4 * k], j);
-                            code = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, random[k])
-                                                 : gmm__vec_e2m1x8(v, encode_scale, 1);
-                            if (valid_cols && i + 4 * k < valid_rows) gmm_st_global_b32(dst + 4 * k * row_pitch, code);
-                        }
-                    }
-                }
-#else
-                if (rowwise && valid_cols) {
-                    uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) + (c0 + col0) / 2 +
-                                  (p.source_row + p.row + row0) * row_pitch;
-#pragma unroll
-                    for (i = 0; i < 8; i++, dst += row_pitch) {
-                        const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, i);
-                        float v[8];
-                        if (f->square) {
-                            if (i < valid_rows) gmm_st_global_b32(dst, nibbles[i]);
-                            continue;
-                        }
-#pragma unroll
-                        for (j = 0; j < 8; j++) v[j] = GMM__CFG(gmm__word_value)(x[i], j);
-                        if (i < valid_rows) gmm_st_global_b32(dst, gmm__vec_e2m1x8(v, encode_scale, 0));
-                    }
-                    /* the scalar codec encodes the values again, from device memory */
-                    if (has_nan | ((scales4[0] | scales4[1]) & 0x80u)) {
-                        dst -= 8 * row_pitch;
-#pragma unroll 1
-                        for (k = 0; k < 64 && k >> 3 < valid_rows; k += 2) {
-                            const float encode_scale = gmm__vec_nv_encode(encodes[0], scales4, k >> 3);
-                            uint32_t byte = 0;
-#pragma unroll 1
-                            for (j = 0; j < 2; j++) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k >> 3),
-                                                                          c0 + col0 + (k & 7) + j);
-                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
-                            }
-                            dst[(k >> 3) * row_pitch + (k & 7) / 2] = (uint8_t)byte;
-                        }
-                    }
-                }
-#endif
+        for (; t.c0 < end; t.c0 += GMM_TILE) {
+            uint32_t row[8], scales4[2], square_codes[8], lane_scales, has_nan = 0, square_max = 0;
+            gmm_cast_tile next = t;
+            const int32_t square = !GMM__HADAMARD && a.format.square;
+            gmm_cast_tile_at(&t, t.c0);
+            if (t.rowwise || !GMM__HADAMARD) {
+                has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
+                if (square) square_max = gmm_cast_nv16_square_max(&t, row);
+                lane_scales = gmm_cast_nv16_row_scales(&c, row, !GMM__HADAMARD, scales4);
+                if (square) gmm_cast_nv16_encode_square(&c, &t, x, scales4, square_codes);
+                if (t.rowwise) gmm_cast_nv16_store_row_scales(&c, &t, lane_scales);
+                if (t.rowwise && GMM__HADAMARD) gmm_cast_nv16_encode_rows_random(&c, &t, x, scales4);
+                else if (t.rowwise && t.in_cols) gmm_cast_nv16_encode_rows(&c, &t, x, scales4, square_codes, has_nan);
             }
-            if (columnwise) {
-                uint8_t *smem = codes + col0 * GMM__NV_COLUMN + (col0 >> 3) * 16;
-                uint32_t lane_scales;
-                float amax[4];
-#if GMM__HADAMARD
-                uint32_t y[16][2];
-                if (f->hadamard) gmm__vec_flip_signs(x, (uint32_t)f->hadamard >> 8 * lower);
-                gmm__vec_gather16(x, lower, y);
-                smem += 4 * lower * GMM__NV_COLUMN + (row0 & ~15) / 2;
-                lane_scales = 0;
-#pragma unroll
-                for (j = 0; j < 4; j++) {
-                    uint32_t column[8], draw[4], dst[2], maximum = 0;
-                    float encode_scale;
-                    gmm__vec_column16(y, j, f->hadamard, column);
-#pragma unroll
-                    for (i = 0; i < 8; i++) maximum = gmm__word_max_bf16(maximum, column[i]);
-                    amax[0] = gmm_f32_from_bits(gmm__word_fold_bf16(maximum));
-                    amax[1] = amax[2] = amax[3] = 0.0f;
-                    k = (int32_t)gmm__vec_nv_scale4(amax, col_encodes, 0);
-                    encode_scale = col_encodes[k];
-                    lane_scales |= (uint32_t)k << 8 * j;
-                    if (f->stochastic)
-                        gmm_draw_block(a.random[0], a.random[1], a.first_group + p.unit,
-                                       (int64_t)(c0 + col0 + 4 * lower + j) * ((p.rows + 15) >> 4) +
-                                       ((p.row + row0) >> 4), GMM_COLUMNWISE, draw);
-#pragma unroll
-                    for (k = 0; k < 2; k++) {
-                        float v[8];
-#pragma unroll
-                        for (i = 0; i < 8; i++) v[i] = gmm__word_value_bf16(column + 4 * k, i);
-                        dst[k] = f->stochastic ? gmm__vec_e2m1x8_random(v, encode_scale, draw + 2 * k)
-                                              : gmm__vec_e2m1x8(v, encode_scale, 1);
-                    }
-                    *(uint2 *)(void *)(smem + j * GMM__NV_COLUMN) = make_uint2(dst[0], dst[1]);
-                }
-#else
-                uint32_t col[GMM__CFG(gmm__words)], scales4[2], other;
-#pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                    col[k] = 0;
-#pragma unroll
-                    for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
-                }
-#pragma unroll
-                for (k = 0; k < GMM__HALF_WORDS; k++) {
-                    const uint32_t sent = lower ? col[k] : col[k + GMM__HALF_WORDS];
-                    col[k] = GMM__CFG(gmm__word_max)(lower ? col[k + GMM__HALF_WORDS] : col[k],
-                                                     __shfl_xor_sync(0xFFFFFFFFu, sent, 8));
-                }
-#pragma unroll
-                for (j = 0; j < 4; j++)
-                    amax[j] = f->square ? gmm_f32_from_bits(valid_cols ? maximum : 0)
-                                        : GMM__CFG(gmm__word_value)(col, j);
-                lane_scales = gmm__vec_nv_scale4(amax, col_encodes, 1);
-                other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
-                scales4[0] = lower ? other : lane_scales;
-                scales4[1] = lower ? lane_scales : other;
-                smem += row0 / 2;
-                if (f->square) gmm__vec_transpose_nibbles(nibbles);
-#pragma unroll
-                for (j = 0; j < 8; j++) {
-                    const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, j);
-                    float v[8];
-                    if (f->square) {
-                        *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = nibbles[j];
-                        continue;
-                    }
-#pragma unroll
-                    for (i = 0; i < 8; i++) v[i] = GMM__CFG(gmm__word_value)(x[i], j);
-                    *(uint32_t *)(void *)(smem + j * GMM__NV_COLUMN) = gmm__vec_e2m1x8(v, encode_scale, 0);
-                }
-                if (has_nan | ((scales4[0] | scales4[1]) & 0x80u))
-#pragma unroll 1
-                    for (k = 0; k < 64; k += 2) {
-                        const float encode_scale = gmm__vec_nv_encode(col_encodes, scales4, k >> 3);
-                        uint32_t byte = 0;
-#pragma unroll 1
-                        for (j = 0; j < 2; j++)
-                            if ((k & 7) + j < valid_rows && valid_cols) {
-                                const float v = GMM__CFG(gmm__vec_reload)(&a, &p, row0 + (k & 7) + j,
-                                                                          c0 + col0 + (k >> 3));
-                                byte |= (uint32_t)gmm_f32_to_e2m1(gmm__fmul(v, encode_scale)) << 4 * j;
-                            }
-                        smem[(k >> 3) * GMM__NV_COLUMN + (k & 7) / 2] = (uint8_t)byte;
-                    }
-                lane_scales &= 0x7F7F7F7Fu;
-#endif
-#pragma unroll
-                for (j = 0; j < 4; j++)
-                    scales[(col0 + 4 * lower + j) * GMM_TILE_BLOCKS + (row0 >> 4)] = (uint8_t)(lane_scales >> 8 * j);
-            }
-            if (c0 + GMM_TILE < end) /* the next tile is loaded while codes are stored */
-                GMM__CFG(gmm__vec_load)(&a, &p, row0, col0, c0 + GMM_TILE, cols - c0 - GMM_TILE, x);
-            if (columnwise) {
-                /* computed here, so that they take no registers before */
-                const int32_t thread = gmm_tid_x(), chunks = GMM__NV_COLUMN / 16;
-                const int32_t chunk = thread % chunks, first = thread / chunks, scale_col = thread >> 1;
-                const int32_t block0 = 4 * (thread & 1);
-                const int64_t begin = (a.grouped ? p.padded_row : 0) + p.row;
-                const int64_t padded_cols = (cols + 127) & ~127;
-                uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) + begin / 2 + chunk * 16 +
-                              (c0 + first) * col_pitch;
-                uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                                 (a.grouped ? (int64_t)(p.padded_row / 16) * padded_cols : 0);
-                __syncthreads();
-                gmm__vec_store_scales4(scale, a.columnwise.scale_order, c0, p.row / 16, col_along, scale_col, block0,
-                                       *(const uint32_t *)(const void *)(scales + scale_col * GMM_TILE_BLOCKS +
-                                                                         block0));
-                if (chunk * 32 < (a.grouped ? (int32_t)GMM_TILE : p.m))
-#pragma unroll
-                    for (k = first; k < GMM_TILE; k += GMM__QUANT_BLOCK / chunks,
-                         dst += GMM__QUANT_BLOCK / chunks * col_pitch)
-                        if (k < cols - c0)
-                            gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + k * GMM__NV_COLUMN +
-                                                                                     (k >> 3) * 16 + chunk * 16));
-                __syncthreads();
-            }
+            if (t.columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
+            else if (t.columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
+            gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
+            if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
+            if (t.columnwise) gmm_cast_nv16_store_cols(&c, &t);
         }
         __syncthreads();
     }
 }
 
-#undef GMM__HALF_WORDS
-#undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD
@@ -10305,196 +10609,50 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-#define GMM__ELEMS16 GMM__CFG(gmm__elems16)
-/* words of the maxima of sixteen rows; elements of 16 bits have two maxima per word */
-#define GMM__ROW_WORDS (64 / GMM__ELEMS16)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
-/* MX32 in both directions from one load. A CTA quantizes 128 rows by 32 GMM__ELEMS16 columns, a warp 32 rows by 16
-   GMM__ELEMS16 columns of them without synchronization with other warps. A lane holds sixteen rows of sixteen bytes,
-   so that sixteen lanes write complete lines of memory. 32 / GMM__ELEMS16 lanes share a block of a row and two lanes a
-   block of a column; each computes the scales of its part of the blocks. */
+/* MX32 in both directions from one load, without synchronization between warps. This variant serves aligned rows;
+   gmm_quantize serves the rest, and E2M1. w: elements in 16 bytes of the source.
+
+       load, encode   warp i: rows 32 (i % 4), columns 16 w (i / 4) on; lane l: 16 rows from 16 (l / 16), w columns from
+                      w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
+       block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
+                      columns each */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 4, lane_col = lane & 15;
-    const int32_t warp_row = warp % 4 * 32, row0 = warp_row + 16 * lane_row;
-    const int32_t rowwise = a.rowwise.dtype != GMM_NONE, columnwise = a.columnwise.dtype != GMM_NONE;
-    const int32_t e5m2 = a.format.dtype == GMM_E5M2, square = a.format.square;
-    const float inverse = gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u); /* reciprocal of the largest value */
+    gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
+    const int32_t e5m2 = a.format.dtype == GMM_E5M2;
+    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
-        const gmm_warp_split split = gmm__vec_split(&a);
-        uint32_t x[16][4], square_max = 0, lane_scales, other, scales4[4];
-        int32_t c0, i, j, k;
+        const gmm_warp_split split = gmm_cast_split(&a);
+        uint32_t x[16][4], row[16], square_max = 0, lane_scales = 0, scales4[4];
         if (strip >= split.total) break;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, GMM__ELEMS16 / 4, &c0);
-        const int32_t cols = (int32_t)a.cols, padded_cols = (cols + 127) & ~127, valid_rows = p.m - row0;
-        const int32_t padded_rows = a.grouped ? (p.rows + 127) & ~127 : p.rows;
-        const int32_t row_along = (cols + 127) / 128 * 4, col_along = (padded_rows + 127) / 128 * 4;
-        const int32_t warp_col = c0 + warp / 4 * 16 * GMM__ELEMS16, col = warp_col + GMM__ELEMS16 * lane_col;
-        GMM__CFG(gmm__vec_load16)(&a, &p, row0, col, x);
-        if (rowwise || square) {
-            uint32_t row[GMM__ROW_WORDS];
-#pragma unroll
-            for (i = 0; i < 16; i += 16 / GMM__ROW_WORDS) {
-                uint32_t maximum = x[i][0];
-#pragma unroll
-                for (k = 1; k < 4; k++) maximum = GMM__CFG(gmm__word_max_signed)(maximum, x[i][k]);
-                if (GMM__ELEMS16 == 8) {
-                    uint32_t maximum2 = x[i + 1][0];
-#pragma unroll
-                    for (k = 1; k < 4; k++) maximum2 = GMM__CFG(gmm__word_max_signed)(maximum2, x[i + 1][k]);
-                    maximum = GMM__CFG(gmm__word_max_signed)(__byte_perm(maximum, maximum2, 0x5410),
-                                                             __byte_perm(maximum, maximum2, 0x7632));
-                }
-                row[i * GMM__ROW_WORDS / 16] = maximum;
-            }
-            if (square) {
-                square_max = row[0];
-#pragma unroll
-                for (i = 1; i < GMM__ROW_WORDS; i++) square_max = GMM__CFG(gmm__word_max_signed)(square_max, row[i]);
-                if (GMM__ELEMS16 == 8)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max, __byte_perm(square_max, 0, 0x1032));
-#pragma unroll
-                for (i = 1; i < 32; i = i == 16 / GMM__ELEMS16 ? 16 : 2 * i)
-                    square_max = GMM__CFG(gmm__word_max_signed)(square_max,
-                                                                __shfl_xor_sync(0xFFFFFFFFu, square_max, i));
-                square_max = GMM__CFG(gmm__word_max)(0, square_max);
-#pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS; i++) row[i] = GMM__CFG(gmm__vec_uniform_max)(square_max, i, p.m - row0);
-            }
-            /* butterfly: each step halves the rows of a lane, until it has two words */
-#pragma unroll
-            for (k = GMM__ROW_WORDS / 2; k >= 2; k >>= 1)
-#pragma unroll
-                for (i = 0; i < GMM__ROW_WORDS / 2; i++)
-                    if (i < k) {
-                        const int32_t lane_stride = GMM__ROW_WORDS / 2 / k, upper = lane_col & lane_stride;
-                        const uint32_t own = upper ? row[i + k] : row[i];
-                        other = __shfl_xor_sync(0xFFFFFFFFu, upper ? row[i] : row[i + k], lane_stride);
-                        row[i] = GMM__CFG(gmm__word_max_signed)(own, other);
-                    }
-            row[0] = GMM__CFG(gmm__word_max)(0, row[0]);
-            row[1] = GMM__CFG(gmm__word_max)(0, row[1]);
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 0), GMM__CFG(gmm__word_value)(row, 1),
-                                             inverse);
-            if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(row, 2), GMM__CFG(gmm__word_value)(row, 3),
-                                                  inverse) << 16;
+        gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
+        gmm_cast_load_rows(&t, 16, 4, 4, x[0]);
+        if (t.rowwise || a.format.square) {
+            gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
+            if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);
+            lane_scales = gmm_cast_mx32_row_scales(&c, GMM__SOURCE, row);
         }
-        if (rowwise) { /* with F32 the scales of a block of four rows are spread over two lanes */
-            uint8_t *scale = gmm__vec_scales(&a.rowwise, a.scale_step[0], p.unit) +
-                             (a.grouped ? (int64_t)p.padded_row * row_along : 0);
-            const int32_t scale_row = row0 + 8 * (lane_col & 1) + 2 * (lane_col & 2) + (lane_col >> 1 & 2) +
-                                      (lane_col >> 3);
-            uint32_t other2;
-            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 4);
-            scales4[0] = GMM__ELEMS16 == 8 ? lane_scales
-                         : lane_col & 4    ? other | lane_scales << 16
-                                           : lane_scales | other << 16;
-            /* bytes are transposed: scales of several rows become scales of four (F32: two) adjacent blocks of a row */
-            if (GMM__ELEMS16 == 8) lane_scales = __byte_perm(lane_scales, other, lane_col & 4 ? 0x3726 : 0x5140);
-            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 8);
-            if (GMM__ELEMS16 == 8)
-                lane_scales = __byte_perm(lane_scales, other, lane_col & 8 ? 0x3276 : 0x5410);
-            if (GMM__ELEMS16 == 8)
-                gmm__vec_store_scales4(scale, a.rowwise.scale_order, p.row, warp_col / 32, row_along, scale_row, 0,
-                                       lane_scales);
-            else if (warp_col / 32 < row_along)
-                *(uint16_t *)(void *)(scale + (a.rowwise.scale_order == GMM_SCALES_SWIZZLED
-                                               ? gmm_swizzle_offset(p.row + scale_row, warp_col / 32, row_along)
-                                               : (int64_t)(p.row + scale_row) * row_along + warp_col / 32)) =
-                    (uint16_t)__byte_perm(lane_scales, other, lane_col & 8 ? 0x4415 : 0x4440);
-            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 2);
-            scales4[1] = lane_col & 2 ? scales4[0] : other;
-            scales4[0] = lane_col & 2 ? other : scales4[0];
-            other = __shfl_xor_sync(0xFFFFFFFFu, scales4[0], 1);
-            other2 = __shfl_xor_sync(0xFFFFFFFFu, scales4[1], 1);
-            scales4[2] = lane_col & 1 ? scales4[0] : other;
-            scales4[3] = lane_col & 1 ? scales4[1] : other2;
-            scales4[0] = lane_col & 1 ? other : scales4[0];
-            scales4[1] = lane_col & 1 ? other2 : scales4[1];
+        if (t.rowwise) {
+            gmm_cast_mx32_store_row_scales(&t, lane_scales);
+            gmm_cast_mx32_gather_row_scales(GMM__SOURCE, lane_scales, scales4);
+            if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 0, x, scales4);
         }
-        if (rowwise && col < cols) {
-            uint8_t *dst = gmm__vec_data(&a.rowwise, a.step[0], p.unit) +
-                          (p.source_row + p.row + row0) * a.rowwise.ld + col;
-#pragma unroll
-            for (i = 0; i < 16; i++, dst += a.rowwise.ld) {
-                const float encode_scale = gmm__vec_mx_reciprocal(scales4, i);
-                float v[GMM__ELEMS16];
-#pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++) v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
-            }
-        }
-        if (columnwise) {
-            /* first column whose scale the lane stores, and the block of its 32 rows */
-            const int32_t scale_col = col + GMM__ELEMS16 / 2 * lane_row, block = (p.row + warp_row) / 32;
-            uint8_t *scale = gmm__vec_scales(&a.columnwise, a.scale_step[1], p.unit) +
-                             (a.grouped ? (int64_t)(p.padded_row / 32) * padded_cols : 0);
-            uint32_t maximum[4];
-#pragma unroll
-            for (k = 0; k < 4; k++) {
-                maximum[k] = x[0][k];
-#pragma unroll
-                for (i = 1; i < 16; i++) maximum[k] = GMM__CFG(gmm__word_max_signed)(maximum[k], x[i][k]);
-            }
-#pragma unroll
-            for (k = 0; k < 2; k++) {
-                const uint32_t own = lane_row ? maximum[k + 2] : maximum[k];
-                other = __shfl_xor_sync(0xFFFFFFFFu, lane_row ? maximum[k] : maximum[k + 2], 16);
-                other = GMM__CFG(gmm__word_max)(0, GMM__CFG(gmm__word_max_signed)(own, other));
-                maximum[k] = square ? col < cols ? square_max : 0 : other;
-            }
-            lane_scales = gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 0),
-                                             GMM__CFG(gmm__word_value)(maximum, 1), inverse);
-            if (GMM__ELEMS16 == 8)
-                lane_scales |= gmm__vec_mx_scale2(GMM__CFG(gmm__word_value)(maximum, 2),
-                                                  GMM__CFG(gmm__word_value)(maximum, 3),
-                                                  inverse) << 16;
-            if (scale_col < padded_cols && a.columnwise.scale_order == GMM_SCALES_SWIZZLED) {
-                scale += gmm_swizzle_offset(scale_col, block, col_along);
-#pragma unroll
-                for (j = 0; j < GMM__ELEMS16 / 2; j++) scale[16 * j] = (uint8_t)(lane_scales >> 8 * j);
-            } else if (scale_col < padded_cols) {
-                scale += (int64_t)block * padded_cols + scale_col;
-                if (GMM__ELEMS16 == 8) gmm_st_global_b32(scale, lane_scales);
-                else *(uint16_t *)(void *)scale = (uint16_t)lane_scales;
-            }
-            other = __shfl_xor_sync(0xFFFFFFFFu, lane_scales, 16);
-            scales4[0] = lane_row ? other : lane_scales;
-            scales4[1] = lane_row ? lane_scales : other;
-            if (GMM__ELEMS16 == 4) scales4[0] |= scales4[1] << 16;
-        }
-        if (columnwise && col < cols) { /* codes in the order of the source */
-            uint8_t *dst = gmm__vec_data(&a.columnwise, a.step[1], p.unit) +
-                          (p.source_row + p.row + row0) * a.columnwise.ld + col;
-            float encode_scale[GMM__ELEMS16];
-#pragma unroll
-            for (j = 0; j < GMM__ELEMS16; j++) encode_scale[j] = gmm__vec_mx_reciprocal(scales4, j);
-#pragma unroll
-            for (i = 0; i < 16; i++, dst += a.columnwise.ld) {
-                float v[GMM__ELEMS16];
-#pragma unroll
-                for (j = 0; j < GMM__ELEMS16; j++)
-                    v[j] = gmm__fmul(GMM__CFG(gmm__word_value)(x[i], j), encode_scale[j]);
-                if (i < valid_rows) GMM__CFG(gmm__vec_store_codes)(dst, e5m2, v);
-            }
+        if (t.columnwise) {
+            gmm_cast_mx32_store_col_scales(&t, gmm_cast_mx32_col_scales(&c, &t, x, square_max), scales4);
+            if (t.in_cols) gmm_cast_mx32_encode(&c, &t, 1, x, scales4);
         }
     }
 }
 
-#undef GMM__ROW_WORDS
-#undef GMM__ELEMS16
-#undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__ROW
 #endif
-
 /* --------------------------------------------------------------------------------------------------- Licence ---
  * MIT License, text in the file LICENSE of the repository and below.
  *

@@ -5,164 +5,43 @@
 #error "gmm: this body needs GMM__ROW"
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
-#define GMM__SOURCE GMM__COLUMN(2, GMM__ROW)
+#define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
-#define GMM__CFG(stem) GMM__CAT(stem##_, GMM__SOURCE)
-
-#if !GMM__HADAMARD
-/* Loads a lane's part of a tile, eight rows of eight columns; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0, int32_t col0,
-                                         int32_t c0, int32_t n, uint32_t x[8][GMM__CFG(gmm__words)]) {
-    const int64_t size = GMM__CFG(gmm__words) / 2, pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          (c0 + col0) * size;
-    const int32_t rows = col0 < n ? p->m - row0 : 0;
-    int32_t i, k;
-#pragma unroll
-    for (i = 0; i < 8; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < GMM__CFG(gmm__words); k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i][k] = v.x;
-            x[i][k + 1] = v.y;
-            x[i][k + 2] = v.z;
-            x[i][k + 3] = v.w;
-        }
-}
-
-/* Loads sixteen rows of sixteen bytes from column `col` of the matrix on; zeros beyond the last row or column. */
-GMM__DEVICE void GMM__CFG(gmm__vec_load16)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row0,
-                                           int32_t col, uint32_t x[16][4]) {
-    const int64_t size = 16 / GMM__CFG(gmm__elems16), pitch = a->src.ld * size;
-    const uint8_t *src = gmm__vec_data(&a->src, a->step[2], p->unit) + (p->source_row + p->row + row0) * pitch +
-                          col * size;
-    const int32_t rows = col < (int32_t)a->cols ? p->m - row0 : 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++, src += pitch) {
-        uint4 v = make_uint4(0u, 0u, 0u, 0u);
-        if (i < rows) v = __ldg((const uint4 *)(const void *)src);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
-}
-
-/* Word `word` of the maxima of sixteen rows that all have the maximum `maximum`; rows beyond the last one have 0. */
-GMM__DEVICE uint32_t GMM__CFG(gmm__vec_uniform_max)(uint32_t maximum, int32_t word, int32_t rows) {
-    if (GMM__CFG(gmm__elems16) == 4) return word < rows ? maximum : 0;
-    return 2 * word + 1 < rows ? maximum : 2 * word < rows ? maximum & 0xFFFFu : 0;
-}
-
-/* Reads one element of a tile from device memory. */
-GMM__DEVICE float GMM__CFG(gmm__vec_reload)(const gmm__quant_args *a, const gmm__vec_strip *p, int32_t row,
-                                            int32_t col) {
-    return gmm_load((gmm_dtype)GMM__CFG(gmm__static_dtype), gmm__vec_data(&a->src, a->step[2], p->unit),
-                    (p->source_row + p->row + row) * a->src.ld + col);
-}
-#endif
 
 /* The same amaxes as gmm_quantize_amax, for sources whose rows are aligned vectors: either of units, or of rows and
-   columns. A CTA processes 128 x 128 tiles; GMM__HADAMARD also computes the amax of the transformed columnwise copy. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__CFG(gmm__words) == 4 ? 4 : 2)
+   columns. A CTA processes tiles of 128 x 128; GMM__HADAMARD (BF16) also computes the amax of the transformed
+   columnwise copy. Atomic maxima on the bits of absolute values make the result independent of the order.
+
+       load           warp w: rows 32 (w % 4), columns 64 (w / 4) on; lane l: 8 rows from 8 (l / 8), 8 columns from
+                      8 (l % 8) on of its warp's part (drawn in vectors.cuh)
+       amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
+                      thread 1 that of its transform */
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
-#if !GMM__HADAMARD
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
-#endif
-    const int32_t lane = gmm__lane(), warp = gmm__warp(), lane_row = lane >> 3, lane_col = lane & 7;
-    const int32_t row0 = (warp & 3) * GMM__VEC_WARP_ROWS, col0 = (warp >> 2) * GMM__VEC_WARP_COLS;
-    const gmm_warp_split split = gmm__vec_split(&a);
+    gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
+    const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
-        uint32_t x[8][GMM__CFG(gmm__words)], maximum = 0;
-        int32_t c0, i, k;
-        const gmm__vec_strip p = gmm__vec_strip_of(&a, &split, strip, 1, &c0);
-        const int32_t n = (int32_t)a.cols - c0;
-        GMM__CFG(gmm__vec_load)(&a, &p, row0 + 8 * lane_row, col0 + 8 * lane_col, c0, n, x);
-#if !GMM__HADAMARD
-        if (a.lines) {
-            uint32_t row[8];
-#pragma unroll
-            for (i = 0; i < 8; i++) {
-                row[i] = 0;
-#pragma unroll
-                for (k = 0; k < GMM__CFG(gmm__words); k++) row[i] = GMM__CFG(gmm__word_max)(row[i], x[i][k]);
-                row[i] = GMM__CFG(gmm__word_fold)(row[i]);
-            }
-            /* butterfly: the lane obtains the maximum of row lane_col of its lane row's eight rows */
-#pragma unroll
-            for (k = 4; k >= 1; k >>= 1)
-#pragma unroll
-                for (i = 0; i < k; i++) {
-                    const uint32_t own = lane_col & k ? row[i + k] : row[i];
-                    const uint32_t sent = lane_col & k ? row[i] : row[i + k];
-                    const uint32_t other = __shfl_xor_sync(0xFFFFFFFFu, sent, k);
-                    row[i] = own > other ? own : other;
-                }
-            partials[0][warp >> 2][row0 + lane] = row[0];
-        }
-        if (a.columns) {
-            uint32_t col[GMM__CFG(gmm__words)];
-#pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) {
-                col[k] = 0;
-#pragma unroll
-                for (i = 0; i < 8; i++) col[k] = GMM__CFG(gmm__word_max)(col[k], x[i][k]);
-#pragma unroll
-                for (i = 8; i < 32; i <<= 1)
-                    col[k] = GMM__CFG(gmm__word_max)(col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
-            }
-#pragma unroll
-            for (k = 0; k < 8; k++)
-                if (k / 2 == lane_row)
-                    partials[1][warp & 3][col0 + 8 * lane_col + k] = gmm_f32_bits(GMM__CFG(gmm__word_value)(col, k));
-        }
-        if (a.lines || a.columns) { /* amaxes of units are not needed then */
-            const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-            uint32_t *dst = copy ? (uint32_t *)a.columns + p.unit * a.cols + c0 + l
-                                 : (uint32_t *)a.lines + (a.grouped ? p.source_row : (int64_t)p.unit * p.rows) +
-                                       p.row + l;
+        uint32_t x[8][8];
+        gmm_cast_tile_move(&t, &split, strip, 1);
+        gmm_cast_load(&t, x);
+        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
+            if (a.lines) gmm_amax_rows(&t, x, partials[0]);
+            if (a.columns) gmm_amax_cols(&t, x, partials[1]);
             __syncthreads();
-            if ((copy ? a.columns : a.lines) && l < (copy ? n : p.m)) {
-                maximum = partials[copy][0][l];
-                for (i = 1; i < (copy ? 4 : 2); i++)
-                    maximum = maximum > partials[copy][i][l] ? maximum : partials[copy][i][l];
-                if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
-            }
-            if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
-            continue;
-        }
-#endif
-#pragma unroll
-        for (i = 0; i < 8; i++)
-#pragma unroll
-            for (k = 0; k < GMM__CFG(gmm__words); k++) maximum = GMM__CFG(gmm__word_max)(maximum, x[i][k]);
-        maximum = __reduce_max_sync(0xFFFFFFFFu, GMM__CFG(gmm__word_fold)(maximum));
-        if (lane == 0) shared_max[0][warp] = maximum;
-#if GMM__HADAMARD
-        if (a.format.hadamard && a.columnwise.dtype != GMM_NONE) {
-            gmm__vec_flip_signs(x, (uint32_t)a.format.hadamard >> 8 * (lane_row & 1));
-            maximum = __reduce_max_sync(0xFFFFFFFFu, gmm__vec_hadamard_amax(x, lane_row & 1));
-        }
-        if (lane == 0) shared_max[1][warp] = maximum;
-#endif
-        __syncthreads();
-        if (threadIdx.x <= GMM__HADAMARD) {
-            uint32_t *dst = (uint32_t *)a.amax[threadIdx.x] + p.unit;
-            maximum = shared_max[threadIdx.x][0];
-            for (i = 1; i < GMM__QUANT_WARPS; i++)
-                maximum = maximum > shared_max[threadIdx.x][i] ? maximum : shared_max[threadIdx.x][i];
-            if (maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+            gmm_amax_store_lines(&t, partials);
+        } else {
+            gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
+            __syncthreads();
+            gmm_amax_store_unit(&t, GMM__HADAMARD, shared_max);
         }
         if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
     }
 }
 
-#undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__HADAMARD

@@ -53,7 +53,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 }
 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
-   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time. */
+   the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
+   columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -65,7 +66,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
         amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
@@ -106,7 +107,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 
-/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once. */
+/* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
+   copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
+   elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
@@ -120,7 +123,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         gmm__quant_copy_tile s;
         (void)GMM__NAME(gmm__quant_load)(&a, &p, c0, n, 0, gmm__quant_shared);
         __syncthreads();

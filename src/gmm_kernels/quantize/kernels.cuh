@@ -12,7 +12,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __gri
                                                        tile_index / a.col_tiles);
         const gmm__qview v = gmm__quant_copy(&a.src, a.direction, a.grouped, &p, a.cols);
         const int64_t c0 = tile_index % a.col_tiles * GMM_TILE;
-        const int32_t n = (int32_t)(a.cols - c0 < GMM_TILE ? a.cols - c0 : (int64_t)GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, c0);
         const int32_t width = gmm_block_along(v.scaling), lines = columnwise ? n : (int32_t)p.m;
         const int32_t along = columnwise ? (int32_t)p.m : n;
         const int64_t line0 = columnwise ? c0 : p.row, along0 = columnwise ? p.row : c0;
@@ -69,10 +69,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
         const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
         uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
-        const int32_t m = (int32_t)(a.rows - row_tile * GMM_TILE < GMM_TILE ? a.rows - row_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
-        const int32_t n = (int32_t)(a.cols - col_tile * GMM_TILE < GMM_TILE ? a.cols - col_tile * GMM_TILE
-                                                                            : (int64_t)GMM_TILE);
+        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
             (m | n) % 4 == 0;
@@ -147,16 +145,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
         for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
     }
 }
-
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                            dim3((unsigned)(work < max_blocks ? work : max_blocks)), dim3(GMM__QUANT_BLOCK), params,
-                            0, stream);
-}
 #endif
 
 #ifndef GMM_NO_QUANT
@@ -206,36 +194,30 @@ static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int a
 /* kernel, dtype of the source, scaling */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
-#include GMM_KERNELS_FILE
-#endif
 #define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
 #include GMM_KERNELS_FILE
 #endif
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
-#include GMM_KERNELS_FILE
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(15)

@@ -6,36 +6,42 @@ typedef struct gmm_quantize_kernel {
     int32_t vectorized; /* at most that of the arguments */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__CASTS(dtype, tag) \
+    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_NV16, 2, (const void *)gmm_amax_hadamard_bf16, (const void *)gmm_cast_nv16_hadamard_bf16 },
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_tensor_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_tensor_f16 },)
-    { GMM_F32, GMM_SCALING_TENSOR, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_tensor_f32 },
-    { GMM_BF16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_row_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_row_f16 },)
-    { GMM_F32, GMM_SCALING_ROW, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_row_f32 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_1x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_1x128_f16 },)
-    { GMM_F32, GMM_SCALING_1X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_1x128_f32 },
-    { GMM_BF16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_128x128_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_128x128_f16 },)
-    { GMM_F32, GMM_SCALING_128X128, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_128x128_f32 },
-    { GMM_BF16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_mx32_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_mx32_f16 },)
-    { GMM_F32, GMM_SCALING_MX32, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_mx32_f32 },
-    { GMM_BF16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_bf16, (const void *)gmm_cast_nv16_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f16, (const void *)gmm_cast_nv16_f16 },)
-    { GMM_F32, GMM_SCALING_NV16, 1, (const void *)gmm_amax_f32, (const void *)gmm_cast_nv16_f32 },
-    { GMM_BF16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_bf16, (const void *)gmm_quantize_bf16 },
-    GMM__IF_F16({ GMM_F16, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f16, (const void *)gmm_quantize_f16 },)
-    { GMM_F32, GMM_SCALING_NONE, 0, (const void *)gmm_quantize_amax_f32, (const void *)gmm_quantize_f32 }
+    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
+    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
+#undef GMM__CASTS
+#undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
-static GMM__UNUSED dim3 gmm__vec_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
+static GMM__UNUSED dim3 gmm_cast_grid(int64_t col_tiles, int64_t strips, int64_t max_blocks) {
     const int64_t max_rows = max_blocks / col_tiles < 65535 ? max_blocks / col_tiles : 65535;
     const int64_t y = strips < max_rows ? strips : max_rows;
     return dim3((unsigned)col_tiles, (unsigned)(y < 1 ? 1 : y));
+}
+
+/* CTAs of a persistent kernel. */
+static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) {
+    return dim3((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks));
+}
+
+/* Launches a kernel whose only parameter is the structure at `args`. smem_limit: the most dynamic shared memory that
+   any launch of the kernel takes, 0 without; `smem`: that of this one. */
+static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
+                                                 const void *args, cudaStream_t stream) {
+    cudaError_t error = cudaSuccess;
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
+    if (error != cudaSuccess) return error;
+    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
 }
 
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
@@ -47,77 +53,56 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
     const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
-    const int32_t amax_smem = a->vectorized ? 0 : GMM__QUANT_TILE;
-    const int multi_tile = a->format.scaling == GMM_SCALING_NV16 ||
-                           (a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32);
-    const int64_t tiles_per_block = multi_tile ? (int64_t)GMM__VEC_TILES : 1;
-    const int64_t tile_count = strips * a->col_tiles;
-    dim3 grid((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks)), cast_grid = grid;
+    const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
+    const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
+    dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
-    void *params[1];
     if (a->vectorized) {
-        grid = gmm__vec_grid(a->col_tiles, strips, max_stream_blocks);
-        cast_grid = gmm__vec_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
+        grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
+        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
-    params[0] = &forward;
-    if (amax) {
-        if (amax_smem) error = cudaFuncSetAttribute(row->amax, cudaFuncAttributeMaxDynamicSharedMemorySize, amax_smem);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->amax, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)amax_smem, stream);
-    }
+    if (amax)
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
+                                  stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
-        error = cudaLaunchKernel((const void *)gmm_quantize_scales, dim3((unsigned)(max_blocks < 64 ? max_blocks : 64)),
-                                 dim3(GMM__QUANT_BLOCK), params, 0, stream);
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess && cast) {
-        if (cast_smem)
-            error = cudaFuncSetAttribute(row->cast, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED);
-        if (error == cudaSuccess)
-            error = cudaLaunchKernel(row->cast, cast_grid, dim3(GMM__QUANT_BLOCK), params, (size_t)cast_smem, stream);
-    }
-    return error;
+        error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
+                                  stream);
+    if (error != cudaSuccess || !cast) return error;
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
                                                  cudaStream_t stream) {
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    cudaError_t error = cudaFuncSetAttribute((const void *)gmm_dequantize_tiles,
-                                             cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_TILE);
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel((const void *)gmm_dequantize_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK),
-                                 params, GMM__QUANT_TILE, stream);
-    return error;
+    return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
+                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    const int64_t grid = tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_transpose_tiles, dim3((unsigned)grid), dim3(GMM__QUANT_BLOCK), params, 0,
-                            stream);
+    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
+                             stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                 cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
+                             gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
-    return cudaLaunchKernel((const void *)gmm_quantize_tail, dim3(256), dim3(GMM__QUANT_BLOCK), params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
     const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)a;
     if (blocks == 0) return cudaSuccess;
-    return cudaLaunchKernel((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), dim3(GMM__QUANT_BLOCK),
-                            params, 0, stream);
+    return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 

@@ -101,6 +101,17 @@ GMM__DEVICE gmm__qview gmm__quant_copy(const gmm_mat *m, gmm_direction direction
     return gmm__qview_of(m, direction, grouped, p->unit, p->source_row, p->padded_row, p->rows, cols);
 }
 
+/* Rows or columns of the tile that begins at `first` of `count`. */
+GMM__DEVICE int32_t gmm__quant_extent(int64_t count, int64_t first) {
+    return (int32_t)(count - first < GMM_TILE ? count - first : (int64_t)GMM_TILE);
+}
+/* The one rule of fp32 scales: that of an amax for a dtype whose largest value is qmax. `blocks`: 1X128 and 128X128,
+   which the largest value of the source limits. */
+GMM__DEVICE float gmm__quant_scale(const gmm__quant_args *a, float qmax, int32_t blocks, float amax) {
+    return gmm_scale_from_amax(amax, qmax, gmm_dtype_largest(blocks ? a->source : GMM_F32), a->format.eps,
+                               a->format.pow2);
+}
+
 /* Index of element (r, c) of a tile in shared memory. Columns are permuted so that accesses of four elements per
    lane, along rows and along columns, are free of bank conflicts: the lanes of a row start with different elements
    of their four. */
@@ -158,6 +169,11 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
         }
 #pragma unroll
     for (j = 0; j < 4; j++) v[j] = gmm_bf16_to_f32(gmm_f32_to_bf16(gmm__fmul(v[j], 0.25f)));
+}
+/* Loads four elements of line l of a copy. */
+GMM__DEVICE void gmm__quant_load_line(const float *x, int32_t columnwise, int32_t l, int32_t hadamard, float v[4]) {
+    if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
+    else gmm__quant_load_row(x, l, v);
 }
 GMM__DEVICE uint32_t gmm__quant_amax4(const float v[4]) {
     return gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(gmm_amax_bits(0u, v[0]), v[1]), v[2]), v[3]);
@@ -281,9 +297,7 @@ GMM__DEVICE void gmm__quant_copy_tile_begin(const gmm__quant_args *a, gmm_scalin
     if (scaling == GMM_SCALING_NV16)
         s->global = gmm_nv_global_of(s->per_line ? 0.0f : s->amax[0], f->e4m3_256 ? 256.0f : 448.0f);
     else if (scaling == GMM_SCALING_TENSOR)
-        s->encode_scale = f->delayed ? s->scale
-                                     : gmm_scale_from_amax(s->amax[0], gmm_dtype_largest(f->dtype),
-                                                           gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+        s->encode_scale = f->delayed ? s->scale : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, s->amax[0]);
 }
 
 /* Computes and stores the scale and codes of a lane's four values of line l. `shared_amax`: amaxes of square blocks.
@@ -322,8 +336,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         stored = gmm_mx_scale(amax, f->dtype);
         encode_scale = gmm_e8m0_reciprocal((uint8_t)stored);
     } else if (scaling != GMM_SCALING_TENSOR) {
-        encode_scale = gmm_scale_from_amax(amax, gmm_dtype_largest(f->dtype),
-                                           gmm_dtype_largest(width ? a->source : GMM_F32), f->eps, f->pow2);
+        encode_scale = gmm__quant_scale(a, gmm_dtype_largest(f->dtype), width, amax);
         stored = gmm_f32_bits(gmm_scale_inverse(encode_scale));
     }
     if (scaling == GMM_SCALING_128X128) {
@@ -393,8 +406,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
             float v[4];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             bits = gmm__quant_block_max(gmm__quant_amax4(v), width / 4);
             if (lane % (width / 4) == 0)
                 atomicMax(&shared_amax[l / height * GMM_TILE_BLOCKS + lane / (width / 4)], bits);
@@ -407,8 +419,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
             uint8_t scale[2];
             float v[4], error[2];
-            if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-            else gmm__quant_load_row(x, l, v);
+            gmm__quant_load_line(x, columnwise, l, hadamard, v);
             gmm__quant_four_over_six(&s->global, v, gmm_f32_from_bits(shared_amax[l / 16 * GMM_TILE_BLOCKS + lane / 4]),
                                      f->four_over_six == 2, scale, error);
             for (i = 0; i < 2; i++)
@@ -437,8 +448,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     }
     for (l = gmm__warp(); l < GMM_TILE; l += GMM__QUANT_WARPS) {
         float v[4];
-        if (columnwise) gmm__quant_load_col(x, l, hadamard, v);
-        else gmm__quant_load_row(x, l, v);
+        gmm__quant_load_line(x, columnwise, l, hadamard, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
     if (!s->view.apart) return;
@@ -491,8 +501,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
         }
         for (k = 0; k < 2 && tensor && a->phase != GMM_QUANT_AMAX; k++) {
             const float scale = f->delayed ? a->scale ? a->scale[i] : 1.0f
-                                           : gmm_scale_from_amax(amax[k], gmm_dtype_largest(f->dtype),
-                                                                 gmm_dtype_largest(GMM_F32), f->eps, f->pow2);
+                                           : gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, amax[k]);
             gmm__qview v;
             if (copy[k]->dtype == GMM_NONE) continue;
             v = gmm__qview_of(copy[k], k ? GMM_COLUMNWISE : GMM_ROWWISE, a->grouped, i, 0, 0, 0, 1);
@@ -501,8 +510,8 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
     }
     for (i = first; a->columns && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
-        ((float *)(void *)v.scale)[i % a->cols] = gmm_scale_inverse(gmm_scale_from_amax(
-            a->columns[i], gmm_dtype_largest(f->dtype), gmm_dtype_largest(GMM_F32), f->eps, f->pow2));
+        ((float *)(void *)v.scale)[i % a->cols] =
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)

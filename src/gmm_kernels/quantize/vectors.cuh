@@ -1,231 +1,118 @@
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
-/* A CTA processes tiles of 128 x 128, a warp 32 rows by 64 columns: lane 8 i + j holds rows 8 i to 8 i + 7 and
-   columns 8 j to 8 j + 7 in registers, in memory format. A block of 16 or 32 along a row or a column spans 2 or 4
-   lanes, and a lane has 8 codes of every line of a copy. Columnwise codes are transposed in shared memory. MX32,
-   whose copies are both stored in the order of the source, has sixteen rows of sixteen bytes per lane, so that sixteen
-   lanes write complete lines of memory; stores of half lines are slower. */
+/* A CTA of 8 warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
+   format (words.cuh), so that rows and columns are encoded from one load:
+
+       columns   0       64      128       columns   0   8   16  24  32  40  48  56
+       rows  0   +-------+-------+         rows  0   lane 0   1   2   3   4   5   6   7
+                 | warp 0| warp 4|               8        8   9  10  11  12  13  14  15
+            32   +-------+-------+              16       16  17  18  19  20  21  22  23
+                 | warp 1| warp 5|              24       24  25  26  27  28  29  30  31
+            64   +-------+-------+
+                 | warp 2| warp 6|         A block of 16 elements of a row or a column lies in two lanes, one of
+            96   +-------+-------+         128 of a row in 8 lanes of two warps, of a column in 4 lanes of four
+                 | warp 3| warp 7|         warps.
+           128   +-------+-------+
+
+   Rowwise codes are stored from registers, 8 per lane and row; columnwise codes are transposed in shared memory.
+   MX32, whose copies are both stored in the order of the source, has a tile of its own (stages_mx32.cuh). */
 enum {
-    GMM__VEC_WARP_ROWS = 32, GMM__VEC_WARP_COLS = 64,
+    GMM_CAST_WARP_ROWS = 32, GMM_CAST_WARP_COLS = 64,
     /* bytes of a column of FP8 codes in shared memory; 16 bytes of padding follow every eight columns */
-    GMM__VEC_COLUMN = GMM_TILE,
-    GMM__VEC_CODES = GMM_TILE * GMM__VEC_COLUMN + GMM_TILE / 8 * 16,
+    GMM_CAST_FP8_COLUMN = GMM_TILE,
+    GMM_CAST_FP8_CODES = GMM_TILE * GMM_CAST_FP8_COLUMN + GMM_TILE / 8 * 16,
+    GMM_CAST_NV16_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
+    GMM_CAST_NV16_CODES = GMM_TILE * GMM_CAST_NV16_COLUMN + GMM_TILE / 8 * 16,
     /* tiles of a strip that a CTA processes (NV16, and MX32 from 16-bit sources) */
-    GMM__VEC_TILES = 2,
-    GMM__NV_COLUMN = GMM_TILE / 2, /* the same for E2M1 codes */
-    GMM__NV_CODES = GMM_TILE * GMM__NV_COLUMN + GMM_TILE / 8 * 16
+    GMM_CAST_TILES = 2
 };
 
-/* Functions of words of packed elements: the values of eight elements, and maxima of absolute values, which ignore
-   NaN. The instructions keep subnormal values whatever the compiler flags. */
-enum { gmm__words_bf16 = 4, gmm__words_f16 = 4, gmm__words_f32 = 8 };
-enum { gmm__elems16_bf16 = 8, gmm__elems16_f16 = 8, gmm__elems16_f32 = 4 }; /* elements in sixteen bytes */
-GMM__DEVICE float gmm__word_value_bf16(const uint32_t *w, int32_t j) {
-    return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
-}
-GMM__DEVICE float gmm__word_value_f16(const uint32_t *w, int32_t j) {
-    const uint16_t h = (uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]);
-    return gmm_cvt_f32_f16(h);
-}
-GMM__DEVICE float gmm__word_value_f32(const uint32_t *w, int32_t j) { return gmm_f32_from_bits(w[j]); }
-GMM__DEVICE uint32_t gmm__word_max_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_f32(maximum, w);
-}
-/* The larger half of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold_bf16(uint32_t maximum) {
-    const uint32_t low = maximum << 16, high = maximum & 0xFFFF0000u;
-    return low > high ? low : high;
-}
-GMM__DEVICE uint32_t gmm__word_fold_f16(uint32_t maximum) {
-    const uint32_t low = maximum & 0xFFFFu, high = maximum >> 16, w = low > high ? low : high;
-    return gmm_f32_bits(gmm__word_value_f16(&w, 0));
-}
-GMM__DEVICE uint32_t gmm__word_fold_f32(uint32_t maximum) { return maximum; }
-/* Maxima that return NaN if an operand is NaN. */
-GMM__DEVICE uint32_t gmm__word_max_nan_bf16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f16(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-GMM__DEVICE uint32_t gmm__word_max_nan_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_nan_abs_f32(maximum, w);
-}
-
-/* Maxima in fewer instructions, for chains that start with an unmodified word: the sign of the result is
-   meaningless, and a result is NaN only if all operands are. gmm__word_max_*(0, result) is the absolute value, 0 for
-   NaN. */
-GMM__DEVICE uint32_t gmm__word_max_signed_bf16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_bf16x2(maximum, w);
-#else
-    return gmm__word_max_bf16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f16(uint32_t maximum, uint32_t w) {
-#if __CUDA_ARCH__ >= 860
-    return gmm_max_xorsign_abs_f16x2(maximum, w);
-#else
-    return gmm__word_max_f16(maximum & 0x7FFF7FFFu, w);
-#endif
-}
-GMM__DEVICE uint32_t gmm__word_max_signed_f32(uint32_t maximum, uint32_t w) {
-    return gmm_max_abs_abs_f32(maximum, w);
-}
-
-/* Sign bits of eight values, at bit 3 of each nibble. */
-GMM__DEVICE uint32_t gmm__vec_signs(const float v[8]) {
-    const uint32_t odd = __byte_perm(__byte_perm(gmm_f32_bits(v[1]), gmm_f32_bits(v[3]), 0x0073),
-                                     __byte_perm(gmm_f32_bits(v[5]), gmm_f32_bits(v[7]), 0x0073), 0x5410);
-    const uint32_t even = __byte_perm(__byte_perm(gmm_f32_bits(v[0]), gmm_f32_bits(v[2]), 0x0073),
-                                      __byte_perm(gmm_f32_bits(v[4]), gmm_f32_bits(v[6]), 0x0073), 0x5410);
-    return (odd & 0x80808080u) | ((even >> 4) & 0x08080808u);
-}
-/* |v encode_scale|; saturate: 6 if it is larger or NaN. */
-GMM__DEVICE float gmm__vec_product(float v, float encode_scale, int saturate) {
-    const float m = gmm_mul_abs_f32(v, encode_scale);
-    return saturate ? gmm_min_6_f32(m) : m;
-}
-/* E2M1 codes of eight values times |encode_scale|. The code of an absolute value m is 2 m up to 2, m + 2 up to 4, and
-   m / 2 + 4 up to 6, each rounded to even once by an addition to 2^23; the smallest of the three is the right one.
-   Products either saturate at 6 (`saturate`), or none of them may be NaN or reach 7. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8(const float v[8], float encode_scale, int saturate) {
-    uint32_t codes = 0;
-    int32_t j;
-#pragma unroll
-    for (j = 7; j >= 0; j--) {
-        uint32_t low, middle, high;
-        gmm_e2m1_candidates(gmm__vec_product(v[j], encode_scale, saturate), &low, &middle, &high);
-        low = low < middle ? low : middle;
-        codes = codes * 16 + (low < high ? low : high);
-    }
-    codes -= 0xFB000000u; /* 0x4B000000 times 1 + 16 + ... + 16^7 */
-    return codes | gmm__vec_signs(v);
-}
-/* The same with stochastic rounding as in gmm_f32_to_e2m1_random; element j uses byte j % 4 of word j / 4. A product
-   is increased by a random fraction of the E2M1 step and truncated: multiplied by 2^-126, bits 22 and up are the
-   code. */
-GMM__DEVICE uint32_t gmm__vec_e2m1x8_random(const float v[8], float encode_scale, const uint32_t random[2]) {
-    uint32_t codes = 0;
-    int32_t j;
-#pragma unroll
-    for (j = 7; j >= 0; j--) {
-        const float m = gmm__vec_product(v[j], encode_scale, 1);
-        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
-        codes = codes * 16 + (bits >> 22);
-    }
-    return codes | gmm__vec_signs(v);
-}
-/* Transposes an 8 x 8 matrix of nibbles: nibble j of word i becomes nibble i of word j. */
-GMM__DEVICE void gmm__vec_transpose_nibbles(uint32_t w[8]) {
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 8; i += 2) {
-        const uint32_t low = (w[i] & 0x0F0F0F0Fu) | ((w[i + 1] << 4) & 0xF0F0F0F0u);
-        w[i + 1] = ((w[i] >> 4) & 0x0F0F0F0Fu) | (w[i + 1] & 0xF0F0F0F0u);
-        w[i] = low;
-    }
-#pragma unroll
-    for (i = 0; i < 8; i++)
-        if (!(i & 2)) {
-            const uint32_t low = __byte_perm(w[i], w[i + 2], 0x6240);
-            w[i + 2] = __byte_perm(w[i], w[i + 2], 0x7351);
-            w[i] = low;
-        }
-#pragma unroll
-    for (i = 0; i < 4; i++) {
-        const uint32_t low = __byte_perm(w[i], w[i + 4], 0x5410);
-        w[i + 4] = __byte_perm(w[i], w[i + 4], 0x7632);
-        w[i] = low;
-    }
-}
-
 /* Number of strips of a call, and the split if warps compute it. All threads call it. */
-GMM__DEVICE gmm_warp_split gmm__vec_split(const gmm__quant_args *a) {
+GMM__DEVICE gmm_warp_split gmm_cast_split(const gmm__quant_args *a) {
     gmm_warp_split w = { 0, 0, 0, 0 };
     if (a->warp_split) return gmm_warp_split_scan(&a->groups, GMM_TILE, threadIdx.x < 32 && blockIdx.x == 0 &&
                                                   blockIdx.y == 0);
     w.total = (int32_t)gmm__quant_strips(a->grouped, a->tiles, a->units, a->rows);
     return w;
 }
-/* Strip number `index`, with the fields of gmm__quant_strip. *c0: first column of the `cta_tiles` tiles that the CTA
-   processes of it. */
-typedef struct gmm__vec_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm__vec_strip;
-GMM__DEVICE gmm__vec_strip gmm__vec_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t index,
-                                             int32_t cta_tiles, int32_t *c0) {
-    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    const int32_t strip = a->backward ? w->total - 1 - index : index;
-    gmm__vec_strip p;
-    *c0 = tile * cta_tiles * GMM_TILE;
+
+/* gmm__quant_strip in 32 bits. */
+typedef struct gmm_cast_strip { int32_t unit, row, m, rows, source_row, padded_row; } gmm_cast_strip;
+
+/* Strip number `strip`, in the order of addresses. */
+GMM__DEVICE gmm_cast_strip gmm_cast_strip_of(const gmm__quant_args *a, const gmm_warp_split *w, int32_t strip) {
     if (a->warp_split) {
         const int32_t g = __popc(__ballot_sync(0xFFFFFFFFu, w->tiles <= strip));
         const int32_t group_first = w->tiles - (w->rows + GMM_TILE - 1) / GMM_TILE;
-        const int32_t first_strip = __shfl_sync(0xFFFFFFFFu, group_first, g);
-        const int32_t rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
-        p.unit = g;
-        p.source_row = __shfl_sync(0xFFFFFFFFu, w->begin, g);
-        p.rows = rows;
-        p.padded_row = first_strip * GMM_TILE;
-        p.row = (strip - first_strip) * GMM_TILE;
-        p.m = rows - p.row < GMM_TILE ? rows - p.row : (int32_t)GMM_TILE;
+        const int32_t first = __shfl_sync(0xFFFFFFFFu, group_first, g), rows = __shfl_sync(0xFFFFFFFFu, w->rows, g);
+        const int32_t begin = __shfl_sync(0xFFFFFFFFu, w->begin, g), row = (strip - first) * GMM_TILE;
+        const gmm_cast_strip p = { g, row, min(rows - row, (int32_t)GMM_TILE), rows, begin, first * GMM_TILE };
+        return p;
     } else {
-        const gmm__quant_strip strip64 = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows,
-                                                             strip);
-        p.unit = (int32_t)strip64.unit;
-        p.row = (int32_t)strip64.row;
-        p.m = (int32_t)strip64.m;
-        p.rows = (int32_t)strip64.rows;
-        p.source_row = (int32_t)strip64.source_row;
-        p.padded_row = (int32_t)strip64.padded_row;
+        const gmm__quant_strip s = gmm__quant_strip_of(a->grouped, a->tiles, a->offsets, a->units, a->rows, strip);
+        const gmm_cast_strip p = { (int32_t)s.unit, (int32_t)s.row, (int32_t)s.m, (int32_t)s.rows,
+                                   (int32_t)s.source_row, (int32_t)s.padded_row };
+        return p;
     }
-    return p;
-}
-GMM__DEVICE uint8_t *gmm__vec_data(const gmm_mat *m, int64_t step, int64_t unit) {
-    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
-}
-GMM__DEVICE uint8_t *gmm__vec_scales(const gmm_mat *m, int64_t step, int64_t unit) {
-    return m->scale_table ? (uint8_t *)m->scale_table[unit] : (uint8_t *)m->scale + unit * step;
-}
-/* Stores the codes of a lane's part of a row. */
-GMM__DEVICE void gmm__vec_store_codes_bf16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(e5m2, v), gmm__quant_fp8x4(e5m2, v + 4));
-}
-GMM__DEVICE void gmm__vec_store_codes_f16(uint8_t *dst, int32_t e5m2, const float v[8]) {
-    gmm__vec_store_codes_bf16(dst, e5m2, v);
-}
-GMM__DEVICE void gmm__vec_store_codes_f32(uint8_t *dst, int32_t e5m2, const float v[4]) {
-    gmm_st_global_b32(dst, gmm__quant_fp8x4(e5m2, v));
-}
-/* gmm_mx_scale of two amaxes that are not NaN, the second in the next byte. `inverse`: reciprocal of the dtype's
-   largest value. */
-GMM__DEVICE uint32_t gmm__vec_mx_scale2(float first, float second, float inverse) {
-    const float amax[2] = { first, second };
-    uint32_t bytes = 0;
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 2; i++) {
-        const uint32_t u = gmm_f32_bits(gmm__fmul(amax[i], inverse)), exponent = (u + 0x7FFFFFu) >> 23;
-        bytes |= (u <= 0x400000u ? 0u : exponent < 254u ? exponent : 254u) << 8 * i;
-    }
-    return bytes;
-}
-/* gmm_e8m0_reciprocal of scale byte i of an array of words. */
-GMM__DEVICE float gmm__vec_mx_reciprocal(const uint32_t *scales4, int32_t i) {
-    const uint32_t bits = (254u - ((scales4[i >> 2] >> 8 * (i & 3)) & 0xFFu)) << 23;
-    return gmm_f32_from_bits(bits > 0x400000u ? bits : 0x400000u);
 }
 
-/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the copy,
+/* A tile of a vectorized cast, and what of it belongs to this lane. */
+typedef struct gmm_cast_tile {
+    const gmm__quant_args *a;
+    gmm_dtype source;    /* dtype of the source: a constant of the kernel's instance */
+    int32_t rowwise, columnwise; /* the copies that the call has */
+    gmm_cast_strip p;    /* the strip of rows that the tile is part of */
+    int32_t c0, cols;    /* first column of the tile; columns of the matrix */
+    int32_t row0, col0;  /* in the tile: first row and first column of the lane */
+    int32_t in_cols;     /* whether the lane's columns exist */
+    int32_t valid_rows;  /* rows from row0 on that exist; below 1 or above 8 where none or more than the lane's do */
+    int32_t padded_rows; /* rows of the unit as its scales count them */
+} gmm_cast_tile;
+
+/* What all tiles of a lane have in common. */
+GMM__DEVICE gmm_cast_tile gmm_cast_tile_init(const gmm__quant_args *a, gmm_dtype source) {
+    const int32_t lane = gmm__lane(), warp = gmm__warp();
+    gmm_cast_tile t;
+    t.a = a;
+    t.source = source;
+    t.row0 = warp % 4 * GMM_CAST_WARP_ROWS + 8 * (lane >> 3);
+    t.col0 = warp / 4 * GMM_CAST_WARP_COLS + 8 * (lane & 7);
+    t.rowwise = a->rowwise.dtype != GMM_NONE;
+    t.columnwise = a->columnwise.dtype != GMM_NONE;
+    return t;
+}
+/* Moves to the tile that begins at column c0. */
+GMM__DEVICE void gmm_cast_tile_at(gmm_cast_tile *t, int32_t c0) {
+    t->c0 = c0;
+    t->in_cols = t->col0 < t->cols - c0;
+}
+/* Moves to the first of the `cta_tiles` tiles that the CTA processes of strip number `index` of its sequence. */
+GMM__DEVICE void gmm_cast_tile_move(gmm_cast_tile *t, const gmm_warp_split *w, int32_t index, int32_t cta_tiles) {
+    const gmm__quant_args *a = t->a;
+    const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
+    t->cols = (int32_t)a->cols;
+    gmm_cast_tile_at(t, tile * cta_tiles * GMM_TILE);
+    t->p = gmm_cast_strip_of(a, w, a->backward ? w->total - 1 - index : index);
+    t->valid_rows = t->p.m - t->row0;
+    t->padded_rows = a->grouped ? (t->p.rows + 127) & ~127 : t->p.rows;
+}
+
+/* --- addresses --- */
+
+GMM__DEVICE uint8_t *gmm_cast_data(const gmm_mat *m, int64_t step, int64_t unit) {
+    return m->table ? (uint8_t *)m->table[unit] : (uint8_t *)m->data + unit * step;
+}
+/* The one address of scales: those of a strip's unit in the rowwise (copy 0) or columnwise copy (copy 1). `offset`:
+   bytes of scales of the padded rows before a group (gmm_scale_base). */
+GMM__DEVICE uint8_t *gmm_cast_scales(const gmm_cast_tile *t, int32_t copy, int64_t offset) {
+    const gmm_mat *m = copy ? &t->a->columnwise : &t->a->rowwise;
+    uint8_t *const scales = m->scale_table ? (uint8_t *)m->scale_table[t->p.unit]
+                                     : (uint8_t *)m->scale + t->p.unit * t->a->scale_step[copy];
+    return scales + (t->a->grouped ? offset : 0);
+}
+/* Stores four scale bytes of line l of a tile, the first of block `tile_block` of the tile. `dst`: scales of the unit,
    where the tile starts with line `line` and block `block` and a line has `along` scales. */
-GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
+GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int32_t line, int32_t block, int32_t along,
                                         int32_t l, int32_t tile_block, uint32_t scales4) {
     if (order == GMM_SCALES_SWIZZLED)
         dst += (int64_t)line * along + block * 128 + tile_block * 128 + (l & 31) * 16 + (l >> 5) * 4;
@@ -233,115 +120,120 @@ GMM__DEVICE void gmm__vec_store_scales4(uint8_t *dst, gmm_scale_order order, int
     if (block + tile_block < along) gmm_st_global_b32(dst, scales4);
 }
 
-/* NV16 scale bytes of four blocks. `check`: bit 7 of the first byte is set if a product may reach 7. */
-GMM__DEVICE uint32_t gmm__vec_nv_scale4(const float amax[4], const float *encodes, int check) {
-    float v[4], maximum = 0.0f;
-    uint32_t scales4;
-    int32_t i;
-    /* infinity saturates to the largest code as well */
+/* --- load --- */
+
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
+                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
+    const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
+    int32_t i, k;
 #pragma unroll
-    for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_fp8x4(0, v);
+    for (i = 0; i < rows; i++, src += pitch)
 #pragma unroll
-    for (i = 0; i < 4 && check; i++) {
-        const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
-        maximum = m > maximum ? m : maximum;
-    }
-    return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
+        for (k = 0; k < words; k += 4) {
+            uint4 v = make_uint4(0u, 0u, 0u, 0u);
+            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+            x[i * stride + k] = v.x;
+            x[i * stride + k + 1] = v.y;
+            x[i * stride + k + 2] = v.z;
+            x[i * stride + k + 3] = v.w;
+        }
 }
-/* Encode scale of block i of eight, whose scale bytes are in two words. */
-GMM__DEVICE float gmm__vec_nv_encode(const float *encodes, const uint32_t scales4[2], int32_t i) {
-    return encodes[((i & 4 ? scales4[1] : scales4[0]) >> 8 * (i & 3)) & 0x7Fu];
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+}
+/* Values of the lane's row or column number l. */
+GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) v[i] = gmm__word_value(source, x[columnwise ? i : l], columnwise ? l : i);
+}
+/* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
+GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
+    const gmm__quant_args *a = t->a;
+    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit),
+                    (t->p.source_row + t->p.row + (t->row0 + i)) * a->src.ld + (t->c0 + t->col0 + j));
 }
 
-/* BF16: clears the sign of NaN. */
-GMM__DEVICE uint32_t gmm__vec_positive_nan(uint32_t w) {
-    if ((w & 0x7FFFu) > 0x7F80u) w &= 0xFFFF7FFFu;
-    if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
-    return w;
-}
-/* BF16: flips the signs of rows selected by bits of `signs`. gmm__vec_gather16 then exchanges words between the two
-   lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
-   right ones in the lower lane. */
-GMM__DEVICE void gmm__vec_flip_signs(uint32_t x[8][4], uint32_t signs) {
+/* --- amax --- */
+
+/* Maxima of the lane's parts of its columns, as words. */
+GMM__DEVICE void gmm_cast_col_maxima(gmm_dtype source, const uint32_t x[8][8], uint32_t col[8]) {
     int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source); k++) {
+        col[k] = 0;
+#pragma unroll
+        for (i = 0; i < 8; i++) col[k] = gmm__word_max(source, col[k], x[i][k]);
+    }
+}
+/* Maxima of the lane's parts of its rows, as bits of fp32. with_cols: and of its columns, from absolute values that are
+   computed once. */
+GMM__DEVICE void gmm_cast_row_maxima(gmm_dtype source, const uint32_t x[8][8], uint32_t row[8], int32_t with_cols,
+                                     uint32_t col[8]) {
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source) && with_cols; k++) col[k] = 0;
 #pragma unroll
     for (i = 0; i < 8; i++) {
-        const uint32_t flip = ((signs >> i) & 1u) * 0x80008000u;
+        row[i] = 0;
 #pragma unroll
-        for (k = 0; k < 4; k++) x[i][k] ^= flip;
+        for (k = 0; k < gmm__words8(source); k++) {
+            row[i] = gmm__word_max(source, row[i], x[i][k]);
+            if (with_cols) col[k] = gmm__word_max(source, col[k], x[i][k]);
+        }
+        row[i] = gmm__word_fold(source, row[i]);
     }
 }
-GMM__DEVICE void gmm__vec_gather16(const uint32_t x[8][4], int32_t lower, uint32_t dst[16][2]) {
+/* Maxima of columns over the four lanes above one another, that is over the warp's 32 rows. */
+GMM__DEVICE void gmm_cast_reduce_cols(gmm_dtype source, uint32_t col[8]) {
+    int32_t i, k;
+#pragma unroll
+    for (k = 0; k < gmm__words8(source); k++)
+#pragma unroll
+        for (i = 8; i < 32; i <<= 1)
+            col[k] = gmm__word_max(source, col[k], __shfl_xor_sync(0xFFFFFFFFu, col[k], i));
+}
+/* Maximum of the warp's part of a tile, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm_cast_warp_max(gmm_dtype source, const uint32_t x[8][8]) {
+    uint32_t maximum = 0;
     int32_t i, k;
 #pragma unroll
     for (i = 0; i < 8; i++)
 #pragma unroll
-        for (k = 0; k < 2; k++) {
-            const uint32_t received = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
-            dst[i][k] = lower ? received : x[i][k];
-            dst[i + 8][k] = lower ? x[i][k + 2] : received;
-        }
+        for (k = 0; k < gmm__words8(source); k++) maximum = gmm__word_max(source, maximum, x[i][k]);
+    return __reduce_max_sync(0xFFFFFFFFu, gmm__word_fold(source, maximum));
 }
-/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
-GMM__DEVICE void gmm__vec_hadamard_stages(float *v, int32_t count, int32_t last) {
-    int32_t i, stride;
-#pragma unroll
-    for (stride = 1; stride <= last; stride *= 2)
-#pragma unroll
-        for (i = 0; i < count; i++)
-            if (!(i & stride)) {
-                const float a = v[i], b = v[i + stride];
-                v[i] = gmm__fadd(a, b);
-                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
-}
-/* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
-   `hadamard`. NaN loses its sign. */
-GMM__DEVICE void gmm__vec_column16(const uint32_t x[16][2], int32_t j, int32_t hadamard, uint32_t dst[8]) {
-    float v[16];
-    int32_t i;
-#pragma unroll
-    for (i = 0; i < 16; i++) v[i] = gmm__word_value_bf16(x[i], j);
-    if (hadamard) {
-        gmm__vec_hadamard_stages(v, 16, 8);
-#pragma unroll
-        for (i = 0; i < 16; i++) v[i] = gmm__fmul(v[i], 0.25f);
-    }
-#pragma unroll
-    for (i = 0; i < 8; i++)
-        dst[i] = gmm_cvt_bf16x2(v[2 * i + 1], v[2 * i]);
-}
-/* Largest absolute value of the transforms of this lane's and its neighbour's blocks of 16, as bits of an fp32
-   rounded to BF16. The last stage takes |a| + |b|, the larger of |a + b| and |a - b|, so that it needs no order. */
-GMM__DEVICE uint32_t gmm__vec_hadamard_amax(const uint32_t x[8][4], int32_t lower) {
-    float maximum = 0.0f;
-    uint32_t bits;
-    int32_t i, k, half;
-#pragma unroll
-    for (k = 0; k < 2; k++) {
-        uint32_t own[8], received[8];
-#pragma unroll
-        for (i = 0; i < 8; i++) {
-            received[i] = __shfl_xor_sync(0xFFFFFFFFu, lower ? x[i][k] : x[i][k + 2], 8);
-            own[i] = lower ? x[i][k + 2] : x[i][k];
-        }
-#pragma unroll
-        for (half = 0; half < 2; half++) {
-            float a[8], b[8];
-#pragma unroll
-            for (i = 0; i < 8; i++) {
-                a[i] = gmm__word_value_bf16(&own[i], half);
-                b[i] = gmm__word_value_bf16(&received[i], half);
-            }
-            gmm__vec_hadamard_stages(a, 8, 4);
-            gmm__vec_hadamard_stages(b, 8, 4);
-#pragma unroll
-            for (i = 0; i < 8; i++)
-                maximum = gmm_max_sum_abs_f32(maximum, a[i], b[i]);
-        }
-    }
-    bits = gmm_f32_to_bf16(gmm__fmul(maximum, 0.25f));
-    return bits << 16;
+/* Raises an amax in device memory; it is read first, since most values do not raise it. */
+GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
+    if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
 }
 
+/* --- encode --- */
+
+/* Where a column begins in codes that are transposed in shared memory, `bytes` per column. */
+GMM__DEVICE int32_t gmm_cast_smem_column(int32_t bytes, int32_t col) { return col * bytes + (col >> 3) * 16; }
+/* A tile's columns are stored from shared memory in steps of 16 bytes per thread. Where the thread's first ones go.
+   bytes, pitch: bytes of a column in shared memory, and from one column to the next in device memory. */
+GMM__DEVICE uint8_t *gmm_cast_col_codes(const gmm_cast_tile *t, int32_t thread, int32_t bytes, int64_t pitch) {
+    const gmm__quant_args *a = t->a;
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes; /* elements per byte */
+    const int64_t begin = (a->grouped ? t->p.padded_row : 0) + t->p.row;
+    return gmm_cast_data(&a->columnwise, a->step[1], t->p.unit) + begin / elements +
+           (t->c0 + thread / chunks) * pitch + thread % chunks * 16;
+}
+/* Stores the columns from there on. All threads call it after a barrier. */
+GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int32_t bytes, uint8_t *codes,
+                                     uint8_t *dst, int64_t pitch) {
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_BLOCK / chunks;
+    int32_t k;
+    if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
+#pragma unroll
+        for (k = thread / chunks; k < GMM_TILE; k += step, dst += step * pitch)
+            if (k < t->cols - t->c0)
+                gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + gmm_cast_smem_column(bytes, k) +
+                                                                         thread % chunks * 16));
+}

@@ -2249,8 +2249,9 @@ typedef struct model_kind { const char *scheme; gmm_ckpt_form form; gmm_scaling 
 static const model_kind model_kinds[] = {
     {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
     {"megatron", GMM_CKPT_STACKED, GMM_SCALING_128X128, 0}, {"sequential", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
-    {"legacy", GMM_CKPT_WIDE, GMM_SCALING_NONE, 0}, {"mixtral", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
-    {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0}, {"qwen3-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
+    {"legacy", GMM_CKPT_WIDE, GMM_SCALING_NONE, 0}, {"mixtral", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
+    {"mixtral", GMM_CKPT_EACH, GMM_SCALING_128X128, 1}, {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
+    {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 1}, {"qwen3-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
     {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
     {"fused", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"fused-transposed", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0},
     {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_MX32, 0}};
@@ -2264,9 +2265,10 @@ typedef struct model { const model_kind *kind; model_tensor t[MODEL_TENSORS]; in
 /* Whether the layout has this row of the scheme. Rows of linears that are not experts belong to every layout. */
 static int model_has(const model_kind *k, const gmm_ckpt_row *row) {
     const int expert = row->slot == GMM_CKPT_FC1 || row->slot == GMM_CKPT_FC2;
-    if (row->kind == GMM_CKPT_SCALE && !k->fp8 && k->scaling != GMM_SCALING_MX32) return 0;
+    if (row->kind > GMM_CKPT_SCALE || (row->kind == GMM_CKPT_SCALE && row->scaling == GMM_SCALING_128X128 &&
+                                       (!k->fp8 || !strstr(row->pattern, "_scale_inv")))) return 0;
     if (!expert) return 1;
-    if (row->kind != GMM_CKPT_BIAS && row->scaling != k->scaling) return 0;
+    if (row->kind != GMM_CKPT_BIAS && (row->scaling == GMM_SCALING_MX32) != (k->scaling == GMM_SCALING_MX32)) return 0;
     return (row->form == GMM_CKPT_EACH) == (k->form == GMM_CKPT_EACH);
 }
 

@@ -123,7 +123,10 @@ typedef enum gmm_ckpt_slot {
 typedef enum gmm_ckpt_kind {
     GMM_CKPT_WEIGHT = 0,
     GMM_CKPT_BIAS = 1,
-    GMM_CKPT_SCALE = 2, /* of the weight's blocks */
+    GMM_CKPT_SCALE = 2,        /* of the weight's blocks */
+    GMM_CKPT_TENSOR_SCALE = 3, /* one value that multiplies all scales of a matrix */
+    GMM_CKPT_AMAX = 4,         /* one value: the largest absolute value of a matrix */
+    GMM_CKPT_KIND_COUNT = 5,
     GMM_CKPT_KIND_MAX = 0x7fffffff
 } gmm_ckpt_kind;
 
@@ -259,6 +262,8 @@ typedef struct gmm_ckpt_source {
                                       other dropped */
     int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
                                       0: they are extra. Their data is never read */
+    int32_t equal_scales;          /* 1: where ETP's ranks, or gate and up, have a scale each of a block that the target
+                                      has one scale for, these scales are equal, and the first is read; 0: an error */
 } gmm_ckpt_source;
 
 /* The tensors that the model needs. */

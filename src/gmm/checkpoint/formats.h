@@ -148,7 +148,7 @@ static const gmm__ck_format *gmm__ck_find_format(const gmm__ck_quantized *q, int
         *dtypes |= f->scales;
         if (!(f->scales >> q->scale->dtype & 1)) continue;
         gmm__ck_scale_extents(f->scaling, q->rows, q->cols, &rows, &cols);
-        for (*dims = q->dims; *dims >= gmm__ck_least_dims(f->scaling, q->dims); --*dims)
+        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims)
             if (gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims) >= 0) return f;
         if (n + 48 < capacity)
             n += (size_t)snprintf(shapes + n, capacity - n, "%s%lld x %lld (%s)", n ? ", " : "", (long long)rows,

@@ -99,7 +99,7 @@ static int gmm__ck_compare_ranges(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* What dequantizing reads beside the codes: bytes of the scales of one row of blocks, which is the least at once, and of
+/* What dequantizing reads beside the codes: the bytes of the scales of one row of blocks, the least at once, and of
    the scales of `codes` codes. */
 static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m, int64_t codes,
                                        int64_t *all_bytes) {

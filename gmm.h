@@ -11302,25 +11302,31 @@ typedef struct gmm__ck_quantized {
     int64_t experts;                      /* of one scale tensor, where it holds all */
     int64_t rows, cols;                   /* elements of one expert's matrix in the tensor */
     int32_t dims, packed;                 /* of the codes */
+    int alike;                            /* 1: codes of several experts stand one below another; 0: they do not */
 } gmm__ck_quantized;
 
-/* The format, and in *dims how the scales of a matrix are stored. NULL: none; *dtypes are then the scales' dtypes of
-   all formats that such codes can have, and `shapes` what their shapes would be. */
+/* The format, and in *dims how the scales of a matrix are stored. Scales that are stacked as their codes win. NULL:
+   none; *dtypes are then the scales' dtypes of all formats that such codes can have, and `shapes` what their shapes
+   would be. */
 static const gmm__ck_format *gmm__ck_find_format(const gmm__ck_quantized *q, int32_t *dims, uint32_t *dtypes,
                                                  char *shapes, size_t capacity) {
-    size_t i, n = 0;
+    const int32_t formats = (int32_t)(sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]);
+    size_t n = 0;
+    int32_t i;
     *dtypes = 0;
     *shapes = 0;
-    for (i = 0; i < sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]; i++) {
-        const gmm__ck_format *f = &gmm__ck_formats[i];
+    for (i = 0; i < 2 * formats; i++) { /* scales that are stacked alike, then all */
+        const gmm__ck_format *f = &gmm__ck_formats[i % formats];
         int64_t rows, cols;
         if (!(f->codes >> q->codes->dtype & 1) || f->packed != q->packed) continue;
         *dtypes |= f->scales;
         if (!(f->scales >> q->scale->dtype & 1)) continue;
         gmm__ck_scale_extents(f->scaling, q->rows, q->cols, &rows, &cols);
-        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims)
-            if (gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims) >= 0) return f;
-        if (n + 48 < capacity)
+        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims) {
+            const int found = gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims);
+            if (found >= 0 && (i >= formats || !*dims || found == q->alike)) return f;
+        }
+        if (i < formats && n + 48 < capacity)
             n += (size_t)snprintf(shapes + n, capacity - n, "%s%lld x %lld (%s)", n ? ", " : "", (long long)rows,
                                   (long long)cols, gmm_scaling_name(f->scaling));
     }
@@ -12364,7 +12370,7 @@ static size_t gmm__ck_suffix(const char *pattern, const char **suffix) {
     const char *next;
     for (*suffix = strstr(pattern, "weight"); *suffix && (next = strstr(*suffix + 6, "weight")) != NULL;)
         *suffix = next;
-    *suffix += *suffix ? 6 : 0;
+    if (*suffix) *suffix += 6;
     return *suffix ? strcspn(*suffix, "{") : 0;
 }
 
@@ -13173,6 +13179,8 @@ static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x
     q.experts = part_experts;
     q.packed = gmm__ck_is_packed(codes->dtype);
     q.dims = x->dims;
+    q.alike = row->form != GMM_CKPT_EACH && h->row->form != GMM_CKPT_EACH &&
+              codes->rank == gmm__ck_dimensions(row, x->dims);
     q.cols = gmm__ck_part_cols(b, x);
     q.rows = x->f / (x->rows_sharded ? rank->etp_size : 1) * (half == GMM_CKPT_BOTH ? x->halves : 1);
     if (gmm__ck_is_gtp_sharded(b, x)) { /* the rows of one rank */
@@ -13973,6 +13981,7 @@ static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, co
     q.experts = experts;
     q.packed = gmm__ck_is_packed(t->dtype);
     q.dims = t->rank - own;
+    q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
     q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
     q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
     format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
@@ -14523,8 +14532,10 @@ static gmm_status gmm__ck_convert_scales(gmm__ck_builder *b, gmm__ck_key_list *k
         memcpy(stem, weight, strlen(weight));
         memcpy(stem + strlen(weight), row->pattern + sizeof front - 1, strlen(row->pattern) - (sizeof front - 1));
         for (each = gmm__ck_module; each->kind != row->kind || !gmm__ck_same_suffix(each, row); each++) {}
-        if (row->kind != GMM_CKPT_SCALE && !(format && format->beside >> row->kind & 1)) continue;
+        if (row->kind != GMM_CKPT_SCALE && format && !(format->beside >> row->kind & 1)) continue;
         status = gmm__ck_find_group(b, keys, experts, stem, 1, &f);
+        if (!status && row->kind != GMM_CKPT_SCALE && !format && (f.any || f.grouped_count))
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
         if (!status) status = gmm__ck_check_group(b, &f, experts, stem, grouped, &present);
         if (status) return status;
         if (!present) continue;

@@ -2561,7 +2561,7 @@ static void quantized_refused(int format) {
                     (fault == BESIDE_ALL && (f->scaling != GMM_SCALING_NV16 || f->beside == 3)) ||
                     (fault == LAST_EXTENT && f->dims < 2) || (fault == FIRST_EXTENT && !f->dims && !form) ||
                     (fault == EXPERTS && !form) ||
-                    (parity && (fault == EXTRA || (packed_of(f) && f->codes == GMM_U8 && fault == MISSING_ALL)))) {
+                    (parity && (fault == EXTRA || (f->codes == GMM_U8 && !f->beside && fault == MISSING_ALL)))) {
                     gmm_ckpt_table_destroy(t);
                     continue;
                 }

@@ -132,25 +132,31 @@ typedef struct gmm__ck_quantized {
     int64_t experts;                      /* of one scale tensor, where it holds all */
     int64_t rows, cols;                   /* elements of one expert's matrix in the tensor */
     int32_t dims, packed;                 /* of the codes */
+    int alike;                            /* 1: codes of several experts stand one below another; 0: they do not */
 } gmm__ck_quantized;
 
-/* The format, and in *dims how the scales of a matrix are stored. NULL: none; *dtypes are then the scales' dtypes of
-   all formats that such codes can have, and `shapes` what their shapes would be. */
+/* The format, and in *dims how the scales of a matrix are stored. Scales that are stacked as their codes win. NULL:
+   none; *dtypes are then the scales' dtypes of all formats that such codes can have, and `shapes` what their shapes
+   would be. */
 static const gmm__ck_format *gmm__ck_find_format(const gmm__ck_quantized *q, int32_t *dims, uint32_t *dtypes,
                                                  char *shapes, size_t capacity) {
-    size_t i, n = 0;
+    const int32_t formats = (int32_t)(sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]);
+    size_t n = 0;
+    int32_t i;
     *dtypes = 0;
     *shapes = 0;
-    for (i = 0; i < sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]; i++) {
-        const gmm__ck_format *f = &gmm__ck_formats[i];
+    for (i = 0; i < 2 * formats; i++) { /* scales that are stacked alike, then all */
+        const gmm__ck_format *f = &gmm__ck_formats[i % formats];
         int64_t rows, cols;
         if (!(f->codes >> q->codes->dtype & 1) || f->packed != q->packed) continue;
         *dtypes |= f->scales;
         if (!(f->scales >> q->scale->dtype & 1)) continue;
         gmm__ck_scale_extents(f->scaling, q->rows, q->cols, &rows, &cols);
-        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims)
-            if (gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims) >= 0) return f;
-        if (n + 48 < capacity)
+        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims) {
+            const int found = gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims);
+            if (found >= 0 && (i >= formats || !*dims || found == q->alike)) return f;
+        }
+        if (i < formats && n + 48 < capacity)
             n += (size_t)snprintf(shapes + n, capacity - n, "%s%lld x %lld (%s)", n ? ", " : "", (long long)rows,
                                   (long long)cols, gmm_scaling_name(f->scaling));
     }

@@ -189,6 +189,8 @@ static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x
     q.experts = part_experts;
     q.packed = gmm__ck_is_packed(codes->dtype);
     q.dims = x->dims;
+    q.alike = row->form != GMM_CKPT_EACH && h->row->form != GMM_CKPT_EACH &&
+              codes->rank == gmm__ck_dimensions(row, x->dims);
     q.cols = gmm__ck_part_cols(b, x);
     q.rows = x->f / (x->rows_sharded ? rank->etp_size : 1) * (half == GMM_CKPT_BOTH ? x->halves : 1);
     if (gmm__ck_is_gtp_sharded(b, x)) { /* the rows of one rank */

@@ -294,8 +294,10 @@ static gmm_status gmm__ck_convert_scales(gmm__ck_builder *b, gmm__ck_key_list *k
         memcpy(stem, weight, strlen(weight));
         memcpy(stem + strlen(weight), row->pattern + sizeof front - 1, strlen(row->pattern) - (sizeof front - 1));
         for (each = gmm__ck_module; each->kind != row->kind || !gmm__ck_same_suffix(each, row); each++) {}
-        if (row->kind != GMM_CKPT_SCALE && !(format && format->beside >> row->kind & 1)) continue;
+        if (row->kind != GMM_CKPT_SCALE && format && !(format->beside >> row->kind & 1)) continue;
         status = gmm__ck_find_group(b, keys, experts, stem, 1, &f);
+        if (!status && row->kind != GMM_CKPT_SCALE && !format && (f.any || f.grouped_count))
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
         if (!status) status = gmm__ck_check_group(b, &f, experts, stem, grouped, &present);
         if (status) return status;
         if (!present) continue;

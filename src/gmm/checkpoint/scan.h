@@ -61,6 +61,7 @@ static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, co
     q.experts = experts;
     q.packed = gmm__ck_is_packed(t->dtype);
     q.dims = t->rank - own;
+    q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
     q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
     q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
     format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);

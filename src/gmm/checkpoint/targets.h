@@ -79,7 +79,7 @@ static size_t gmm__ck_suffix(const char *pattern, const char **suffix) {
     const char *next;
     for (*suffix = strstr(pattern, "weight"); *suffix && (next = strstr(*suffix + 6, "weight")) != NULL;)
         *suffix = next;
-    *suffix += *suffix ? 6 : 0;
+    if (*suffix) *suffix += 6;
     return *suffix ? strcspn(*suffix, "{") : 0;
 }
 

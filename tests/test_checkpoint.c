@@ -1,6 +1,8 @@
 /* test_checkpoint.c - names, normalizers, plans and their geometry */
 #include "test.h"
 
+#include "gmm_gtp.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -2648,6 +2650,10 @@ static void quantized_cuts(int arg) {
         {4, 1, 64, 48, 1, 0, 24, 0, {"row0, row 24,", "rows 16 to 31 (nv16)", "unit of nv16 is 16 rows"}},
         {5, 1, 80, 32, 1, 0, -1, 40, {"GTP rank 1, row 40,", "rows 32 to 47 (nv16)", "unit of nv16 is 16 rows"}}};
     (void)arg;
+    for (int i = 0; i < T_COUNT(qformats); i++)
+        T_CHECK(qformats[i].rows != 1 || !qformats[i].cols || qformats[i].unit == gmm_gtp_unit(qformats[i].scaling),
+                "%s: GTP's unit is %lld", qformats[i].name, (long long)gmm_gtp_unit(qformats[i].scaling));
+    MUST(gmm_gtp_unit(GMM_SCALING_128X128) == qformats[0].unit);
     for (int i = 0; i < T_COUNT(cases); i++) {
         const int fc2 = cases[i].fc2, gtp = cases[i].gtp ? 2 : 1;
         const qweight w = qweight_of(&qformats[cases[i].format], 1, fc2 ? 1 : 2, cases[i].rows, cases[i].cols);

@@ -1538,7 +1538,8 @@ typedef enum gmm_ckpt_parity {
               splits, and leaves them where it leaves the weights: Megatron-LM holds a quantized stack as one object,
               whose members have their scales. They are then required, in the form and with the prefix of their weights,
               with dtypes and shapes of a format (scale_missing, both_layouts, ambiguous, dtype, shape,
-              not_divisible). U8 weights are quantized where they have scales.
+              not_divisible). U8 weights are codes in SAFE where they have in / 2 columns, in UPSTREAM where they have
+              scales.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -15339,7 +15340,7 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
    whole matrices. A run as long as n - 1 rows overlaps n of them, and with that at most n rows of scales, or
    3 + n / block + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows, int64_t block) {
-    const int64_t least = block && block < rows ? block : rows;
+    const int64_t least = gmm__min_i64(rows, block ? block : 1 << 20); /* the product below fits 63 bits */
     const int64_t rows_of_scales = scales > 3 ? 1 + (scales - 3) * least / 2 : 0;
     return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }

@@ -2499,6 +2499,40 @@ static void quantized(int arg) {
         }
 }
 
+/* ETP ranks whose scales of one row or matrix differ: a target within one rank's part takes that rank's. */
+static void quantized_own_scales(int format) {
+    for (int fc2 = 0; fc2 < 2; fc2++)
+        for (int to = 2; to <= 4; to += 2)
+            for (int rank = 0; rank < to; rank++) {
+                const qside sides[2] = {{0, 1, 2, 1, 0}, {0, 1, to, 1, 0}};
+                const qweight w[2] = {qweight_of(&qformats[format], 2, 1, 256, 256),
+                                      qweight_of(&qformats[format], 2, 1, 256, 256)};
+                const int part = rank * 2 / to;
+                const qshard want = qshard_of(&w[part], &sides[1], fc2, 0, rank, 0);
+                gmm_ckpt_linear l = linear_of("fc", 2, 256, 256, 1, 0);
+                call c;
+                plan_run m;
+                l.slot = fc2 ? GMM_CKPT_FC2 : GMM_CKPT_FC1;
+                call_begin(&c, NULL, "module", "module");
+                c.source.part_count = 2;
+                for (int p = 0; p < 2; p++) {
+                    const qshard s = qshard_of(&w[p], &sides[0], fc2, 0, p, 0);
+                    gmm_ckpt_table *t = table_new();
+                    qweight_add(t, &w[p], 1, &s, NULL);
+                    c.part[p].table = t;
+                    c.part[p].rank.etp_rank = p;
+                    c.part[p].rank.etp_size = 2;
+                }
+                c.target.rank.etp_rank = rank;
+                c.target.rank.etp_size = to;
+                m = plan_ok(&c, &l, 1);
+                apply(&m, 0);
+                qweight_check(&m, &w[part], 1, &want, "its own scales");
+                gmm_ckpt_plan_destroy(m.plan);
+                for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+            }
+}
+
 /* Both normalizers, in both modes and directions; weights below one another split too. */
 static void quantized_normalizers(int format) {
     const qweight w = qweight_small(format, 1);
@@ -3383,6 +3417,8 @@ void tests_checkpoint(void) {
         t_add_host(quantized, i, "checkpoint %s, %s: forms, ranks, blocks", qformats[i / 2].name,
                    i % 2 ? "fc2" : "fc1");
     for (int i = 0; i < T_COUNT(qformats); i++) {
+        if (qformats[i].rows != 128) t_add_host(quantized_own_scales, i, "checkpoint %s: scales of each ETP rank",
+                                                qformats[i].name);
         t_add_host(quantized_normalizers, i, "checkpoint %s: normalizers", qformats[i].name);
         t_add_host(quantized_refused, i, "checkpoint %s: scales that do not fit", qformats[i].name);
         for (int way = 0; way < 3; way++)

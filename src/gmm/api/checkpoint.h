@@ -372,7 +372,8 @@ typedef enum gmm_ckpt_parity {
               splits, and leaves them where it leaves the weights: Megatron-LM holds a quantized stack as one object,
               whose members have their scales. They are then required, in the form and with the prefix of their weights,
               with dtypes and shapes of a format (scale_missing, both_layouts, ambiguous, dtype, shape,
-              not_divisible). U8 weights are quantized where they have scales.
+              not_divisible). U8 weights are codes in SAFE where they have in / 2 columns, in UPSTREAM where they have
+              scales.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,

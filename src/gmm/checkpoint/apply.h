@@ -209,7 +209,7 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
    whole matrices. A run as long as n - 1 rows overlaps n of them, and with that at most n rows of scales, or
    3 + n / block + n / rows of them. */
 static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows, int64_t block) {
-    const int64_t least = block && block < rows ? block : rows;
+    const int64_t least = gmm__min_i64(rows, block ? block : 1 << 20); /* the product below fits 63 bits */
     const int64_t rows_of_scales = scales > 3 ? 1 + (scales - 3) * least / 2 : 0;
     return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }

@@ -2722,6 +2722,66 @@ static void quantized_cuts(int arg) {
     }
 }
 
+/* The last GTP shard of a matrix may end inside a block, as target and as source; padding rows are zeros. */
+static void quantized_tail(int format) {
+    const qformat *f = &qformats[format];
+    const qside whole_side = {0, 1, 1, 1, 0}, cut_side = {0, 1, 1, 2, 0};
+    const qweight w = qweight_of(f, 2, 1, 200, 130);
+    const qshard all = qshard_of(&w, &whole_side, 1, 0, 0, 0);
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 200, 130, 1, 0);
+    gmm_ckpt_cut cut = GMM_ZERO;
+    call c;
+    plan_run m;
+    l.slot = GMM_CKPT_FC2;
+    qweight_add(t, &w, 0, &all, NULL);
+    call_begin(&c, t, "module", "module");
+    c.target.cuts = &cut;
+    for (int padded = 0; padded < 2; padded++)
+        for (int g = 0; g < 2; g++) {
+            const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+            cut.row0 = s.row[0];
+            cut.rows = s.n;
+            cut.stored_rows = padded ? 128 : s.n;
+            MUST(s.n == (g ? 72 : 128) || f->rows != 128);
+            m = plan_ok(&c, &l, 1);
+            apply(&m, 0);
+            if (!padded) {
+                qweight_check(&m, &w, 1, &s, "a tail");
+            } else {
+                const gmm_ckpt_tensor *codes = get(m.targets, "fc.weight");
+                const int64_t row = codes->bytes / 2 / 128;
+                MUST(codes->shape[1] == 128 && codes->bytes == 2 * 128 * row);
+                for (int64_t i = s.n * row; i < 128 * row; i++) MUST(m.memory[codes->offset + i] == 0);
+            }
+            gmm_ckpt_plan_destroy(m.plan);
+        }
+    c.target.cuts = NULL;
+    c.source.part_count = 2;
+    for (int g = 0; g < 2; g++) {
+        const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+        gmm_ckpt_table *part = table_new();
+        qweight_add(part, &w, g ? 0 : 1, &s, NULL);
+        c.part[g].table = part;
+        c.part[g].rank.gtp_rank = g;
+        c.part[g].rank.gtp_size = 2;
+    }
+    plan_refused(&c, &l, 1, GMM_CKPT_BOTH_LAYOUTS, "fc.weight"); /* ranks differ in form */
+    for (int g = 0; g < 2; g++) {
+        const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+        gmm_ckpt_table *part = table_new();
+        qweight_add(part, &w, 1, &s, NULL);
+        gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[g].table);
+        c.part[g].table = part;
+    }
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    qweight_check(&m, &w, 1, &all, "shards with a tail");
+    gmm_ckpt_plan_destroy(m.plan);
+    for (int g = 0; g < 2; g++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[g].table);
+    gmm_ckpt_table_destroy(t);
+}
+
 /* An FC1 whose gate rows end inside a block of 128 rows stays as it is where no row moves. */
 static void quantized_gate_end(int arg) {
     const qweight w = qweight_of(&qformats[0], 2, 1, 192, 130); /* 96 gate and 96 up rows, quantized together */
@@ -3419,6 +3479,7 @@ void tests_checkpoint(void) {
     for (int i = 0; i < T_COUNT(qformats); i++) {
         if (qformats[i].rows != 128) t_add_host(quantized_own_scales, i, "checkpoint %s: scales of each ETP rank",
                                                 qformats[i].name);
+        t_add_host(quantized_tail, i, "checkpoint %s: last GTP shard", qformats[i].name);
         t_add_host(quantized_normalizers, i, "checkpoint %s: normalizers", qformats[i].name);
         t_add_host(quantized_refused, i, "checkpoint %s: scales that do not fit", qformats[i].name);
         for (int way = 0; way < 3; way++)

@@ -1289,7 +1289,10 @@ typedef enum gmm_ckpt_slot {
 typedef enum gmm_ckpt_kind {
     GMM_CKPT_WEIGHT = 0,
     GMM_CKPT_BIAS = 1,
-    GMM_CKPT_SCALE = 2, /* of the weight's blocks */
+    GMM_CKPT_SCALE = 2,        /* of the weight's blocks */
+    GMM_CKPT_TENSOR_SCALE = 3, /* one value that multiplies all scales of a matrix */
+    GMM_CKPT_AMAX = 4,         /* one value: the largest absolute value of a matrix */
+    GMM_CKPT_KIND_COUNT = 5,
     GMM_CKPT_KIND_MAX = 0x7fffffff
 } gmm_ckpt_kind;
 
@@ -1318,9 +1321,9 @@ typedef struct gmm_ckpt_row {
     gmm_ckpt_half half;
     gmm_ckpt_form form;
     int32_t transposed;
-    gmm_scaling scaling; /* of a quantized weight and of its scales: 128X128 (the weight may also be unquantized) or
-                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To
-                            dequantize several experts, their weights and scales must both be EACH or both not EACH */
+    gmm_scaling scaling; /* 128X128: of weights that may be quantized in any format below, and of their scales, tensor
+                            scales and amaxes. MX32: of gpt-oss's U8 blocks [..., r, c / 32, 16] and their scales. NONE:
+                            of weights in 16 or 32 bits, which are quantized only if the linear has rows of scales */
 } gmm_ckpt_row;
 
 typedef struct gmm_ckpt_scheme {
@@ -1338,11 +1341,51 @@ typedef struct gmm_ckpt_scheme {
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
        sequential   Megatron's SequentialMLP
        legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; reads [E, F, H] too
-       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
+       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
-       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
+       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F]
+   All but legacy, fused and fused-transposed have names of scales: see below. */
 GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name);
 GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
+
+/* ---- Quantized weights
+
+   A plan finds the format of a linear's weights by the dtypes and shapes of weights and scales. R x C is the matrix of
+   one expert in its tensor.
+       format     weight                            scales
+       128X128    E4M3, E5M2 [R, C]                 F32, BF16 [R/128, C/128]
+       ROW        E4M3, E5M2 [R, C]                 F32, BF16 [R] or [R, 1]
+       TENSOR     E4M3, E5M2 [R, C]                 F32, BF16 [], [1] or [1, 1]; an F32 amax may stand beside it
+       MX32       E4M3, E5M2 [R, C] (MXFP8); U8 [R, C/2], E2M1 [R, C], gpt-oss's blocks (MXFP4)
+                                                    E8M0, U8 [R, C/32]
+       NV16       U8 [R, C/2], E2M1 [R, C]          E4M3 [R, C/16]; beside them an F32 tensor scale, an F32 amax, or
+                                                    both, of shapes [], [1] or [1, 1] (NVFP4)
+   Quotients are rounded up, except C/2. A byte has two 4-bit codes, the one of the even column in its low half; E2M1
+   counts codes. Tensors of all experts have an extent of E in front, or E times the first extent where the shape has
+   one. Several formats may fit small matrices: the first of the order above is taken, of those that are stacked as
+   their weights first. A [1, 1] of at most 128 x 128 is 128X128.
+   Bytes      Files hold what frameworks store: plain row-major scales of the rowwise copy, without the padding, the
+              order and the swizzle of gmm_layout_of, which a caller makes after loading. Columnwise copies and the
+              scales of activations are none of the weights' tensors: they are extra keys.
+   Names      module, megatron and sequential put _scale_inv or _scale, _tensor_scale and _amax behind "weight", in
+              front of an expert's index: weight_scale_inv3. mixtral, qwen2-moe, qwen3-moe and deepseek-v3 have
+              weight_scale_inv or weight_scale, and weight_scale_2 for the tensor scale; no amax. Scales keep their
+              name where the target's scheme has it. All multiply: a reciprocal, as compressed-tensors'
+              weight_global_scale, is an extra key.
+   Moves      With target.dtype NONE, codes and scales are copied: scales are stacked, split, cut, joined and
+              interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
+              every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
+              dequantize several experts, weights and scales must both be EACH or both not EACH (shape).
+   Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
+              and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
+              (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
+              have to be joined, of ETP ranks or of gate and up, unless equal_scales says that they are equal. GTP ranks
+              share the scale of a matrix, and the first one's is read.
+              scale_missing: scales of any expert or half, or an NV16 weight without tensor scale and amax.
+              dtype, shape: scales that no format has, also where experts differ.
+              both_layouts: scales under two names, or for all experts together and for each.
+              extra_index, extra_key: scales of experts that are not declared, of weights that are not quantized, and
+              kinds that the format lacks. */
 
 /* ---- Plans */
 
@@ -1357,12 +1400,12 @@ typedef struct gmm_ckpt_linear {
     int32_t bias;          /* 1: it has a bias; 0: keys of a bias are extra */
     int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both forms: 1 STACKED, 0 EACH */
     int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
-    gmm_scaling scaling;   /* set by gmm_ckpt_scan: 128X128 or MX32 where its weights are quantized. Plans ignore it */
+    gmm_scaling scaling;   /* set by gmm_ckpt_scan: the format of quantized weights. Plans ignore it */
 } gmm_ckpt_linear;
 
 /* The rows that a rank of generalized tensor parallelism (GTP) has of the local matrix of its EP and ETP rank: row0,
-   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside a
-   block of scales, and gate and up rows in separate tensors, are not_divisible. */
+   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside GTP's
+   unit of a quantized weight, and gate and up rows in separate tensors, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
@@ -1425,6 +1468,8 @@ typedef struct gmm_ckpt_source {
                                       other dropped */
     int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
                                       0: they are extra. Their data is never read */
+    int32_t equal_scales;          /* 1: where ETP's ranks, or gate and up, have a scale each of a block that the target
+                                      has one scale for, these scales are equal, and the first is read; 0: an error */
 } gmm_ckpt_source;
 
 /* The tensors that the model needs. */
@@ -1488,8 +1533,13 @@ typedef enum gmm_ckpt_parity {
    paths. SAFE ignores the segments `module` and `_orig_mod` in matching, and keeps them in names; a key belongs to the
    longest path with which its module ends.
    The plan's targets are the whole new table, including unchanged tensors. Plans consist of views and copies.
-   SAFE requires the scales of E4M3 and E5M2 weights (weight_scale_inv, indexed or grouped like the weights), also where
-   the weights are only copied, and converts them likewise.
+   Scales     SAFE requires the scales of E4M3, E5M2 and E2M1 weights, also where the weights are only copied, and
+              converts them into the form of the weights. UPSTREAM converts them together with weights that it stacks or
+              splits, and leaves them where it leaves the weights: Megatron-LM holds a quantized stack as one object,
+              whose members have their scales. They are then required, in the form and with the prefix of their weights,
+              with dtypes and shapes of a format (scale_missing, both_layouts, ambiguous, dtype, shape,
+              not_divisible). U8 weights are codes in SAFE where they have in / 2 columns, in UPSTREAM where they have
+              scales.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -1509,7 +1559,7 @@ typedef enum gmm_ckpt_move_kind {
     GMM_CKPT_VIEW = 0,    /* the whole target is the source from element src_at on: nothing is copied */
     GMM_CKPT_COPY = 1,
     GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
-    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
+    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once: 128X128, ROW, TENSOR, MX32 */
     GMM_CKPT_ZERO = 4,
     GMM_CKPT_MOVE_KIND_MAX = 0x7fffffff
 } gmm_ckpt_move_kind;
@@ -11002,15 +11052,20 @@ GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name
 #define GMM__CK_PLAIN(pattern, slot, kind) \
     {pattern, slot, kind, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, GMM_SCALING_NONE}
 
+/* A weight, its bias and its scales in one form; `front` and `e` stand around the words of the names. */
+#define GMM__CK_SCALE_LIST(front, e, slot, form) \
+    GMM__CK_ROW(front "weight_scale_inv" e, slot, GMM_CKPT_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_scale" e, slot, GMM_CKPT_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_tensor_scale" e, slot, GMM_CKPT_TENSOR_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_amax" e, slot, GMM_CKPT_AMAX, GMM_CKPT_BOTH, form, 0, 128X128)
+#define GMM__CK_LINEAR_LIST(front, e, slot, form) \
+    GMM__CK_ROW(front "weight" e, slot, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "bias" e, slot, GMM_CKPT_BIAS, GMM_CKPT_BOTH, form, 0, NONE), \
+    GMM__CK_SCALE_LIST(front, e, slot, form)
+
 static const gmm_ckpt_row gmm__ck_module[] = {
-    GMM__CK_ROW("{p}.weight{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128),
-    GMM__CK_ROW("{p}.weight", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, 128X128),
-    GMM__CK_ROW("{p}.bias{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, NONE),
-    GMM__CK_ROW("{p}.bias", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, NONE),
-    GMM__CK_ROW("{p}.weight_scale_inv{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0,
-                128X128),
-    GMM__CK_ROW("{p}.weight_scale_inv", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0,
-                128X128),
+    GMM__CK_LINEAR_LIST("{p}.", "{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST("{p}.", "", GMM_CKPT_SLOT_ANY, GMM_CKPT_STACKED),
 };
 
 /* Router and shared experts, which every Megatron scheme has. */
@@ -11019,41 +11074,22 @@ static const gmm_ckpt_row gmm__ck_module[] = {
     GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
     GMM__CK_PLAIN(GMM__CK_L "router.expert_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc1.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT), \
+    GMM__CK_SCALE_LIST(GMM__CK_L "shared_experts.linear_fc1.", "", GMM_CKPT_SHARED_FC1, GMM_CKPT_EACH), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc2.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT), \
-    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc1.weight_scale_inv", GMM_CKPT_SHARED_FC1, GMM_CKPT_SCALE, \
-                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
-    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc2.weight_scale_inv", GMM_CKPT_SHARED_FC2, GMM_CKPT_SCALE, \
-                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
+    GMM__CK_SCALE_LIST(GMM__CK_L "shared_experts.linear_fc2.", "", GMM_CKPT_SHARED_FC2, GMM_CKPT_EACH), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.gate_weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT)
 
-#define GMM__CK_BOTH(pattern, slot, kind, form, scaling) \
-    GMM__CK_ROW(GMM__CK_L "experts." pattern, slot, kind, GMM_CKPT_BOTH, form, 0, scaling)
-
 static const gmm_ckpt_row gmm__ck_megatron[] = {
-    GMM__CK_BOTH("linear_fc1.weight{e}", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc1.bias{e}", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
-    GMM__CK_BOTH("linear_fc1.weight_scale_inv{e}", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight{e}", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc2.bias{e}", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
-    GMM__CK_BOTH("linear_fc2.weight_scale_inv{e}", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc1.", "{e}", GMM_CKPT_FC1, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc1.", "", GMM_CKPT_FC1, GMM_CKPT_STACKED),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc2.", "{e}", GMM_CKPT_FC2, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc2.", "", GMM_CKPT_FC2, GMM_CKPT_STACKED),
     GMM__CK_MEGATRON_LIST,
 };
 
 static const gmm_ckpt_row gmm__ck_sequential[] = {
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH,
-                 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH,
-                 128X128),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.local_experts.{e}.linear_fc1.", "", GMM_CKPT_FC1, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.local_experts.{e}.linear_fc2.", "", GMM_CKPT_FC2, GMM_CKPT_EACH),
     GMM__CK_MEGATRON_LIST,
 };
 
@@ -11063,48 +11099,48 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Every expert's gate, up and down weights are separate tensors. */
-#define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
-    GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
+/* A weight as Hugging Face's models name it, with the scales of each format: weight_scale_inv of 128x128 blocks and of
+   one value, weight_scale of all others, and weight_scale_2 beside those of NV16. Every expert's gate, up and down
+   weights are separate tensors. */
+#define GMM__CK_EACH(pattern, slot, kind, half) \
+    GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, 128X128)
+#define GMM__CK_WEIGHT_LIST(pattern, slot, half) \
+    GMM__CK_EACH(pattern, slot, GMM_CKPT_WEIGHT, half), \
+    GMM__CK_EACH(pattern "_scale_inv", slot, GMM_CKPT_SCALE, half), \
+    GMM__CK_EACH(pattern "_scale", slot, GMM_CKPT_SCALE, half), \
+    GMM__CK_EACH(pattern "_scale_2", slot, GMM_CKPT_TENSOR_SCALE, half)
 
 static const gmm_ckpt_row gmm__ck_mixtral[] = {
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w3.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w1.weight", GMM_CKPT_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w3.weight", GMM_CKPT_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w2.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH),
     GMM__CK_PLAIN(GMM__CK_H "block_sparse_moe.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
 };
 
-#define GMM__CK_QWEN_LIST(scaling) \
-    GMM__CK_EACH("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, scaling), \
-    GMM__CK_EACH("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, scaling), \
-    GMM__CK_EACH("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, scaling), \
+#define GMM__CK_QWEN_LIST \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_GATE), \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_UP), \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH), \
     GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT)
 
 static const gmm_ckpt_row gmm__ck_qwen3[] = {
-    GMM__CK_QWEN_LIST(NONE),
+    GMM__CK_QWEN_LIST,
 };
 
 static const gmm_ckpt_row gmm__ck_qwen2[] = {
-    GMM__CK_QWEN_LIST(NONE),
-    GMM__CK_EACH("mlp.shared_expert.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
-    GMM__CK_EACH("mlp.shared_expert.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
-    GMM__CK_EACH("mlp.shared_expert.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_QWEN_LIST,
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
     GMM__CK_PLAIN(GMM__CK_H "mlp.shared_expert_gate.weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT),
 };
 
-#define GMM__CK_FP8(pattern, slot, half) \
-    GMM__CK_EACH(pattern, slot, GMM_CKPT_WEIGHT, half, 128X128), \
-    GMM__CK_EACH(pattern "_scale_inv", slot, GMM_CKPT_SCALE, half, 128X128)
-
 static const gmm_ckpt_row gmm__ck_deepseek[] = {
-    GMM__CK_FP8("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_GATE),
-    GMM__CK_FP8("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_UP),
-    GMM__CK_FP8("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH),
-    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+    GMM__CK_QWEN_LIST,
     GMM__CK_PLAIN(GMM__CK_H "mlp.gate.e_score_correction_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT),
-    GMM__CK_FP8("mlp.shared_experts.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
-    GMM__CK_FP8("mlp.shared_experts.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
-    GMM__CK_FP8("mlp.shared_experts.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
 };
 
 #define GMM__CK_STACK(pattern, slot, kind, transposed, scaling) \
@@ -11157,10 +11193,11 @@ static const gmm_ckpt_scheme gmm__ck_schemes[] = {
 #undef GMM__CK_ROW
 #undef GMM__CK_PLAIN
 #undef GMM__CK_MEGATRON_LIST
-#undef GMM__CK_BOTH
+#undef GMM__CK_SCALE_LIST
+#undef GMM__CK_LINEAR_LIST
 #undef GMM__CK_EACH
 #undef GMM__CK_QWEN_LIST
-#undef GMM__CK_FP8
+#undef GMM__CK_WEIGHT_LIST
 #undef GMM__CK_STACK
 #undef GMM__CK_SCHEME
 
@@ -11176,6 +11213,181 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name) {
     return NULL;
 }
 
+/* Formats of quantized weights: the dtypes of codes and scales, and the format that the tensors of a source have. */
+
+enum {
+    GMM__CK_CODES_8 = 1 << GMM_E4M3 | 1 << GMM_E5M2,
+    GMM__CK_CODES_4 = 1 << GMM_U8 | 1 << GMM_E2M1,
+    GMM__CK_FLOAT_SCALES = 1 << GMM_F32 | 1 << GMM_BF16,
+    GMM__CK_BYTE_SCALES = 1 << GMM_E8M0 | 1 << GMM_U8
+};
+
+/* Sets of dtypes and kinds are bits. The blocks of a scaling are those of GMM_SCALING_LIST. */
+typedef struct gmm__ck_format {
+    gmm_scaling scaling;
+    uint32_t codes, scales;      /* dtypes */
+    int32_t packed;              /* 1: codes of 4 bits, two per byte */
+    int32_t gtp_rows;            /* GTP's recipe unit: its shards begin at multiples of these rows */
+    uint32_t beside;             /* kinds that may stand beside the scales */
+    int32_t needs_beside;        /* 1: one of them must */
+    int32_t dequantized;         /* 1: moves can dequantize it */
+} gmm__ck_format;
+
+/* Where the dtypes of several formats are those of a source, the first whose shape fits is its format. */
+static const gmm__ck_format gmm__ck_formats[] = {
+    {GMM_SCALING_128X128, GMM__CK_CODES_8, GMM__CK_FLOAT_SCALES, 0, 128, 0, 0, 1},
+    {GMM_SCALING_ROW, GMM__CK_CODES_8, GMM__CK_FLOAT_SCALES, 0, 1, 0, 0, 1},
+    {GMM_SCALING_TENSOR, GMM__CK_CODES_8, GMM__CK_FLOAT_SCALES, 0, 1, 1 << GMM_CKPT_AMAX, 0, 1},
+    {GMM_SCALING_MX32, GMM__CK_CODES_8, GMM__CK_BYTE_SCALES, 0, 32, 0, 0, 1},
+    {GMM_SCALING_MX32, GMM__CK_CODES_4, GMM__CK_BYTE_SCALES, 1, 32, 0, 0, 1},
+    {GMM_SCALING_NV16, GMM__CK_CODES_4, 1 << GMM_E4M3, 1, 16, 1 << GMM_CKPT_TENSOR_SCALE | 1 << GMM_CKPT_AMAX, 1, 0},
+};
+
+/* Rows and columns of a scaling's block; 0 = the whole extent. */
+static void gmm__ck_block_of(gmm_scaling scaling, int64_t *rows, int64_t *cols) {
+    static const int16_t blocks[][2] = {
+#define GMM__X(name, value, text, dtype, rows, cols) {rows, cols},
+        GMM_SCALING_LIST(GMM__X)
+#undef GMM__X
+    };
+    *rows = blocks[scaling][0];
+    *cols = blocks[scaling][1];
+}
+
+/* The format that moves can dequantize by these dtypes, or NULL. */
+static const gmm__ck_format *gmm__ck_format_of(gmm_scaling scaling, gmm_dtype codes, gmm_dtype scales) {
+    size_t i;
+    for (i = 0; i < sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]; i++) {
+        const gmm__ck_format *f = &gmm__ck_formats[i];
+        if (f->scaling == scaling && f->dequantized && f->codes >> codes & 1 && f->scales >> scales & 1) return f;
+    }
+    return NULL;
+}
+
+/* The row of scales of a row of codes. */
+static int64_t gmm__ck_scale_line(gmm_scaling scaling, int64_t row) {
+    int64_t block_rows, block_cols;
+    gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    return block_rows ? row / block_rows : 0;
+}
+
+/* Rows and columns of the scales of a matrix. */
+static void gmm__ck_scale_extents(gmm_scaling scaling, int64_t rows, int64_t cols, int64_t *scale_rows,
+                                  int64_t *scale_cols) {
+    int64_t block_rows, block_cols;
+    gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    *scale_rows = block_rows ? gmm__ceil_div(rows, block_rows) : 1;
+    *scale_cols = block_cols ? gmm__ceil_div(cols, block_cols) : 1;
+}
+
+/* Whether a dtype holds two codes per byte; quantized tensors alone have such bytes. */
+static int gmm__ck_is_packed(gmm_dtype dtype) { return GMM__CK_CODES_4 >> dtype & 1; }
+
+/* Rows and columns of a quantized tensor's matrices, and of their scales. Blocks of MX32 with an extent of 16 bytes
+   are matrices of one block per row, which have the same scales one after another. */
+static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
+                                int64_t *scale_rows, int64_t *scale_cols) {
+    *rows = t->rank > 1 ? t->shape[t->rank - 2] : 1;
+    *cols = t->shape[t->rank - 1] * (t->dtype == GMM_U8 ? 2 : 1);
+    gmm__ck_scale_extents(scaling, *rows, *cols, scale_rows, scale_cols);
+}
+
+/* Dimensions of one matrix as a row stores it, given those of its elements: 0 for one value, 1 for a vector, 2. */
+static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int32_t dims) {
+    return dims == 2 && row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT ? 3 : dims;
+}
+
+/* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. */
+static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int32_t dims,
+                              int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
+    const int32_t n = gmm__ck_dimensions(row, dims);
+    const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
+    int64_t matrix[3];
+    int32_t i, d;
+    matrix[0] = n == 2 && row->transposed ? cols : rows;
+    matrix[1] = n == 3 ? cols / 32 : row->transposed ? rows : cols;
+    matrix[2] = 16;
+    for (i = 0; i < 2; i++) {
+        const int split = stacked && (n == 0 || i == (row->form == GMM_CKPT_TALL)); /* an extent of experts alone */
+        rank[i] = 0;
+        if (split) shape[i][rank[i]++] = experts;
+        for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
+        if (stacked && !split) shape[i][0] *= experts;
+    }
+    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
+    return stacked ? 2 : 1;
+}
+
+/* The first of a row's shapes that a tensor has, -1 if it has none of them. */
+static int gmm__ck_shape_index(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t, int64_t experts, int64_t rows,
+                               int64_t cols, int32_t dims) {
+    int64_t shape[2][GMM_CKPT_RANK];
+    int32_t rank[2], d;
+    const int n = gmm__ck_row_shapes(row, experts, rows, cols, dims, shape, rank);
+    int i;
+    for (i = 0; i < n; i++) {
+        int equal = rank[i] == t->rank;
+        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
+        if (equal) return i;
+    }
+    return -1;
+}
+
+/* The least dimensions that the scales of one matrix are stored with; `dims` of the matrix at most. */
+static int32_t gmm__ck_least_dims(gmm_scaling scaling, int32_t dims) {
+    int64_t rows, cols;
+    gmm__ck_block_of(scaling, &rows, &cols);
+    return cols ? dims : rows ? 1 : 0;
+}
+
+/* A stored weight and its scales, for finding their format. */
+typedef struct gmm__ck_quantized {
+    const gmm_ckpt_row *row;              /* of the scales */
+    const gmm_ckpt_tensor *codes, *scale;
+    int64_t experts;                      /* of one scale tensor, where it holds all */
+    int64_t rows, cols;                   /* elements of one expert's matrix in the tensor */
+    int32_t dims, packed;                 /* of the codes */
+    int alike;                            /* 1: codes of several experts stand one below another; 0: they do not */
+} gmm__ck_quantized;
+
+/* The format, and in *dims how the scales of a matrix are stored. Scales that are stacked as their codes win. NULL:
+   none; *dtypes are then the scales' dtypes of all formats that such codes can have, and `shapes` what their shapes
+   would be. */
+static const gmm__ck_format *gmm__ck_find_format(const gmm__ck_quantized *q, int32_t *dims, uint32_t *dtypes,
+                                                 char *shapes, size_t capacity) {
+    const int32_t formats = (int32_t)(sizeof gmm__ck_formats / sizeof gmm__ck_formats[0]);
+    size_t n = 0;
+    int32_t i;
+    *dtypes = 0;
+    *shapes = 0;
+    for (i = 0; i < 2 * formats; i++) { /* scales that are stacked alike, then all */
+        const gmm__ck_format *f = &gmm__ck_formats[i % formats];
+        int64_t rows, cols;
+        if (!(f->codes >> q->codes->dtype & 1) || f->packed != q->packed) continue;
+        *dtypes |= f->scales;
+        if (!(f->scales >> q->scale->dtype & 1)) continue;
+        gmm__ck_scale_extents(f->scaling, q->rows, q->cols, &rows, &cols);
+        for (*dims = gmm__ck_least_dims(f->scaling, q->dims); *dims <= q->dims; ++*dims) {
+            const int found = gmm__ck_shape_index(q->row, q->scale, q->experts, rows, cols, *dims);
+            if (found >= 0 && (i >= formats || !*dims || found == q->alike)) return f;
+        }
+        if (i < formats && n + 48 < capacity)
+            n += (size_t)snprintf(shapes + n, capacity - n, "%s%lld x %lld (%s)", n ? ", " : "", (long long)rows,
+                                  (long long)cols, gmm_scaling_name(f->scaling));
+    }
+    return NULL;
+}
+
+/* Writes the names of a set of dtypes, as "e8m0, u8". */
+static const char *gmm__ck_dtype_names(uint32_t set, char *text, size_t capacity) {
+    size_t n = 0;
+    int32_t d;
+    *text = 0;
+    for (d = 0; d <= GMM_I64; d++)
+        if (set >> d & 1 && n + 8 < capacity)
+            n += (size_t)snprintf(text + n, capacity - n, "%s%s", n ? ", " : "", gmm_dtype_name((gmm_dtype)d));
+    return text;
+}
 /* .................................................................................... 15.4 Keys to linears ... */
 /* Parses the keys of the source, matches them to linears, and composes the names of targets. */
 
@@ -11619,7 +11831,10 @@ typedef struct gmm__ck_array {
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
     int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
-    int32_t vector;
+    int32_t gtp_sharded;                         /* GTP can shard the rows */
+    int32_t dims;                                /* of a matrix as it is stored: 2, 1 for a vector, 0 for one value */
+    int32_t single;                              /* 1: one value of the whole matrix, in which gate and up are one */
+    int32_t etp_part;                            /* >= 0: the ETP rank whose parts alone are read; -1 = all */
 } gmm__ck_array;
 
 static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
@@ -11636,8 +11851,10 @@ static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind 
     x.halves = l->gated ? 2 : 1;
     x.f = l->out / x.halves;
     x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
-    x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
+    x.dims = l->in == 0 || kind == GMM_CKPT_BIAS ? 1 : 2;
+    x.etp_part = -1;
     x.grouped = rules[l->slot][0];
+    x.gtp_sharded = x.grouped && kind != GMM_CKPT_BIAS;
     x.rows_sharded = rules[l->slot][1];
     x.cols_sharded = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
     return x;
@@ -11846,55 +12063,24 @@ static void gmm__ck_shape_text(char *text, size_t capacity, int32_t rank, const 
     (void)snprintf(text + n, capacity - n, rank ? "]" : "[]");
 }
 
-/* Dimensions of one matrix as a row stores it. */
-static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int vector) {
-    return vector ? 1 : row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT ? 3 : 2;
-}
-
-/* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. `blocks` of
-   MX32. */
-static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
-                              int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
-    const int32_t n = gmm__ck_dimensions(row, vector);
-    const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
-    int64_t matrix[3];
-    int32_t i, d;
-    matrix[0] = n == 2 && row->transposed ? cols : rows;
-    matrix[1] = n == 3 ? cols / 32 : row->transposed ? rows : cols;
-    matrix[2] = 16;
-    for (i = 0; i < 2; i++) {
-        const int split = stacked && i == (row->form == GMM_CKPT_TALL); /* with an extent of its own for experts */
-        rank[i] = 0;
-        if (split) shape[i][rank[i]++] = experts;
-        for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
-        if (stacked && !split) shape[i][0] *= experts;
-    }
-    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
-    return stacked ? 2 : 1;
-}
-
 /* Checks a tensor's shape. *rows < 0 is read from it. */
 static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
-                                      int64_t experts, int64_t *rows, int64_t cols, int vector) {
+                                      int64_t experts, int64_t *rows, int64_t cols, int32_t dims) {
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
-    int i, n;
     char actual[160], expected[160];
     if (r < 0) {
-        const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
+        const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
         d = split + transposed;
         r = d < t->rank ? t->shape[d] : 0;
         if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
             r /= experts;
     }
-    n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
-    for (i = 0; i < n; i++) {
-        int equal = rank[i] == t->rank;
-        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
-        if (!equal) continue;
+    if (gmm__ck_shape_index(row, t, experts, r, cols, dims) >= 0) {
         *rows = r;
         return GMM_OK;
     }
+    (void)gmm__ck_row_shapes(row, experts, r, cols, dims, shape, rank);
     gmm__ck_shape_text(actual, sizeof actual, t->rank, t->shape);
     gmm__ck_shape_text(expected, sizeof expected, rank[0], shape[0]);
     return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
@@ -11905,12 +12091,13 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
 /* Whether the array is read from a part; it is not where an earlier part holds the same data. */
 static int gmm__ck_part_is_read(const gmm__ck_builder *b, const gmm__ck_array *x, int32_t part) {
     const gmm_ckpt_rank *r = &b->parts[part].rank;
+    const int etp = x->rows_sharded || x->cols_sharded || x->etp_part >= 0;
     int32_t p;
+    if (x->etp_part >= 0 && r->etp_rank != x->etp_part) return 0;
     for (p = 0; p < part; p++) {
         const gmm_ckpt_rank *q = &b->parts[p].rank;
-        if ((!x->grouped || q->ep_rank == r->ep_rank) &&
-            (!(x->rows_sharded || x->cols_sharded) || q->etp_rank == r->etp_rank) &&
-            (!x->grouped || x->kind == GMM_CKPT_BIAS || q->gtp_rank == r->gtp_rank))
+        if ((!x->grouped || q->ep_rank == r->ep_rank) && (!etp || q->etp_rank == r->etp_rank) &&
+            (!x->gtp_sharded || q->gtp_rank == r->gtp_rank))
             return 0;
     }
     return 1;
@@ -11945,7 +12132,8 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
         if (b->uses[matches[i].part][matches[i].tensor] == GMM__CK_DROPPED) continue;
         if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
                                           holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
-            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its %s are there in another layout too",
+                                  x->kind < GMM_CKPT_SCALE ? "weights" : "scales");
         if (!h->row) {
             h->row = row;
             h->tensor = (int32_t *)gmm__ck_alloc(&b->arena, b->source.part_count * part_experts, sizeof *h->tensor);
@@ -11972,12 +12160,14 @@ static gmm_status gmm__ck_refuse_missing_tensor(gmm__ck_builder *b, const gmm__c
     (void)snprintf(layer, sizeof layer, "%lld", (long long)x->linear->layer);
     (void)snprintf(number, sizeof number, "%lld", (long long)expert);
     name = gmm__ck_missing_name(b, row, state, x->linear, layer, number);
-    return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
+    if (!name) return gmm__ck_no_memory(b);
+    if (x->kind < GMM_CKPT_SCALE) return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it");
+    return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, name, "the source lacks these scales of a quantized weight");
 }
 
 /* Whether GTP shards the rows of the array's matrices in the source. */
 static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array *x) {
-    return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
+    return x->gtp_sharded && b->parts[0].rank.gtp_size > 1;
 }
 
 /* How one array is transferred from the source to the targets. */
@@ -11988,9 +12178,14 @@ typedef struct gmm__ck_transfer {
     int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
     gmm_dtype dtype;                     /* of the targets; GMM_NONE = the source's */
     int32_t state, grouped, blocks;      /* grouped: STACKED targets preferred; blocks: the target's row is MX32 */
-    int64_t shape_cols;                  /* columns of the source as its shapes count them */
+    int64_t shape_cols;                  /* columns of the whole array as the source's shapes count them */
+    int32_t column_codes;                /* columns that the target's shapes count for one of the array: 1, 2 codes */
     const gmm_ckpt_cut *cut;             /* rows of a GTP rank, or NULL */
     int64_t cut_unit;                    /* rows of the weight per row of the array */
+    const gmm__ck_format *format;        /* of quantized weights, or NULL */
+    const char *codes;                   /* name of the first quantized weight */
+    int32_t scale_dims;                  /* dimensions of the scales of one matrix */
+    uint32_t dtypes;                     /* of the source; 0 = any */
 } gmm__ck_transfer;
 
 /* Describes the stored tensor of the source that holds one half of one expert in one part. */
@@ -12009,8 +12204,14 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
         return gmm__ck_refuse_missing_tensor(
             b, x, h->row, g->state, local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
-    if (gmm_dtype_bits(t->dtype) < 8)
+    if (gmm_dtype_bits(t->dtype) < 8 && !(g->format && g->format->packed))
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
+    if (g->dtypes && !(g->dtypes >> t->dtype & 1)) {
+        char dtypes[64];
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                              gmm_scaling_name(g->format->scaling),
+                              gmm__ck_dtype_names(g->dtypes, dtypes, sizeof dtypes), gmm_dtype_name(t->dtype));
+    }
     p->part = part;
     p->tensor = i;
     p->scale = -1;
@@ -12019,7 +12220,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     p->f0 = x->rows_sharded ? rank->etp_rank * p->f : 0;
     p->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
     p->k0 = x->cols_sharded ? rank->etp_rank * p->k : 0;
-    p->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    p->half0 = half == GMM_CKPT_UP && !x->single ? 1 : 0;
     p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
     p->block = p->halves == 2 && g->src_block ? g->src_block : p->f;
     p->experts = h->row->form == GMM_CKPT_EACH ? 1 : part_experts;
@@ -12027,7 +12228,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     full = p->f * p->halves;
     rows = gmm__ck_is_gtp_sharded(b, x) ? -1 : full;
     if (x->cols_sharded) shape_cols /= rank->etp_size;
-    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->vector);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->dims);
     if (status) return status;
     p->rows = stored = rows;
     /* A rank's rows follow those of lower ranks; rows past the matrix's end are padding. */
@@ -12043,7 +12244,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
                     b, x, h->row, g->state,
                     local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
-                                         x->vector);
+                                         x->dims);
             if (status) return status;
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
@@ -12209,17 +12410,37 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
     return GMM_OK;
 }
 
-/* The target's row for a kind and half; where EACH and STACKED are there, `grouped` decides. */
+/* What stands behind "weight" in a pattern, without the expert: "_scale_inv". */
+static size_t gmm__ck_suffix(const char *pattern, const char **suffix) {
+    const char *next;
+    for (*suffix = strstr(pattern, "weight"); *suffix && (next = strstr(*suffix + 6, "weight")) != NULL;)
+        *suffix = next;
+    if (*suffix) *suffix += 6;
+    return *suffix ? strcspn(*suffix, "{") : 0;
+}
+
+static int gmm__ck_same_suffix(const gmm_ckpt_row *a, const gmm_ckpt_row *b) {
+    const char *x, *y;
+    const size_t n = gmm__ck_suffix(a->pattern, &x);
+    return gmm__ck_suffix(b->pattern, &y) == n && x && y && !memcmp(x, y, n);
+}
+
+/* The target's row for a kind and half. Where EACH and STACKED are there, `grouped` decides; of several names of
+   scales, that of `like`, a row of the source, or else the first. */
 static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gmm__ck_array *x, int half, int grouped,
-                                              int blocks) {
+                                              int blocks, const gmm_ckpt_row *like) {
     const gmm_ckpt_scheme *scheme = b->target.scheme;
     const gmm_ckpt_row *found = NULL;
+    int best = -1;
     int32_t i;
     for (i = 0; i < scheme->count; i++) {
         const gmm_ckpt_row *r = &scheme->rows[i];
+        int score;
         if (r->kind != x->kind || (int)r->half != half || (r->scaling == GMM_SCALING_MX32) != blocks) continue;
         if (r->slot != x->linear->slot && (r->slot != GMM_CKPT_SLOT_ANY || !x->linear->path)) continue;
-        if (!found || (r->form != GMM_CKPT_EACH) == (grouped != 0)) found = r;
+        score = 2 * ((r->form != GMM_CKPT_EACH) == (grouped != 0)) + (like && gmm__ck_same_suffix(r, like));
+        if (score > best) found = r;
+        if (score > best) best = score;
     }
     return found;
 }
@@ -12271,13 +12492,13 @@ static int gmm__ck_skip_target(gmm__ck_builder *b, const gmm__ck_array *x, const
 static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
-    const int cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    const int cut = g->cut && x->gtp_sharded;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
     d->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
     d->k0 = x->cols_sharded ? rank->etp_rank * d->k : 0;
-    d->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d->half0 = half == GMM_CKPT_UP && !x->single ? 1 : 0;
     d->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
     d->block = d->halves == 2 && g->dst_block ? g->dst_block : d->f;
     d->rows = *stored = d->f * d->halves;
@@ -12289,13 +12510,13 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                   ">= 0, end in the %lld rows there are, and store no fewer than rows",
                                   (long long)row0, (long long)rows, (long long)stored_rows,
                                   (long long)(d->rows * g->cut_unit));
-        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || stored_rows % g->cut_unit)
+        if (half != GMM_CKPT_BOTH)
             return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
-                                  "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
-                                  (long long)rows, (long long)stored_rows, (long long)g->cut_unit);
-        d->row0 = g->cut->row0 / g->cut_unit;
-        d->rows = g->cut->rows / g->cut_unit;
-        *stored = g->cut->stored_rows / g->cut_unit;
+                                  "be of gate and up in one tensor", (long long)row0, (long long)rows,
+                                  (long long)stored_rows);
+        d->row0 = row0 / g->cut_unit; /* gmm__ck_check_cut lets boundaries fall between blocks alone */
+        d->rows = gmm__ceil_div(rows, g->cut_unit);
+        *stored = gmm__ceil_div(stored_rows, g->cut_unit);
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
@@ -12308,11 +12529,13 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                                         int32_t part, int64_t expert, gmm__ck_shard *src) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     const gmm__ck_row_tensors *h = &g->scale[half];
-    const int mx = g->weight[half].row->scaling == GMM_SCALING_MX32;
+    const gmm_scaling scaling = g->format->scaling;
     const gmm_ckpt_tensor *t;
-    int64_t rows = src->expert_step / src->k;
+    const int64_t rows = src->expert_step / src->k;
     const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
     const int32_t index = h->row ? h->tensor[part * part_experts + local] : -1;
+    int64_t block_rows, block_cols, scale_rows, scale_cols;
+    char dtypes[64];
     gmm_status status;
     if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
@@ -12324,21 +12547,20 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                               "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
     t = &b->parts[part].table->tensors[src->tensor];
-    if (!mx && rows % 128 && src->experts > 1 && t->rank == 2) /* a block would span two experts */
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
-                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
-                              "experts", (long long)src->experts, (long long)rows);
+    gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    if ((block_rows ? rows % block_rows : 1) && src->experts > 1 && t->rank == 2) /* a block would span two experts */
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another cannot be "
+                              "dequantized in blocks of %s: give it an extent of experts", (long long)src->experts,
+                              (long long)rows, gmm_scaling_name(scaling));
     t = &b->parts[part].table->tensors[index];
-    if (!mx) rows = gmm__ceil_div(rows, 128);
-    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
-                                 mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
+    gmm__ck_scale_extents(scaling, rows, src->k, &scale_rows, &scale_cols);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &scale_rows, scale_cols, g->scale_dims);
     if (status) return status;
-    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
-        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
-                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
-                              gmm_dtype_name(t->dtype));
+    if (!(g->format->scales >> t->dtype & 1))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s", gmm_scaling_name(scaling),
+                              gmm__ck_dtype_names(g->format->scales, dtypes, sizeof dtypes), gmm_dtype_name(t->dtype));
     src->scale = index;
-    src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+    src->scaling = scaling;
     return GMM_OK;
 }
 
@@ -12367,9 +12589,15 @@ static gmm_status gmm__ck_add_half_target(gmm__ck_builder *b, const gmm__ck_arra
     return status;
 }
 
-/* Adds the moves of one expert from every part of the source into the shard of a target. */
+/* The half of the source that has the one value of a target's half: the same; else BOTH for GATE and UP, and GATE for
+   BOTH. */
+static int gmm__ck_single_half(const gmm__ck_transfer *g, int half) {
+    return g->weight[half].row ? half : half == GMM_CKPT_BOTH ? GMM_CKPT_GATE : GMM_CKPT_BOTH;
+}
+
+/* Adds the moves of one expert from every part of the source into the shard of a target, which holds `target_half`. */
 static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                      const gmm__ck_shard *d, int64_t expert) {
+                                      int target_half, const gmm__ck_shard *d, int64_t expert) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     int32_t p;
     int half;
@@ -12377,15 +12605,13 @@ static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x
         if (x->grouped && expert / part_experts != b->parts[p].rank.ep_rank) continue;
         if (!gmm__ck_part_is_read(b, x, p)) continue;
         for (half = 0; half < 3; half++) {
-            const gmm_ckpt_row *row = g->weight[half].row;
             gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
             gmm__ck_shard src;
             gmm_status status;
-            if (!row) continue;
+            if (!g->weight[half].row || (x->single && half != gmm__ck_single_half(g, target_half))) continue;
             status = gmm__ck_source_shard(b, x, g, half, p, expert, &src);
             if (status) return status;
-            if (g->scale &&
-                (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || row->scaling == GMM_SCALING_MX32)) {
+            if (g->scale && g->format->codes >> src.dtype & 1) {
                 status = gmm__ck_source_scales(b, x, g, half, p, expert, &src);
                 if (status) return status;
                 kind = GMM_CKPT_DEQUANT;
@@ -12429,8 +12655,8 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
     gmm__ck_shard d;
     gmm_status status = gmm__ck_target_shard(b, x, g, half, row, &d, &stored);
     if (status) return status;
-    columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
-    (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->vector, shape, ranks);
+    columns = d.k * g->column_codes;
+    (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->dims, shape, ranks);
     if (stacked && gmm__ck_skip_target(b, x, g, half, expert0, expert0 + rank_experts)) return GMM_OK;
     for (e = expert0; e < expert0 + rank_experts; e++) {
         int64_t before;
@@ -12446,7 +12672,7 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
             merged = 0;
         }
         before = b->move_count;
-        status = gmm__ck_move_expert(b, x, g, &d, e);
+        status = gmm__ck_move_expert(b, x, g, half, &d, e);
         if (!status) status = gmm__ck_zero_padding(b, &d, e, stored);
         if (status) return status;
         if (merged && gmm__ck_merge_expert_moves(b, group, before, merged)) {
@@ -12466,22 +12692,25 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
 
 /* Plans all target tensors of an array. */
 static gmm_status gmm__ck_plan_array(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
-    const gmm_ckpt_row *both = gmm__ck_target_row(b, x, GMM_CKPT_BOTH, g->grouped, g->blocks);
-    const gmm_ckpt_row *gate = gmm__ck_target_row(b, x, GMM_CKPT_GATE, g->grouped, g->blocks);
-    const gmm_ckpt_row *up = gmm__ck_target_row(b, x, GMM_CKPT_UP, g->grouped, g->blocks);
+    static const char *const kinds[] = {"weight", "bias", "scales", "tensor scale", "amax"};
+    const gmm_ckpt_row *rows[3];
     gmm_status status;
-    if (both) return gmm__ck_plan_half(b, x, g, GMM_CKPT_BOTH, both);
-    if (!gate || !up || x->halves == 1) {
+    int half;
+    for (half = 0; half < 3; half++) {
+        int like = gmm__ck_single_half(g, half);
+        if (!g->weight[like].row) like = g->weight[GMM_CKPT_BOTH].row ? GMM_CKPT_BOTH : GMM_CKPT_GATE;
+        rows[half] = gmm__ck_target_row(b, x, half, g->grouped, g->blocks, g->weight[like].row);
+    }
+    if (rows[GMM_CKPT_BOTH]) return gmm__ck_plan_half(b, x, g, GMM_CKPT_BOTH, rows[GMM_CKPT_BOTH]);
+    if (!rows[GMM_CKPT_GATE] || !rows[GMM_CKPT_UP] || !x->linear->gated) {
         char slot[48];
         (void)snprintf(slot, sizeof slot, "slot %d of layer %lld", (int)x->linear->slot, (long long)x->linear->layer);
         return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, x->linear->path ? x->linear->path : slot, "the scheme %s has no "
-                              "name for its %s", b->target.scheme->name, x->kind == GMM_CKPT_BIAS ? "bias" :
-                              x->kind == GMM_CKPT_SCALE ? "scales" : "weight");
+                              "name for its %s", b->target.scheme->name, kinds[x->kind]);
     }
-    status = gmm__ck_plan_half(b, x, g, GMM_CKPT_GATE, gate);
-    return status ? status : gmm__ck_plan_half(b, x, g, GMM_CKPT_UP, up);
+    status = gmm__ck_plan_half(b, x, g, GMM_CKPT_GATE, rows[GMM_CKPT_GATE]);
+    return status ? status : gmm__ck_plan_half(b, x, g, GMM_CKPT_UP, rows[GMM_CKPT_UP]);
 }
-
 /* .............................................................................................. 15.7 Building ... */
 /* Checks that the linears of a layer agree, and reports the tensors that the source lacks. */
 
@@ -12846,7 +13075,7 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     memset(&probe, 0, sizeof probe);
     probe.linear = x;
     if (!known.known && (*dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||
-                         !gmm__ck_target_row(b, &probe, GMM_CKPT_BOTH, 0, 0)))
+                         !gmm__ck_target_row(b, &probe, GMM_CKPT_BOTH, 0, 0, NULL)))
         return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, key, "gate and up rows of layer %lld would move, but nothing "
                               "says whether the source has them as halves or in blocks: state it",
                               (long long)l->layer);
@@ -12854,26 +13083,47 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
     return GMM_OK;
 }
 
+/* The elements of a row of an array's matrices in one part. */
+static int64_t gmm__ck_part_cols(const gmm__ck_builder *b, const gmm__ck_array *x) {
+    return x->cols_sharded ? x->k / b->parts[0].rank.etp_size : x->k;
+}
+
+/* Whether a weight's tensor holds codes: FP8, or two 4-bit codes per byte. */
+static int gmm__ck_holds_codes(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t, int64_t cols) {
+    if (GMM__CK_CODES_8 >> t->dtype & 1 || t->dtype == GMM_E2M1 || row->scaling == GMM_SCALING_MX32) return 1;
+    return t->dtype == GMM_U8 && t->rank > 1 && t->shape[t->rank - 1] == cols / 2 && cols % 2 == 0;
+}
+
 /* Marks scales whose weights are not quantized: they are extra. */
-static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, int64_t part_experts, const gmm__ck_row_tensors *weight,
+static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight,
                                       const gmm__ck_row_tensors *scale) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x), cols = gmm__ck_part_cols(b, x);
     int64_t i, e;
     int h;
     for (h = 0; h < 3; h++)
         for (i = 0; weight[h].row && scale[h].row && i < b->source.part_count * part_experts; i++) {
             const int64_t part = i / part_experts, first = scale[h].row->form == GMM_CKPT_EACH ? i % part_experts : 0;
             const int64_t end = scale[h].row->form == GMM_CKPT_EACH ? first + 1 : part_experts;
-            int plain = 0, quantized = weight[h].row->scaling == GMM_SCALING_MX32;
+            int plain = 0, quantized = 0;
             for (e = first; e < end; e++) {
                 const int32_t t =
                     weight[h].tensor[part * part_experts + (weight[h].row->form == GMM_CKPT_EACH ? e : 0)];
-                const gmm_dtype dtype = t < 0 ? GMM_NONE : b->parts[part].table->tensors[t].dtype;
                 plain |= t >= 0;
-                quantized |= dtype == GMM_E4M3 || dtype == GMM_E5M2;
+                quantized |= t >= 0 && gmm__ck_holds_codes(weight[h].row, &b->parts[part].table->tensors[t], cols);
             }
             if (plain && !quantized && scale[h].tensor[i] >= 0)
                 b->uses[part][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
         }
+}
+
+/* Marks all scales of one kind, which the weight's format does not have: they are extra. */
+static void gmm__ck_mark_foreign_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x);
+    int64_t i;
+    int h;
+    for (h = 0; h < 3; h++)
+        for (i = 0; scale[h].row && i < b->source.part_count * part_experts; i++)
+            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
 }
 
 /* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
@@ -12932,71 +13182,257 @@ static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array 
     return status;
 }
 
-/* Whether any weight is quantized. *last is the last weight tensor of the source. */
-static int gmm__ck_is_quantized(const gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *weight,
-                                const gmm_ckpt_tensor **last) {
-    const int64_t part_experts = gmm__ck_part_experts(b, x);
-    int quantized = 0, half;
-    int64_t i;
-    for (i = 0; i < b->source.part_count * part_experts; i++)
-        for (half = 0; half < 3; half++) {
-            if (!weight[half].row || weight[half].tensor[i] < 0) continue;
-            *last = &b->parts[i / part_experts].table->tensors[weight[half].tensor[i]];
-            quantized |= weight[half].row->scaling == GMM_SCALING_MX32 || (*last)->dtype == GMM_E4M3 ||
-                         (*last)->dtype == GMM_E5M2;
+/* The first stored weight that holds codes; NULL = none. *half and *index say where it stands in `weight`. */
+static const gmm_ckpt_tensor *gmm__ck_first_codes(const gmm__ck_builder *b, const gmm__ck_array *x,
+                                                  const gmm__ck_row_tensors *weight, int *half, int64_t *index) {
+    const int64_t part_experts = gmm__ck_part_experts(b, x), cols = gmm__ck_part_cols(b, x);
+    for (*index = 0; *index < b->source.part_count * part_experts; ++*index)
+        for (*half = 0; *half < 3; ++*half) {
+            const gmm__ck_row_tensors *h = &weight[*half];
+            const gmm_ckpt_tensor *t;
+            if (!h->row || h->tensor[*index] < 0) continue;
+            t = &b->parts[*index / part_experts].table->tensors[h->tensor[*index]];
+            if (gmm__ck_holds_codes(h->row, t, cols)) return t;
         }
-    return quantized;
+    return NULL;
 }
 
-/* Checks that no rank's shard and no gate or up block cuts a block of br x bc scaled elements. */
-static gmm_status gmm__ck_check_scale_blocks(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                             int64_t br, int64_t bc) {
-    static const char unit[] = "scale blocks of";
-    const gmm_ckpt_linear *l = x->linear;
-    const int64_t src_etp = gmm__ck_etp_size(x, &b->parts[0].rank), dst_etp = gmm__ck_etp_size(x, &b->target.rank);
-    const int fused = x->halves == 2 && (g->weight[GMM_CKPT_BOTH].row ||
-                                         gmm__ck_target_row(b, x, GMM_CKPT_BOTH, 0, g->blocks));
-    gmm_status status;
-    if (!fused && src_etp <= 1 && dst_etp <= 1 && !g->cut && !gmm__ck_is_gtp_sharded(b, x)) return GMM_OK;
-    status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? src_etp : 1), br, "rows", unit);
-    if (!status) status = gmm__ck_check_multiple(b, l, x->f / (x->rows_sharded ? dst_etp : 1), br, "rows", unit);
-    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / src_etp, bc, "columns", unit);
-    if (!status && x->cols_sharded) status = gmm__ck_check_multiple(b, l, x->k / dst_etp, bc, "columns", unit);
-    if (!status && g->src_block) status = gmm__ck_check_multiple(b, l, g->src_block, br, "the block", unit);
-    if (!status && g->dst_block) status = gmm__ck_check_multiple(b, l, g->dst_block, br, "the block", unit);
+/* The scales of the linear in one state, by kind from GMM_CKPT_SCALE on, and half. */
+typedef struct gmm__ck_scales { gmm__ck_row_tensors of[GMM_CKPT_KIND_COUNT][3]; } gmm__ck_scales;
+
+/* Finds the format of the quantized weight `codes`, which is weight[half].tensor[index], from the first of its
+   scales. */
+static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x, gmm__ck_transfer *g,
+                                      const gmm__ck_scales *scales, const gmm_ckpt_tensor *codes, int half,
+                                      int64_t index) {
+    const gmm__ck_row_tensors *h = &scales->of[GMM_CKPT_SCALE][half];
+    const gmm_ckpt_row *row = g->weight[half].row;
+    const int64_t part_experts = gmm__ck_part_experts(b, x), part = index / part_experts;
+    const gmm_ckpt_rank *rank = &b->parts[part].rank;
+    gmm__ck_quantized q;
+    uint32_t dtypes;
+    int kind, beside = 0;
+    char shapes[200], names[64];
+    int32_t s;
+    if (!h->row) return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
+    s = h->tensor[part * part_experts + (h->row->form == GMM_CKPT_EACH ? index % part_experts : 0)];
+    if (s < 0) return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "its scales are missing");
+    memset(&q, 0, sizeof q);
+    q.row = h->row;
+    q.codes = codes;
+    q.scale = &b->parts[part].table->tensors[s];
+    q.experts = part_experts;
+    q.packed = gmm__ck_is_packed(codes->dtype);
+    q.dims = x->dims;
+    q.alike = row->form != GMM_CKPT_EACH && h->row->form != GMM_CKPT_EACH &&
+              codes->rank == gmm__ck_dimensions(row, x->dims);
+    q.cols = gmm__ck_part_cols(b, x);
+    q.rows = x->f / (x->rows_sharded ? rank->etp_size : 1) * (half == GMM_CKPT_BOTH ? x->halves : 1);
+    if (gmm__ck_is_gtp_sharded(b, x)) { /* the rows of one rank */
+        const int32_t dims = gmm__ck_dimensions(row, x->dims);
+        const int own = row->form == GMM_CKPT_EACH || codes->rank > dims;
+        q.rows = codes->rank < dims ? 0 : codes->shape[codes->rank - dims] / (own ? 1 : part_experts);
+    }
+    g->format = gmm__ck_find_format(&q, &g->scale_dims, &dtypes, shapes, sizeof shapes);
+    if (!g->format && !(dtypes >> q.scale->dtype & 1))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, q.scale->name, "scales of %s codes must be %s, not %s",
+                              gmm_dtype_name(codes->dtype), gmm__ck_dtype_names(dtypes, names, sizeof names),
+                              gmm_dtype_name(q.scale->dtype));
+    if (!g->format) {
+        char actual[160];
+        gmm__ck_shape_text(actual, sizeof actual, q.scale->rank, q.scale->shape);
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, q.scale->name, "its shape %s is not that of the %s scales of %lld x "
+                              "%lld codes%s: %s", actual, gmm_dtype_name(q.scale->dtype), (long long)q.rows,
+                              (long long)q.cols, h->row->form == GMM_CKPT_EACH ? "" : " of each expert", shapes);
+    }
+    for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++) {
+        const gmm__ck_row_tensors *of = scales->of[kind];
+        if (g->format->beside >> kind & 1) beside |= of[0].row || of[1].row || of[2].row;
+        else gmm__ck_mark_foreign_scales(b, x, of);
+    }
+    if (g->format->needs_beside && !beside)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
+                              "has one beside its scales", gmm_scaling_name(g->format->scaling));
+    return GMM_OK;
+}
+
+/* Refuses a boundary at row or column `at` of `extent` that is no multiple of `block`. `unit` > 0 is GTP's. */
+static gmm_status gmm__ck_check_boundary(gmm__ck_builder *b, const gmm__ck_transfer *g, const char *what,
+                                         const char *line, int64_t at, int64_t block, int64_t extent, int64_t unit) {
+    const int64_t first = block ? at / block * block : 0;
+    char rule[100] = "";
+    if (at >= extent || at <= 0 || (block && at % block == 0)) return GMM_OK;
+    if (unit)
+        (void)snprintf(rule, sizeof rule, ": GTP's unit of %s is %lld rows", gmm_scaling_name(g->format->scaling),
+                       (long long)unit);
+    return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g->codes, "%s, %s %lld, cuts the block of %ss %lld to %lld (%s)%s",
+                          what, line, (long long)at, line, (long long)first,
+                          (long long)gmm__min_i64(first + (block ? block : extent), extent) - 1,
+                          gmm_scaling_name(g->format->scaling), rule);
+}
+
+/* Checks that GTP's boundaries fall between blocks, in the source and in the target. */
+static gmm_status gmm__ck_check_cut(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
+    const int64_t unit = g->format->gtp_rows, part_experts = gmm__ck_part_experts(b, x);
+    const int64_t rows = x->f * x->halves / (x->rows_sharded ? b->target.rank.etp_size : 1);
+    const int64_t src_rows = x->f * x->halves / (x->rows_sharded ? b->parts[0].rank.etp_size : 1);
+    gmm_status status = GMM_OK;
+    char what[80];
+    int32_t p;
+    if (g->cut && x->gtp_sharded) {
+        status = gmm__ck_check_boundary(b, g, "cuts: row0", "row", g->cut->row0, unit, rows, unit);
+        if (!status && g->cut->rows <= INT64_MAX - gmm__min_i64(g->cut->row0, rows))
+            status = gmm__ck_check_boundary(b, g, "cuts: row0 + rows", "row", g->cut->row0 + g->cut->rows, unit, rows,
+                                            unit);
+    }
+    for (p = 0; !status && gmm__ck_is_gtp_sharded(b, x) && p < b->source.part_count; p++) {
+        const gmm_ckpt_rank *rank = &b->parts[p].rank;
+        const int half = g->weight[GMM_CKPT_BOTH].row ? GMM_CKPT_BOTH : GMM_CKPT_GATE;
+        gmm__ck_shard shard;
+        if (g->weight[half].tensor[p * part_experts] < 0) continue;
+        status = gmm__ck_source_shard(b, x, g, half, p, rank->ep_rank * part_experts, &shard);
+        (void)snprintf(what, sizeof what, "the start of the source's GTP rank %d", (int)rank->gtp_rank);
+        if (!status) status = gmm__ck_check_boundary(b, g, what, "row", shard.row0, unit, src_rows, unit);
+    }
     return status;
 }
 
-/* Plans quantized weights that stay quantized, and their scales, with the same moves for both. `last` names the weight
-   in the message about missing scales. */
-static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
-                                         gmm__ck_row_tensors *scale, int mx, const gmm_ckpt_tensor *last) {
-    const int64_t br = mx ? 1 : 128, bc = mx ? 32 : 128;
-    gmm_status status;
-    int half;
-    for (half = 0; half < 3; half++)
-        if (g.weight[half].row && !scale[half].row)
-            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, last->name, "the source lacks its scales");
-    g.blocks = mx;
-    if (mx) x.k /= 2; /* bytes of two 4-bit elements */
-    status = gmm__ck_plan_array(b, &x, &g);
-    if (mx) x.k *= 2;
-    if (!status) status = gmm__ck_check_scale_blocks(b, &x, &g, br, bc);
-    if (status) return status;
-    x.kind = GMM_CKPT_SCALE;
-    x.f = gmm__ceil_div(x.f, br);
-    x.k = gmm__ceil_div(x.k, bc);
-    g.weight = scale;
-    g.src_block /= br;
-    g.dst_block /= br;
-    g.shape_cols = x.k;
-    g.cut_unit = br;
-    return gmm__ck_plan_array(b, &x, &g);
+/* Checks that no boundary cuts a block: those of ranks, of gate and up rows, and of their blocks. */
+static gmm_status gmm__ck_check_blocks(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
+    const gmm_ckpt_rank *ranks[2];
+    const int64_t glu[2] = {g->src_block, g->dst_block};
+    const int fused = x->halves == 2 && (g->weight[GMM_CKPT_BOTH].row ||
+                                         gmm__ck_target_row(b, x, GMM_CKPT_BOTH, 0, g->blocks, NULL));
+    int64_t br, bc;
+    gmm_status status = GMM_OK;
+    char what[100];
+    int i;
+    gmm__ck_block_of(g->format->scaling, &br, &bc);
+    ranks[0] = &b->parts[0].rank;
+    ranks[1] = &b->target.rank;
+    for (i = 0; !status && i < 2; i++) {
+        const char *side = i ? "target" : "source";
+        const int64_t etp = x->rows_sharded || x->cols_sharded ? ranks[i]->etp_size : 1;
+        (void)snprintf(what, sizeof what, "the end of the %s's ETP rank 0 of %lld", side, (long long)etp);
+        if (etp > 1 && x->rows_sharded && br)
+            status = gmm__ck_check_boundary(b, g, what, "row", x->f / etp, br, x->f, 0);
+        if (!status && etp > 1 && x->cols_sharded && bc)
+            status = gmm__ck_check_boundary(b, g, what, "column", x->k / etp, bc, x->k, 0);
+        (void)snprintf(what, sizeof what, "the end of the %s's first block of gate rows", side);
+        if (!status && x->halves == 2 && glu[i] && br)
+            status = gmm__ck_check_boundary(b, g, what, "row", glu[i], br, 2 * x->f, 0);
+    }
+    if (!status && fused && br)
+        status = gmm__ck_check_boundary(b, g, "the end of the gate rows", "row", x->f, br, 2 * x->f, 0);
+    return status ? status : gmm__ck_check_cut(b, x, g);
 }
 
-/* Plans the biases of one linear in one state; `g` is the transfer of its weights. */
+/* The ETP rank whose scales a target takes where ETP cuts weights inside blocks, as it does within a row or a matrix.
+   Several ranks of the source may have one each. */
+static gmm_status gmm__ck_choose_etp(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
+                                     int32_t *part) {
+    const int64_t from = b->parts[0].rank.etp_size, to = b->target.rank.etp_size, rank = b->target.rank.etp_rank;
+    const int64_t first = rank * from / to, last = gmm__ceil_div((rank + 1) * from, to) - 1;
+    *part = (int32_t)first;
+    if (first == last || b->source.equal_scales) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g->codes, "the source's ETP rank %lld begins at %s %lld inside a "
+                          "block (%s), and every rank has a scale of the block: state equal_scales if they are equal",
+                          (long long)first + 1, x->cols_sharded ? "column" : "row",
+                          (long long)((first + 1) * ((x->cols_sharded ? x->k : x->f) / from)),
+                          gmm_scaling_name(g->format->scaling));
+}
+
+/* The dimensions with which single values of matrices are stored: those of the first tensor, less the experts'. */
+static int32_t gmm__ck_single_dims(const gmm__ck_builder *b, const gmm__ck_array *x,
+                                   const gmm__ck_row_tensors *tensors) {
+    const int64_t count = b->source.part_count * gmm__ck_part_experts(b, x);
+    int64_t i;
+    int h;
+    for (h = 0; h < 3; h++)
+        for (i = 0; tensors[h].row && i < count; i++)
+            if (tensors[h].tensor[i] >= 0) {
+                const int32_t part = (int32_t)(i / gmm__ck_part_experts(b, x));
+                const int32_t rank = b->parts[part].table->tensors[tensors[h].tensor[i]].rank;
+                const int32_t dims = rank - (tensors[h].row->form != GMM_CKPT_EACH ? 1 : 0);
+                return dims < 0 ? 0 : dims > 2 ? 2 : dims;
+            }
+    return 1;
+}
+
+/* Plans the scales of one kind; `x` and `g` are of their weights. */
+static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g, gmm_ckpt_kind kind,
+                                      gmm__ck_row_tensors *tensors) {
+    int64_t br = 0, bc = 0;
+    int half;
+    gmm_status status = GMM_OK;
+    if (kind == GMM_CKPT_SCALE) gmm__ck_block_of(g.format->scaling, &br, &bc);
+    for (half = 0; half < 3; half++)
+        if (g.weight[half].row && !tensors[half].row)
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, g.codes, "the source has %s of one of gate and up alone",
+                                  kind == GMM_CKPT_SCALE ? "scales" : kind == GMM_CKPT_AMAX ? "an amax"
+                                                                                            : "a tensor scale");
+    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part);
+    if (status) return status;
+    x.kind = kind;
+    x.dims = g.scale_dims;
+    x.f = br ? gmm__ceil_div(x.f, br) : 1;
+    x.k = bc ? gmm__ceil_div(x.k, bc) : 1;
+    x.rows_sharded &= br != 0;
+    x.cols_sharded &= bc != 0;
+    g.weight = tensors;
+    g.dtypes = g.format->scales;
+    g.column_codes = 1;
+    g.shape_cols = x.k;
+    g.src_block /= br ? br : 1;
+    g.dst_block /= br ? br : 1;
+    g.cut_unit = br;
+    if (!br) {
+        x.single = 1;
+        x.halves = 1;
+        x.gtp_sharded = 0;
+    }
+    if (kind != GMM_CKPT_SCALE) {
+        g.dtypes = 1u << GMM_F32;
+        x.dims = gmm__ck_single_dims(b, &x, tensors);
+    }
+    if (!status && x.single && tensors[GMM_CKPT_GATE].row && !b->source.equal_scales &&
+        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL))
+        status = gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block (%s) "
+                                "of the target, and gate and up have a scale each: state equal_scales if they are "
+                                "equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
+    return status ? status : gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Plans quantized weights that stay quantized, and then their scales. */
+static gmm_status gmm__ck_plan_quantized(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g,
+                                         gmm__ck_scales *scales) {
+    gmm__ck_array codes;
+    gmm_status status;
+    int kind;
+    if (x.halves == 2 && g.weight[GMM_CKPT_BOTH].row && g.src_block == g.dst_block &&
+        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL) &&
+        !(x.rows_sharded && (b->parts[0].rank.etp_size > 1 || b->target.rank.etp_size > 1))) {
+        x.halves = 1; /* gate and up rows keep their order: blocks may span their boundary */
+        x.f *= 2;
+        g.src_block = g.dst_block = 0;
+    }
+    status = gmm__ck_check_blocks(b, &x, &g);
+    if (status) return status;
+    codes = x;
+    if (g.format->packed) codes.k /= 2; /* bytes */
+    status = gmm__ck_plan_array(b, &codes, &g);
+    for (kind = GMM_CKPT_SCALE; !status && kind < GMM_CKPT_KIND_COUNT; kind++) {
+        gmm__ck_row_tensors *of = scales->of[kind];
+        if (kind != GMM_CKPT_SCALE && (!(g.format->beside >> kind & 1) || (!of[0].row && !of[1].row && !of[2].row)))
+            continue;
+        status = gmm__ck_plan_scales(b, x, g, (gmm_ckpt_kind)kind, of);
+    }
+    return status;
+}
+
+/* Plans the biases of one linear in one state; `g` is the transfer of its weights, with the dtype of biases. */
 static gmm_status gmm__ck_plan_bias(gmm__ck_builder *b, const gmm_ckpt_linear *l, gmm__ck_transfer g,
-                                    gmm__ck_match *matches, int64_t count, gmm_dtype dtype) {
+                                    gmm__ck_match *matches, int64_t count) {
     const gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_BIAS);
     const gmm_ckpt_row *row = NULL;
     gmm__ck_row_tensors bias[3];
@@ -13013,12 +13449,56 @@ static gmm_status gmm__ck_plan_bias(gmm__ck_builder *b, const gmm_ckpt_linear *l
     g.weight = bias;
     g.presence = bias;
     g.scale = NULL;
+    g.format = NULL;
     g.cut = NULL;
     g.blocks = 0;
+    g.column_codes = 1;
     g.grouped = l->grouped_bias;
     g.shape_cols = 1;
-    g.dtype = dtype;
     return gmm__ck_plan_array(b, &x, &g);
+}
+
+/* Sorts the scales of one linear and state by kind and half, finds the format of its weights and completes the transfer
+   of the weights. */
+static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm__ck_transfer *g,
+                                       gmm__ck_match *matches, const int64_t *n) {
+    const gmm_ckpt_row *row = NULL;
+    const gmm_ckpt_tensor *codes;
+    gmm__ck_scales scales;
+    gmm__ck_match *next = matches + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS];
+    int64_t index = 0;
+    int half = 0, kind;
+    gmm_status status = GMM_OK;
+    memset(&scales, 0, sizeof scales);
+    for (kind = GMM_CKPT_SCALE; !status && kind < GMM_CKPT_KIND_COUNT; next += n[kind++]) {
+        x->kind = (gmm_ckpt_kind)kind;
+        status = gmm__ck_group_matches(b, x, next, n[kind], g->grouped, scales.of[kind]);
+        gmm__ck_mark_plain_scales(b, x, g->weight, scales.of[kind]);
+    }
+    x->kind = GMM_CKPT_WEIGHT;
+    if (status) return status;
+    codes = gmm__ck_first_codes(b, x, g->weight, &half, &index);
+    if (!codes || !gmm__ck_find_row(b->source.scheme, x->linear, GMM_CKPT_SCALE, &row))
+        return gmm__ck_plan_array(b, x, g);
+    g->codes = codes->name;
+    g->blocks = g->weight[half].row->scaling == GMM_SCALING_MX32;
+    if (gmm__ck_is_packed(codes->dtype) && gmm__ck_part_cols(b, x) % (g->blocks ? 32 : 2))
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, codes->name, "its rows of %lld codes are no whole %s",
+                              (long long)gmm__ck_part_cols(b, x), g->blocks ? "blocks of 32" : "bytes of 2");
+    if (codes->dtype == GMM_U8 && !g->blocks) g->shape_cols = x->k / 2;
+    status = gmm__ck_read_format(b, x, g, &scales, codes, half, index);
+    if (status) return status;
+    if (g->dtype == GMM_NONE) {
+        if (codes->dtype != GMM_U8 && g->format->packed) g->column_codes = 2;
+        if (g->blocks) g->column_codes = 2;
+        return gmm__ck_plan_quantized(b, *x, *g, &scales);
+    }
+    if (!g->format->dequantized)
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, codes->name, "codes of %s cannot become %s here: keep them quantized",
+                              gmm_scaling_name(g->format->scaling), gmm_dtype_name(g->dtype));
+    g->scale = scales.of[GMM_CKPT_SCALE];
+    g->blocks = 0;
+    return gmm__ck_plan_array(b, x, g);
 }
 
 /* Plans one linear in one state. */
@@ -13028,15 +13508,14 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
     const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                           l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
-    const gmm_ckpt_tensor *last = NULL;
-    gmm__ck_row_tensors weight[3], scale[3];
+    gmm__ck_row_tensors weight[3];
     gmm__ck_transfer g;
     gmm__ck_array x = gmm__ck_make_array(l, GMM_CKPT_WEIGHT);
-    int64_t n[3] = {0, 0, 0}, i;
-    int quantized, mx;
+    int64_t n[GMM_CKPT_KIND_COUNT], i;
     gmm_status status = gmm__ck_check_wrappers(b, matches, count);
     if (status) return status;
     memset(&g, 0, sizeof g);
+    memset(n, 0, sizeof n);
     for (i = 0; i < count; i++) n[matches[i].kind]++;
     if (count) g.key = gmm__ck_match_key(b, &matches[0]);
     else if (b->source.skip_missing) return GMM_OK;
@@ -13051,38 +13530,19 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
     if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
     if (!status) status = gmm__ck_check_extents(b, &x, &g);
     if (status) return status;
-
-    for (i = 0; i < 3 && !weight[i].row; i++) {}
-    mx = weight[i].row->scaling == GMM_SCALING_MX32;
-    quantized = gmm__ck_is_quantized(b, &x, weight, &last) &&
-                gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &row);
-    x.kind = GMM_CKPT_SCALE;
-    status = gmm__ck_group_matches(b, &x, matches + n[GMM_CKPT_WEIGHT] + n[GMM_CKPT_BIAS], n[GMM_CKPT_SCALE],
-                                   l->grouped_weight, scale);
-    x.kind = GMM_CKPT_WEIGHT;
-    if (status) return status;
-    gmm__ck_mark_plain_scales(b, gmm__ck_part_experts(b, &x), weight, scale);
-    if (mx) {
-        const int64_t src_etp = x.cols_sharded ? b->parts[0].rank.etp_size : 1;
-        const int64_t dst_etp = x.cols_sharded ? b->target.rank.etp_size : 1;
-        status = gmm__ck_check_multiple(b, l, x.k / src_etp, 32, "in", "MX32 blocks of");
-        if (!status) status = gmm__ck_check_multiple(b, l, x.k / dst_etp, 32, "in", "MX32 blocks of");
-        if (status) return status;
-    }
     g.weight = weight;
     g.presence = weight;
     g.state = state;
     g.grouped = l->grouped_weight;
     g.shape_cols = x.k;
+    g.column_codes = 1;
     g.cut = b->target.cuts ? &b->target.cuts[index] : NULL;
     g.cut_unit = 1;
     if (converted) g.dtype = b->target.dtype;
-    if (quantized && g.dtype != GMM_NONE) g.scale = scale;
-    status = quantized && g.dtype == GMM_NONE ? gmm__ck_plan_quantized(b, x, g, scale, mx, last)
-                                              : gmm__ck_plan_array(b, &x, &g);
+    status = gmm__ck_plan_weights(b, &x, &g, matches, n);
     if (status || !l->bias) return status;
-    return gmm__ck_plan_bias(b, l, g, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS],
-                             converted ? b->target.bias_dtype : GMM_NONE);
+    g.dtype = converted ? b->target.bias_dtype : GMM_NONE;
+    return gmm__ck_plan_bias(b, l, g, matches + n[GMM_CKPT_WEIGHT], n[GMM_CKPT_BIAS]);
 }
 
 static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
@@ -13160,7 +13620,8 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
             }
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
                 return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->uses[p][i] == GMM__CK_PLAIN_SCALE
-                                      ? "its weight is not quantized" : "no linear uses it");
+                                      ? "its weight is not quantized, or not in a format with such scales"
+                                      : "no linear uses it");
             if (b->target.drop_wrappers) {
                 char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(t.name) + 1, 1);
                 size_t n;
@@ -13204,24 +13665,18 @@ static int gmm__ck_compare_ranges(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Rows and columns of a quantized tensor's matrices, and of their scales. */
-static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
-                                int64_t *scale_rows, int64_t *scale_cols) {
-    const int mx = scaling == GMM_SCALING_MX32;
-    const int32_t r = t->rank - (mx ? 1 : 0);
-    *rows = r > 1 ? t->shape[r - 2] : 1;
-    *cols = mx ? t->shape[r - 1] * 32 : t->shape[r - 1];
-    *scale_rows = mx ? *rows : gmm__ceil_div(*rows, 128);
-    *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
-}
-
-/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
-static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
-    int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
-    if (m->kind != GMM_CKPT_DEQUANT) return 0;
-    gmm__ck_scale_shape(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows,
-                        &scale_cols);
-    return m->scaling == GMM_SCALING_MX32 ? 4 : scale_cols * 4;
+/* What dequantizing reads beside the codes: the bytes of the scales of one row of blocks, the least at once, and of
+   the scales of `codes` codes. */
+static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m, int64_t codes,
+                                       int64_t *all_bytes) {
+    const gmm_ckpt_table *table = plan->parts[m->part].table;
+    const int64_t unit = gmm__ck_unit_bytes(table->tensors[m->scale].dtype);
+    int64_t rows, cols, scale_rows, scale_cols, block_rows, block_cols, block;
+    gmm__ck_scale_shape(&table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+    gmm__ck_block_of(m->scaling, &block_rows, &block_cols);
+    if (!gmm__mul(block_rows ? block_rows : rows, block_cols ? block_cols : cols, &block) || block < 1) block = 1;
+    *all_bytes = gmm__ceil_div(codes, block) * unit;
+    return scale_cols * unit;
 }
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
@@ -13263,11 +13718,12 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
         plan->cost.bytes_written += units * gmm__ck_unit_bytes(b->targets->tensors[m->dst].dtype);
         if (m->kind == GMM_CKPT_ZERO) continue;
         if (m->kind == GMM_CKPT_DEQUANT) {
-            const int64_t row = gmm__ck_scale_row_bytes(plan, m);
+            int64_t scale_bytes;
+            const int64_t row = gmm__ck_scale_row_bytes(plan, m, units, &scale_bytes);
+            const int packed = gmm__ck_is_packed(plan->parts[m->part].table->tensors[m->src].dtype);
             if (8 * 3 * row + GMM__CK_SCRATCH_MIN > plan->cost.scratch_min)
                 plan->cost.scratch_min = 8 * 3 * row + GMM__CK_SCRATCH_MIN;
-            plan->cost.bytes_read += m->scaling == GMM_SCALING_MX32 ? units / 2 + units / 32
-                                                                    : units + gmm__ceil_div(units, 16384) * 4;
+            plan->cost.bytes_read += (packed ? units / 2 : units) + scale_bytes;
         } else {
             plan->cost.bytes_read += units * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
         }
@@ -13517,7 +13973,7 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
 
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
-    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
+    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
 }
 
 /* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
@@ -13553,6 +14009,30 @@ static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *
     return b->linears[router].out;
 }
 
+/* Sets the scaling of a linear from its first weight `t` and the first of its scales, where their format is known. */
+static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+                                const gmm_ckpt_tensor *t, const gmm__ck_match *scale, int64_t experts) {
+    const int32_t own = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
+    const gmm__ck_format *format;
+    gmm__ck_quantized q;
+    int32_t dims;
+    uint32_t dtypes;
+    char shapes[200];
+    if (t->rank - own < 1 || t->rank - own > 2) return;
+    memset(&q, 0, sizeof q);
+    q.row = &b->source.scheme->rows[scale->row];
+    q.codes = t;
+    q.scale = &b->parts[scale->part].table->tensors[scale->tensor];
+    q.experts = experts;
+    q.packed = gmm__ck_is_packed(t->dtype);
+    q.dims = t->rank - own;
+    q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
+    q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
+    q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
+    format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
+    if (format) l->scaling = format->scaling;
+}
+
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
                                       int64_t count, int64_t experts) {
@@ -13563,11 +14043,15 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     const gmm__ck_match *match = NULL;
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
+    const gmm__ck_match *scale = NULL;
     int mx;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
         const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        if (matches[i].kind == GMM_CKPT_SCALE && match && !scale && r->half == row->half &&
+            matches[i].state == match->state && matches[i].part == match->part)
+            scale = &matches[i];
         if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
             match = &matches[i];
@@ -13576,9 +14060,8 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         }
         l->gated |= r->half != GMM_CKPT_BOTH;
         if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
-        else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
-                 gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
-            l->scaling = GMM_SCALING_128X128;
+        else if (GMM__CK_CODES_8 >> o->dtype & 1 && gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+            l->scaling = GMM_SCALING_128X128; /* unless the scales are of another format */
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
@@ -13588,10 +14071,13 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
     matrix_rank = t->rank - expert_dims;
     mx = row->scaling == GMM_SCALING_MX32;
+    if (scale && !mx) gmm__ck_scan_format(b, l, row, t, scale, rank_experts);
     if (matrix_rank != (mx ? 3 : 2) && !(matrix_rank == 1 && row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
     m[0] = t->shape[expert_dims];
-    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1] * (mx ? 32 : 1);
+    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1];
+    if (mx) m[1] *= 32;
+    else if (t->dtype == GMM_U8 && (l->scaling == GMM_SCALING_NV16 || l->scaling == GMM_SCALING_MX32)) m[1] *= 2;
     if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
         if (m[wide] % rank_experts)
@@ -13852,7 +14338,7 @@ typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* whether any, and every, index has exactly one key */
+    int32_t any, one, all;          /* whether any index has keys, and any or every one has exactly one */
 } gmm__ck_key_group;
 
 /* Adds a key and allocates its runs; NULL without memory. */
@@ -13927,8 +14413,6 @@ static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, 
     int64_t e, run = 0, run_offset = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
-    if (experts > INT32_MAX)
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     status = gmm_ckpt_split(&grouped.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
     keys->entries[f->grouped].replaced = 1;
@@ -13957,49 +14441,194 @@ static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, 
     return GMM_OK;
 }
 
-/* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
-                                           const char *stem, int exact, int32_t grouped) {
+/* Finds the keys of one parameter: `stem`, and `stem` with an index. Keys are equal to them where `exact` is 1, or else
+   end with them. */
+static gmm_status gmm__ck_find_group(gmm__ck_builder *b, const gmm__ck_key_list *keys, int64_t experts,
+                                     const char *stem, int exact, gmm__ck_key_group *f) {
     const size_t stem_length = strlen(stem);
-    gmm__ck_key_group f;
     int64_t i, e;
-    const char *first;
-    char *name;
-    size_t prefix;
-    memset(&f, 0, sizeof f);
-    f.index = (int64_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index);
-    f.index_count = (int32_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index_count);
-    if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
+    memset(f, 0, sizeof *f);
+    f->index = (int64_t *)gmm__ck_alloc(&b->arena, experts, sizeof *f->index);
+    f->index_count = (int32_t *)gmm__ck_alloc(&b->arena, experts, sizeof *f->index_count);
+    if (!f->index || !f->index_count) return gmm__ck_no_memory(b);
     for (i = 0; i < keys->count; i++) {
         const char *key = keys->entries[i].tensor.name;
         size_t length = strlen(key);
         int64_t index = -1;
         if (keys->entries[i].replaced) continue;
         if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
-            f.grouped = i;
-            f.grouped_count++;
+            f->grouped = i;
+            f->grouped_count++;
         }
         length = gmm__ck_split_index(key, &index);
-        if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
+        if (index < 0 || index >= experts || length < stem_length || (exact && length != stem_length) ||
             memcmp(key + length - stem_length, stem, stem_length))
             continue;
-        f.index[index] = i;
-        f.index_count[index]++;
+        f->index[index] = i;
+        f->index_count[index]++;
     }
-    f.all = 1;
-    for (e = 0; e < l->experts; e++) {
-        f.any |= f.index_count[e] == 1;
-        f.all &= f.index_count[e] == 1;
+    f->all = 1;
+    for (e = 0; e < experts; e++) {
+        f->any |= f->index_count[e] > 0;
+        f->one |= f->index_count[e] == 1;
+        f->all &= f->index_count[e] == 1;
     }
-    if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
+    return GMM_OK;
+}
+
+/* Stacks or splits the keys of one group. `name` is the stacked key's. */
+static gmm_status gmm__ck_convert_group(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                        int64_t experts, const char *name, int32_t grouped) {
+    return grouped ? gmm__ck_stack_keys(b, keys, f, experts, name)
+                   : gmm__ck_split_key(b, keys, f, experts, name, strlen(name));
+}
+
+/* One expert's tensor of a group; fails where the stacked tensor does not split. */
+static gmm_status gmm__ck_group_member(gmm__ck_builder *b, const gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                       int64_t experts, int32_t grouped, gmm_ckpt_tensor *member) {
+    gmm_ckpt_tensor *parts;
+    gmm_status status;
+    *member = keys->entries[grouped ? f->index[0] : f->grouped].tensor;
+    if (grouped) return GMM_OK;
+    parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
+    if (!parts) return gmm__ck_no_memory(b);
+    status = gmm_ckpt_split(member, 0, (int32_t)experts, parts, b->report);
+    *member = parts[0];
+    return status;
+}
+
+/* Finds the format of one expert's codes from one expert's scales. */
+static gmm_status gmm__ck_upstream_format(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *codes,
+                                          const gmm_ckpt_tensor *scale, const gmm__ck_format **format) {
+    gmm__ck_quantized q;
+    int32_t dims;
+    uint32_t dtypes;
+    char shapes[200], names[64], actual[160];
+    memset(&q, 0, sizeof q);
+    q.row = row;
+    q.codes = codes;
+    q.scale = scale;
+    q.experts = 1;
+    q.packed = gmm__ck_is_packed(codes->dtype);
+    q.dims = codes->rank;
+    if (codes->rank != 1 && codes->rank != 2)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "an expert's codes of %d dimensions are no matrix with "
+                              "scales", (int)codes->rank);
+    q.rows = codes->shape[0];
+    q.cols = codes->rank == 1 ? 1 : codes->shape[1] * (codes->dtype == GMM_U8 ? 2 : 1);
+    *format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
+    if (*format) return GMM_OK;
+    if (!(dtypes >> scale->dtype & 1))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, scale->name, "scales of %s codes must be %s, not %s",
+                              gmm_dtype_name(codes->dtype), gmm__ck_dtype_names(dtypes, names, sizeof names),
+                              gmm_dtype_name(scale->dtype));
+    gmm__ck_shape_text(actual, sizeof actual, scale->rank, scale->shape);
+    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, scale->name, "an expert's shape %s is not that of the %s scales of %lld x "
+                          "%lld codes: %s", actual, gmm_dtype_name(scale->dtype), (long long)q.rows, (long long)q.cols,
+                          shapes);
+}
+
+/* Checks that the scales of one kind have the layout that their weights are converted from. `stem` is their stacked
+   key. *present tells whether there are any. */
+static gmm_status gmm__ck_check_group(gmm__ck_builder *b, const gmm__ck_key_group *f, int64_t experts,
+                                      const char *stem, int32_t grouped, int *present) {
+    const size_t capacity = strlen(stem) + 24;
+    int64_t e;
+    char *name;
+    *present = f->any || f->grouped_count;
+    if (!*present || (grouped ? f->all && !f->grouped_count : f->grouped_count == 1 && !f->any)) return GMM_OK;
+    if (f->grouped_count && f->any)
+        return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, stem, "scales are there for all experts together and for each");
+    if (grouped == (f->grouped_count > 0))
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, stem, "the weights are %s, these scales are %s: both must be "
+                              "alike", grouped ? "of one expert each" : "of all experts",
+                              grouped ? "of all experts" : "of one expert each");
+    for (e = 0; e < experts && f->index_count[e] == 1; e++) {}
+    name = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
+    if (!name) return gmm__ck_no_memory(b);
+    (void)snprintf(name, capacity, "%s%lld", stem, (long long)e);
+    return gmm__ck_refuse(b, f->index_count[e] ? GMM_CKPT_AMBIGUOUS : GMM_CKPT_SCALE_MISSING, name,
+                          "the source has it %s", f->index_count[e] ? "several times" : "not, the other experts' "
+                                                                                        "scales are there");
+}
+
+/* Converts the scales of quantized weights as the weights: `weight` is the stacked key of the weights, `codes` one
+   expert's tensor. A quantized stack of Megatron-LM is one object, whose members have their scales. */
+static gmm_status gmm__ck_convert_scales(gmm__ck_builder *b, gmm__ck_key_list *keys, int64_t experts,
+                                         const char *weight, const gmm_ckpt_tensor *codes, int32_t grouped) {
+    static const char front[] = "{p}.weight";
+    const int32_t count = (int32_t)(sizeof gmm__ck_module / sizeof gmm__ck_module[0]);
+    const gmm__ck_format *format = NULL;
+    const gmm_ckpt_row *each;
+    int32_t r;
+    int beside = 0;
+    for (r = 0; r < count; r++) { /* scales stand before the kinds beside them */
+        const gmm_ckpt_row *row = &gmm__ck_module[r];
+        gmm__ck_key_group f;
+        gmm_ckpt_tensor member;
+        gmm_status status;
+        int64_t elements = 1;
+        int32_t d;
+        int present = 0;
+        char *stem;
+        if (row->form == GMM_CKPT_EACH || row->kind < GMM_CKPT_SCALE) continue;
+        stem = (char *)gmm__ck_alloc(&b->arena, (int64_t)(strlen(weight) + strlen(row->pattern)), 1);
+        if (!stem) return gmm__ck_no_memory(b);
+        memcpy(stem, weight, strlen(weight));
+        memcpy(stem + strlen(weight), row->pattern + sizeof front - 1, strlen(row->pattern) - (sizeof front - 1));
+        for (each = gmm__ck_module; each->kind != row->kind || !gmm__ck_same_suffix(each, row); each++) {}
+        if (row->kind != GMM_CKPT_SCALE && format && !(format->beside >> row->kind & 1)) continue;
+        status = gmm__ck_find_group(b, keys, experts, stem, 1, &f);
+        if (!status && row->kind != GMM_CKPT_SCALE && !format && (f.any || f.grouped_count))
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
+        if (!status) status = gmm__ck_check_group(b, &f, experts, stem, grouped, &present);
+        if (status) return status;
+        if (!present) continue;
+        if (row->kind == GMM_CKPT_SCALE && format)
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, stem, "its scales are there under another name too");
+        status = gmm__ck_group_member(b, keys, &f, experts, grouped, &member);
+        if (status) return status;
+        if (row->kind == GMM_CKPT_SCALE) status = gmm__ck_upstream_format(b, each, codes, &member, &format);
+        for (d = 0; d < member.rank; d++) elements = member.shape[d] == 1 ? elements : 0;
+        if (row->kind != GMM_CKPT_SCALE && (member.dtype != GMM_F32 || !elements))
+            return gmm__ck_refuse(b, elements ? GMM_CKPT_DTYPE : GMM_CKPT_SHAPE, member.name, "it must have one f32 "
+                                  "for each expert, not %s", elements ? gmm_dtype_name(member.dtype) : "more");
+        if (!status) status = gmm__ck_convert_group(b, keys, &f, experts, stem, grouped);
+        if (status) return status;
+        beside |= row->kind != GMM_CKPT_SCALE;
+    }
+    if (!format && codes->dtype != GMM_U8)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
+    if (format && format->needs_beside && !beside)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
+                              "has one beside its scales", gmm_scaling_name(format->scaling));
+    return GMM_OK;
+}
+
+/* Replaces keys of one parameter as upstream does, and the scales of weights. `stem` is what keys are, or end with,
+   before the index. */
+static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
+                                           const char *stem, int exact, int bias) {
+    const int32_t grouped = bias ? l->grouped_bias : l->grouped_weight;
+    const size_t stem_length = strlen(stem);
+    gmm__ck_key_group f;
+    gmm_ckpt_tensor codes;
+    const char *first;
+    char *name;
+    size_t prefix;
+    gmm_status status = gmm__ck_find_group(b, keys, l->experts, stem, exact, &f);
+    if (status) return status;
+    if (grouped ? f.grouped_count || !f.all : f.one || f.grouped_count != 1) return GMM_OK;
     first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
     prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
     name = (char *)gmm__ck_alloc(&b->arena, (int64_t)(prefix + stem_length + 1), 1);
     if (!name) return gmm__ck_no_memory(b);
     memcpy(name, first, prefix);
     memcpy(name + prefix, stem, stem_length);
-    return grouped ? gmm__ck_stack_keys(b, keys, &f, l->experts, name)
-                   : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
+    status = gmm__ck_group_member(b, keys, &f, l->experts, grouped, &codes);
+    if (!status) status = gmm__ck_convert_group(b, keys, &f, l->experts, name, grouped);
+    if (status || bias || !((GMM__CK_CODES_8 | GMM__CK_CODES_4) >> codes.dtype & 1)) return status;
+    return gmm__ck_convert_scales(b, keys, l->experts, name, &codes, grouped);
 }
 
 /* All keys of the table, each one run. */
@@ -14085,7 +14714,7 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
         const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
-        if (l->experts < 1) {
+        if (l->experts < 1 || l->experts > INT32_MAX) {
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, l->path, "linears[%lld].experts is %lld", (long long)i,
                                     (long long)l->experts);
             break;
@@ -14095,8 +14724,7 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL,
-                                              kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL, kind);
         }
     }
     if (!status) status = gmm__ck_plan_keys(&b, &keys);
@@ -14301,7 +14929,7 @@ static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ck
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
     if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit_bytes(t->dtype);
-    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
+    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && gmm__ck_is_packed(t->dtype) ? 2 : 1);
 }
 
 /* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
@@ -14342,10 +14970,9 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
-            return "no such blocks";
+        if (s->rank < 2 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
-        src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
+        src = src / cols / rows * scale_rows + gmm__ck_scale_line(m->scaling, src / cols % rows) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
     }
     return NULL;
@@ -14529,22 +15156,26 @@ typedef struct gmm__ck_tile_args {
     char *dst;                                    /* address of the first element */
     const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
-    int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT: extents of a matrix and of its scales */
+    /* DEQUANT */
+    int64_t rows, cols, scale_rows, scale_cols;   /* extents of a matrix and of its scales */
+    int64_t block_rows, block_cols;               /* 0 = the whole extent */
+    int64_t scale_unit;                           /* bytes of a scale */
+    gmm_dtype scale_dtype;
+    int32_t packed;                               /* 1: two codes per byte */
 } gmm__ck_tile_args;
 
 /* Value of element i of a quantized tensor. */
 static float gmm__ck_dequant(const gmm__ck_tile_args *t, int64_t i) {
-    const int mx = t->move->scaling == GMM_SCALING_MX32;
     const int64_t row = i / t->cols, col = i % t->cols;
     const int64_t matrix = row / t->rows, r = row % t->rows;
-    const int64_t s = (matrix * t->scale_rows + (mx ? r : r / 128)) * t->scale_cols + col / (mx ? 32 : 128) -
-                      t->scale_base;
-    float scale;
-    if (mx) {
+    const int64_t s = (matrix * t->scale_rows + (t->block_rows ? r / t->block_rows : 0)) * t->scale_cols +
+                      (t->block_cols ? col / t->block_cols : 0) - t->scale_base;
+    const float scale = t->scale_unit == 1 ? gmm_e8m0_to_f32((uint8_t)t->scale[s])
+                                           : gmm__ck_load_float(t->scale_dtype, t->scale + s * t->scale_unit);
+    if (t->packed) {
         const uint32_t byte = (uint8_t)t->src[i / 2 - t->src_base / 2]; /* two elements, the even one in the low half */
-        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? byte >> 4 : byte & 15u)) * gmm_e8m0_to_f32((uint8_t)t->scale[s]);
+        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? byte >> 4 : byte & 15u)) * scale;
     }
-    memcpy(&scale, t->scale + s * 4, sizeof scale);
     return (t->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)t->src[i - t->src_base]) * scale;
 }
 
@@ -14705,10 +15336,12 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
     }
 }
 
-/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
-   rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
-static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
-    const int64_t rows_of_scales = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+/* Length, in rows, of a run of elements that overlaps at most `scales` rows of scales of blocks of `block` rows; 0 = of
+   whole matrices. A run as long as n - 1 rows overlaps n of them, and with that at most n rows of scales, or
+   3 + n / block + n / rows of them. */
+static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows, int64_t block) {
+    const int64_t least = gmm__min_i64(rows, block ? block : 1 << 20); /* the product below fits 63 bits */
+    const int64_t rows_of_scales = scales > 3 ? 1 + (scales - 3) * least / 2 : 0;
     return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }
 
@@ -14746,9 +15379,6 @@ typedef struct gmm__ck_tiling {
     gmm__ck_tile_args tile;                           /* of the present tile */
 } gmm__ck_tiling;
 
-static int gmm__ck_is_mx(const gmm_ckpt_move *m) {
-    return m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
-}
 static const char *gmm__ck_tensor_memory(const gmm_ckpt_table *table, const gmm_ckpt_tensor *t) {
     const char *base = table->storages[t->storage].base;
     return base ? base + t->offset : NULL;
@@ -14758,7 +15388,6 @@ static const char *gmm__ck_tensor_memory(const gmm_ckpt_table *table, const gmm_
 static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory,
                                   gmm__ck_tiling *g) {
     const gmm_ckpt_table *table = c->plan->parts[m->part].table;
-    const int mx = gmm__ck_is_mx(m);
     gmm__ck_tile_args *t = &g->tile;
     int64_t in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4; /* elements */
     int64_t scratch_bytes = (int64_t)c->run->scratch_bytes, scale_bytes = 0, area_bytes;
@@ -14772,16 +15401,20 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
     t->move = m;
     t->src_dtype = g->src->dtype;
     t->dst_dtype = c->plan->targets->tensors[m->dst].dtype;
-    t->src_unit = mx ? 1 : gmm__ck_unit_bytes(t->src_dtype);
+    t->src_unit = gmm__ck_unit_bytes(t->src_dtype);
     t->dst_unit = gmm__ck_unit_bytes(t->dst_dtype);
     if (m->kind == GMM_CKPT_DEQUANT) {
         gmm__ck_scale_shape(g->src, m->scaling, &t->rows, &t->cols, &t->scale_rows, &t->scale_cols);
+        gmm__ck_block_of(m->scaling, &t->block_rows, &t->block_cols);
         g->scale = &table->tensors[m->scale];
+        t->packed = gmm__ck_is_packed(t->src_dtype);
+        t->scale_dtype = g->scale->dtype;
+        t->scale_unit = gmm__ck_unit_bytes(t->scale_dtype);
         g->scale_memory = gmm__ck_tensor_memory(table, g->scale);
         if (!g->scale_memory) { /* an eighth of the scratch holds the scales of a tile */
             scale_bytes = scratch_bytes / 8;
-            in_limit = mx ? (scale_bytes - 2) * 32 : gmm__ck_scaled_rows(scale_bytes / (t->scale_cols * 4), t->rows);
-            if (!mx && !gmm__mul(in_limit, t->cols, &in_limit)) in_limit = INT64_MAX / 4;
+            in_limit = gmm__ck_scaled_rows(scale_bytes / (t->scale_cols * t->scale_unit), t->rows, t->block_rows);
+            if (!gmm__mul(in_limit, t->cols, &in_limit)) in_limit = INT64_MAX / 4;
         }
     }
     area_bytes = scratch_bytes - scale_bytes;
@@ -14789,7 +15422,8 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
     g->scale_scratch = scratch;
     g->src_scratch = scratch ? scratch + scale_bytes : NULL; /* all tensors may be in memory, without a scratch */
     g->dst_scratch = g->src_memory || !scratch ? g->src_scratch : g->src_scratch + area_bytes;
-    if (!g->src_memory) in_limit = gmm__min_i64(in_limit, mx ? (area_bytes - 1) * 2 : area_bytes / t->src_unit);
+    if (!g->src_memory) in_limit = gmm__min_i64(in_limit, t->packed ? (area_bytes - 1) * 2
+                                                                            : area_bytes / t->src_unit);
     if (!g->dst_memory) out_limit = area_bytes / t->dst_unit;
     gmm__ck_choose_tile(m, g->src_memory ? m->dst_step : m->src_step, in_limit, out_limit,
                         g->src_memory ? 0 : GMM__CK_GAP_BYTES / t->src_unit, g->count);
@@ -14797,28 +15431,26 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
 
 /* Makes source elements [src, src + span) and their scales readable: in memory, or read into the scratch. */
 static gmm_status gmm__ck_read_tile(gmm__ck_tiling *g, int64_t src, int64_t span) {
-    const int mx = gmm__ck_is_mx(g->move);
     gmm__ck_tile_args *t = &g->tile;
     gmm_status status = GMM_OK;
     t->src = g->src_memory;
     t->src_base = 0;
     if (!g->src_memory) {
-        const int64_t first = mx ? src / 2 : src * t->src_unit;
-        const int64_t end = mx ? (src + span + 1) / 2 : (src + span) * t->src_unit;
+        const int64_t first = t->packed ? src / 2 : src * t->src_unit;
+        const int64_t end = t->packed ? (src + span + 1) / 2 : (src + span) * t->src_unit;
         status = gmm__ck_read(g->call, g->move, g->src, first, g->src_scratch, end - first);
         t->src = g->src_scratch;
-        t->src_base = mx ? first * 2 : src;
+        t->src_base = t->packed ? first * 2 : src;
     }
     t->scale = g->scale_memory;
     if (g->scale && !g->scale_memory && !status) {
-        const int64_t unit = mx ? 1 : 4, row0 = src / t->cols, row1 = (src + span - 1) / t->cols;
-        int64_t first = row0 / t->rows * t->scale_rows + (mx ? row0 % t->rows : row0 % t->rows / 128);
-        int64_t end = row1 / t->rows * t->scale_rows + (mx ? row1 % t->rows : row1 % t->rows / 128);
-        first = first * t->scale_cols + (mx ? src % t->cols / 32 : 0);
-        end = end * t->scale_cols + (mx ? (src + span - 1) % t->cols / 32 + 1 : t->scale_cols);
-        status = gmm__ck_read(g->call, g->move, g->scale, first * unit, g->scale_scratch, (end - first) * unit);
+        const int64_t row0 = src / t->cols, row1 = (src + span - 1) / t->cols;
+        const int64_t first = row0 / t->rows * t->scale_rows + gmm__ck_scale_line(g->move->scaling, row0 % t->rows);
+        const int64_t end = row1 / t->rows * t->scale_rows + gmm__ck_scale_line(g->move->scaling, row1 % t->rows) + 1;
+        t->scale_base = first * t->scale_cols;
+        status = gmm__ck_read(g->call, g->move, g->scale, t->scale_base * t->scale_unit, g->scale_scratch,
+                              (end - first) * t->scale_cols * t->scale_unit);
         t->scale = g->scale_scratch;
-        t->scale_base = first;
     }
     return status;
 }

@@ -10,9 +10,11 @@ import traceback
 
 import safetensors
 
-SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I64": 8, "F64": 8, "BOOL": 1}
+SIZES = {"F32": 4, "BF16": 2, "F16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "I64": 8, "F64": 8, "BOOL": 1,
+         "F8_E8M0": 1}
 NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16", "F8_E4M3": "float8_e4m3fn", "F8_E5M2": "float8_e5m2",
-         "U8": "uint8", "I64": "int64", "F64": "float64", "BOOL": "bool"}
+         "U8": "uint8", "I64": "int64", "F64": "float64", "BOOL": "bool",
+         "F8_E8M0": "float8_e8m0fnu"}
 STATES = ["", "optimizer.exp_avg.", "optimizer.exp_avg_sq."]
 CASES = []
 
@@ -359,6 +361,172 @@ def fp8_blocks_dequantized(t):
     write(source, tensors)
     t.refused("--in", source, "--from", "deepseek-v3", "--dtype", "bf16", "--out", out + "x", out=out + "x",
               needles=["experts.1.up_proj.weight", "scale"])
+
+
+# Formats of quantized experts: dtype of the codes, bytes of a row of `cols` of them, whether the scale of a matrix or a
+# row spans what ETP cuts, and the tensors beside a weight of rows x cols.
+FORMATS = {
+    "fp8 blocks": ("F8_E4M3", 1, False, lambda r, c: [("_scale_inv", "F32", [-(-r // 128), -(-c // 128)])]),
+    "fp8 rows": ("F8_E4M3", 1, True, lambda r, c: [("_scale", "F32", [r, 1])]),
+    "fp8 tensor": ("F8_E5M2", 1, True, lambda r, c: [("_scale_inv", "F32", [])]),
+    "mxfp8": ("F8_E4M3", 1, False, lambda r, c: [("_scale_inv", "F8_E8M0", [r, c // 32])]),
+    "mxfp8 of bytes": ("F8_E4M3", 1, False, lambda r, c: [("_scale", "U8", [r, c // 32])]),
+    "mxfp4": ("U8", 2, False, lambda r, c: [("_scale", "U8", [r, c // 32])]),
+    "nvfp4": ("U8", 2, True, lambda r, c: [("_scale", "F8_E4M3", [r, c // 16]), ("_tensor_scale", "F32", [])]),
+    "nvfp4 and amax": ("U8", 2, True, lambda r, c: [("_scale_inv", "F8_E4M3", [r, c // 16]), ("_amax", "F32", [1])]),
+}
+
+
+def quantized(name, f=128, h=128, experts=4):
+    """Indexed tensors of Megatron's names."""
+    codes, packed, _, beside = FORMATS[name]
+    at, tensors = "decoder.layers.0.mlp.experts.linear_fc%d.weight%s%d", {}
+    for e in range(experts):
+        for fc, rows, cols in (1, 2 * f, h), (2, h, f):
+            tensors[at % (fc, "", e)] = filled(codes, [rows, cols // packed])
+            for suffix, dtype, shape in beside(rows, cols):
+                tensors[at % (fc, suffix, e)] = filled(dtype, shape)
+    tensors["decoder.layers.0.mlp.router.weight"] = filled("BF16", [experts, h])
+    return tensors
+
+
+@case
+def quantized_to_stacks_and_back(t):
+    """Every format between indexed, stacked and sequential names, and in shards of ranks and back, byte by byte."""
+    for name, (_, _, spans, beside) in FORMATS.items():
+        before = quantized(name)
+        source, middle, back = t.path("q.safetensors"), t.path("middle.safetensors"), t.path("back.safetensors")
+        write(source, before)
+        t.ok("--in", source, "--in-glu-block", "0", "--to", "grouped", "--out", middle)
+        got = read(middle)
+        for fc in 1, 2:
+            at = "decoder.layers.0.mlp.experts.linear_fc%d.weight" % fc
+            for suffix in [""] + [s for s, _, _ in beside(1, 32)]:
+                each = [before["%s%s%d" % (at, suffix, e)] for e in range(4)]
+                assert got[at + suffix] == (each[0][0], (4,) + each[0][1], b"".join(x[2] for x in each)), (name, suffix)
+        assert len(got) == 1 + 2 * (1 + len(beside(1, 32)))
+        for layout in "grouped", "sequential":
+            t.ok("--in", source, "--in-glu-block", "0", "--to", layout, "--out", middle)
+            t.ok("--in", middle, "--from", layout, "--to", "indexed", "--out", back)
+            assert read(back) == before, (name, layout)
+        for layout, block, ep, etp, gtp in (("grouped", 0, 2, 1, 1), ("indexed", 128, 1, 1, 2), ("grouped", 0, 1, 1, 2),
+                                            ("grouped", 64, 2, 2, 1)):
+            if name == "fp8 blocks" and (etp > 1 or block == 64):
+                t.refused("--in", source, "--in-glu-block", "0", "--to", layout, "--glu-block", str(block), "--etp",
+                          "0/%d" % etp, "--out", back + "x", out=back + "x",
+                          needles=["linear_fc1.weight0", "row 64", "rows 0 to 127 (128x128)"])
+                continue
+            for e in range(ep):
+                for x in range(etp):
+                    for g in range(gtp):
+                        t.ok("--in", source, "--in-glu-block", "0", "--to", layout, "--glu-block", str(block), "--ep",
+                             "%d/%d" % (e, ep), "--etp", "%d/%d" % (x, etp), "--gtp", "%d/%d" % (g, gtp), "--out",
+                             t.path("p-%d-%d-%d.safetensors" % (e, x, g)))
+            join = ["--in", t.path("p-{ep}-{etp}-{gtp}.safetensors"), "--in-ep", str(ep), "--in-etp", str(etp),
+                    "--in-gtp", str(gtp), "--from", layout, "--to", "indexed"]
+            if spans and etp > 1:
+                t.refused(*join, "--out", back + "x", out=back + "x", needles=["equal_scales", "ETP rank 1"])
+                join.append("--equal-scales")
+            t.ok(*join, "--out", back)
+            assert read(back) == before, (name, layout, block, ep, etp, gtp)
+
+
+@case
+def quantized_names(t):
+    """NVFP4 and FP8 per tensor as Hugging Face's models hold them, joined and taken apart again."""
+    for layout, scale in (("qwen3-moe", "_scale"), ("deepseek-v3", "_scale_inv")):
+        at, before = "model.layers.0.mlp.experts.%d.%s_proj.weight", {}
+        for e in range(2):
+            one = random.randbytes(4)
+            for part, rows, cols in ("gate", 32, 64), ("up", 32, 64), ("down", 64, 32):
+                n = at % (e, part)
+                if layout == "qwen3-moe":
+                    before[n] = filled("U8", [rows, cols // 2])
+                    before[n + scale] = filled("F8_E4M3", [rows, cols // 16])
+                    before[n + "_scale_2"] = ("F32", (), one)
+                else:
+                    before[n] = filled("F8_E4M3", [rows, cols])
+                    before[n + scale] = ("F32", (), one)
+        source, middle, back = t.path("hf.safetensors"), t.path("m.safetensors"), t.path("back.safetensors")
+        write(source, before)
+        t.refused("--in", source, "--from", layout, "--to", "grouped", "--out", back + "x", out=back + "x",
+                  needles=["equal_scales", "row 32"])
+        t.ok("--in", source, "--from", layout, "--to", "grouped", "--out", middle, "--equal-scales")
+        got = read(middle)["decoder.layers.0.mlp.experts.linear_fc1.weight"]
+        assert got[2] == b"".join(before[at % (e, p)][2] for e in range(2) for p in ("gate", "up"))
+        t.ok("--in", middle, "--from", "grouped", "--to", layout, "--out", back)
+        assert read(back) == before, layout
+    before = quantized("nvfp4 and amax")
+    write(source, before)
+    t.refused("--in", source, "--in-glu-block", "0", "--to", "qwen3-moe", "--out", back + "x", out=back + "x",
+              needles=["qwen3-moe", "amax"])
+
+
+@case
+def quantized_values(t):
+    """What --dtype makes of codes and scales, against numpy and ml_dtypes."""
+    import ml_dtypes, numpy
+    dtypes = {"F32": numpy.float32, "F8_E4M3": ml_dtypes.float8_e4m3fn, "F8_E5M2": ml_dtypes.float8_e5m2,
+              "F8_E8M0": ml_dtypes.float8_e8m0fnu}
+    for name, (codes, packed, _, beside) in FORMATS.items():
+        source, out = t.path("q.safetensors"), t.path("out.safetensors")
+        before = quantized(name, 96, 160, 2)
+        for n in list(before):  # no codes of NaN or Inf, scales around one
+            dtype, shape, data = before[n]
+            if "weight_scale" in n and dtype == "F32":
+                before[n] = (dtype, shape, numpy.random.rand(len(data) // 4).astype("f4").tobytes())
+            elif "weight_scale" in n:
+                before[n] = (dtype, shape, bytes(100 + b % 50 for b in data))
+            elif dtype.startswith("F8"):
+                before[n] = (dtype, shape, bytes(b & 0xBF for b in data))
+        write(source, before)
+        arguments = ["--in", source, "--in-glu-block", "0", "--to", "indexed", "--dtype", "f32"]
+        if name.startswith("nvfp4"):
+            t.refused(*arguments, "--out", out + "x", out=out + "x",
+                      needles=["linear_fc1.weight0", "keep them quantized"])
+            continue
+        t.ok(*arguments, "--out", out)
+        got = read(out)
+        for fc, rows, cols in (1, 192, 160), (2, 160, 96):
+            for e in range(2):
+                n = "decoder.layers.0.mlp.experts.linear_fc%d.weight" % fc
+                bytes_ = numpy.frombuffer(before[n + str(e)][2], "u1")
+                if packed == 2:
+                    bytes_ = numpy.stack([bytes_ & 15, bytes_ >> 4], -1)
+                    values = numpy.array([0, .5, 1, 1.5, 2, 3, 4, 6, 0, -.5, -1, -1.5, -2, -3, -4, -6], "f4")[bytes_]
+                else:
+                    values = bytes_.view(dtypes[codes]).astype("f4")
+                (suffix, kind, shape), = beside(rows, cols)
+                raw = numpy.frombuffer(before[n + suffix + str(e)][2], "u1")
+                scale = raw.view(dtypes.get(kind, ml_dtypes.float8_e8m0fnu)).astype("f4").reshape(shape or [1, 1])
+                by = (128, 128) if name == "fp8 blocks" else (rows // scale.shape[0], cols // scale.shape[1])
+                scale = numpy.repeat(numpy.repeat(scale, by[0], 0), by[1], 1)[:rows, :cols]
+                want = (values.reshape(rows, cols) * scale).astype("f4")
+                have = numpy.frombuffer(got[n + str(e)][2], "f4").reshape(rows, cols)
+                assert numpy.array_equal(have, want), (name, fc)
+
+
+@case
+def quantized_faults(t):
+    """A scale that is missing or has another dtype, shape or number of experts; nothing is written."""
+    at = "decoder.layers.0.mlp.experts.linear_fc2.weight"
+    for name, (_, _, _, beside) in FORMATS.items():
+        source, out = t.path("q.safetensors"), t.path("never.safetensors")
+        suffix, dtype, shape = beside(128, 128)[0]
+
+        def refuse(change, needle):
+            tensors = quantized(name)
+            change(tensors)
+            write(source, tensors)
+            t.refused("--in", source, "--in-glu-block", "0", "--to", "grouped", "--out", out, out=out,
+                      needles=[needle])
+        refuse(lambda m: m.pop(at + suffix + "2"), "linear_fc2.weight")
+        refuse(lambda m: [m.pop(at + suffix + str(e)) for e in range(4)], "linear_fc")
+        refuse(lambda m: m.update({at + suffix + "0": filled("I64", shape)}), "must be")
+        refuse(lambda m: m.update({at + suffix + "3": filled("F16", shape)}), "not f16")
+        refuse(lambda m: m.update({at + suffix + "0": filled(dtype, shape + [2])}), "shape")
+        refuse(lambda m: m.update({at + suffix + "4": filled(dtype, shape)}), "linear_fc2.weight4")
+        refuse(lambda m: m.update({at + suffix: filled(dtype, [4] + shape)}), "another layout")
 
 
 @case

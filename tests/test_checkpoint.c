@@ -1,6 +1,8 @@
 /* test_checkpoint.c - names, normalizers, plans and their geometry */
 #include "test.h"
 
+#include "gmm_gtp.h"
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -2242,6 +2244,752 @@ static void shared_and_router(int arg) { /* shared experts and the router are pa
     gmm_ckpt_table_destroy(t);
 }
 
+/* -------------------------------------------------------------------------------------------- Quantized formats --- */
+
+/* A format as files hold it: dtypes, the block (0 = the whole extent), the dimensions of the scales of one matrix,
+   GTP's unit of rows, which values stand beside the scales (1: tensor scale, 2: amax), and the name of the scales. */
+typedef struct qformat {
+    const char *name;
+    gmm_scaling scaling;
+    gmm_dtype codes, scales;
+    int rows, cols, dims, unit, beside;
+    const char *suffix;
+} qformat;
+static const qformat qformats[] = {
+    {"128x128", GMM_SCALING_128X128, GMM_E4M3, GMM_F32, 128, 128, 2, 128, 0, "_scale_inv"},
+    {"MXFP8", GMM_SCALING_MX32, GMM_E4M3, GMM_E8M0, 1, 32, 2, 32, 0, "_scale_inv"},
+    {"MXFP8 of e5m2 and bytes", GMM_SCALING_MX32, GMM_E5M2, GMM_U8, 1, 32, 2, 32, 0, "_scale"},
+    {"MXFP4", GMM_SCALING_MX32, GMM_U8, GMM_E8M0, 1, 32, 2, 32, 0, "_scale"},
+    {"NVFP4", GMM_SCALING_NV16, GMM_U8, GMM_E4M3, 1, 16, 2, 16, 3, "_scale"},
+    {"NVFP4 of e2m1 and an amax", GMM_SCALING_NV16, GMM_E2M1, GMM_E4M3, 1, 16, 2, 16, 2, "_scale_inv"},
+    {"per-row FP8", GMM_SCALING_ROW, GMM_E4M3, GMM_F32, 1, 0, 2, 1, 0, "_scale_inv"},
+    {"per-row FP8, bf16 vectors", GMM_SCALING_ROW, GMM_E5M2, GMM_BF16, 1, 0, 1, 1, 0, "_scale"},
+    {"per-tensor FP8 and an amax", GMM_SCALING_TENSOR, GMM_E4M3, GMM_F32, 0, 0, 0, 1, 2, "_scale_inv"},
+    {"per-tensor FP8 of one element", GMM_SCALING_TENSOR, GMM_E5M2, GMM_F32, 0, 0, 1, 1, 0, "_scale"}};
+static const char *const beside_names[2] = {"_tensor_scale", "_amax"};
+
+/* The whole weight: a code in each byte, and the bytes of the scale of each block. A gated weight has its up rows
+   behind its gate rows. */
+typedef struct qweight {
+    const qformat *f;
+    int experts, halves, rows, cols; /* rows of one half */
+    unsigned char *codes, *scales, *beside[2];
+} qweight;
+
+/* How a side stores it: one tensor per expert, a stack, or experts one below another; ranks; the block of gate rows. */
+typedef struct qside { int form, ep, etp, gtp, glu; } qside;
+
+/* What one rank stores: logical rows, in order, and columns. */
+typedef struct qshard { int experts, expert0, n, cols, col0; int row[1024]; } qshard;
+
+static int scale_bytes_of(const qformat *f) { return gmm_dtype_bits(f->scales) / 8; }
+static int packed_of(const qformat *f) { return f->codes == GMM_U8 || f->codes == GMM_E2M1; }
+static int blocks_of(int extent, int block) { return block ? (extent + block - 1) / block : 1; }
+
+static const unsigned char *scale_of(const qweight *w, int e, int r, int c) {
+    const int cols = blocks_of(w->cols, w->f->cols), rows = blocks_of(w->halves * w->rows, w->f->rows);
+    const int i = w->f->rows ? r / w->f->rows : 0, j = w->f->cols ? c / w->f->cols : 0;
+    return w->scales + ((int64_t)(e * rows + i) * cols + j) * scale_bytes_of(w->f);
+}
+
+static qweight qweight_of(const qformat *f, int experts, int halves, int rows, int cols) {
+    qweight w = {f, experts, halves, rows, cols, NULL, NULL, {NULL, NULL}};
+    const int64_t n = (int64_t)experts * halves * rows * cols;
+    const int64_t s = (int64_t)experts * blocks_of(halves * rows, f->rows) * blocks_of(cols, f->cols);
+    w.codes = (unsigned char *)t_host((size_t)n);
+    w.scales = (unsigned char *)t_host((size_t)s * 4);
+    for (int64_t i = 0; i < n; i++) w.codes[i] = (unsigned char)(t_rand() & (packed_of(f) ? 15 : 255));
+    for (int64_t i = 0; i < s * 4; i++) w.scales[i] = (unsigned char)t_rand();
+    for (int b = 0; b < 2; b++) {
+        w.beside[b] = (unsigned char *)t_host((size_t)experts * 4);
+        for (int i = 0; i < experts * 4; i++) w.beside[b][i] = (unsigned char)t_rand();
+    }
+    return w;
+}
+
+/* Rows and columns of a rank: an FC2 is cut by ETP along its columns. */
+static qshard qshard_of(const qweight *w, const qside *side, int fc2, int ep, int etp, int gtp) {
+    qshard s;
+    const int f = fc2 ? w->rows : w->rows / side->etp, first = fc2 ? 0 : etp * f, block = side->glu ? side->glu : f;
+    int all[1024], n = 0, per;
+    memset(&s, 0, sizeof s);
+    s.experts = w->experts / side->ep;
+    s.expert0 = ep * s.experts;
+    s.cols = fc2 ? w->cols / side->etp : w->cols;
+    s.col0 = fc2 ? etp * s.cols : 0;
+    for (int b = 0; b < f; b += block)
+        for (int h = 0; h < w->halves; h++)
+            for (int i = b; i < b + block; i++) all[n++] = h * w->rows + first + i;
+    per = (n + side->gtp * w->f->unit - 1) / (side->gtp * w->f->unit) * w->f->unit;
+    for (int i = gtp * per; i < n && i < (gtp + 1) * per; i++) s.row[s.n++] = all[i];
+    return s;
+}
+
+static const int64_t *shape_of(int64_t *d, int form, int experts, int rows, int cols, int dims) {
+    const int64_t *shape = d;
+    if (form == 1 || (form == 2 && !dims)) *d++ = experts;
+    if (dims) *d++ = (int64_t)rows * (form == 2 ? experts : 1);
+    if (dims == 2) *d++ = cols;
+    *d = -1;
+    return shape;
+}
+
+/* Adds the tensors "fc.weight..." of one rank to a table, without those whose name begins with `without`. */
+static void qweight_add(gmm_ckpt_table *t, const qweight *w, int form, const qshard *s, const char *without) {
+    const qformat *f = w->f;
+    const int together = form ? s->experts : 1, unit = scale_bytes_of(f), sr = blocks_of(s->n, f->rows);
+    const int sc = blocks_of(s->cols, f->cols), half_bytes = packed_of(f);
+    for (int e = 0; e < s->experts; e += together) {
+        unsigned char *codes = (unsigned char *)t_host((size_t)together * s->n * s->cols + 1), *to = codes;
+        unsigned char *scales = (unsigned char *)t_host((size_t)together * sr * sc * unit + 1), *scale_to = scales;
+        char number[16] = "", name[60];
+        int64_t d[5];
+        if (!form) snprintf(number, sizeof number, "%d", e);
+        for (int m = e; m < e + together; m++) {
+            const int expert = s->expert0 + m, all = w->halves * w->rows;
+            for (int i = 0; i < s->n; i++)
+                for (int j = 0; j < s->cols; j++) {
+                    const unsigned char code = w->codes[((int64_t)expert * all + s->row[i]) * w->cols + s->col0 + j];
+                    if (!half_bytes) *to++ = code;
+                    else if (j % 2) *to++ |= (unsigned char)(code << 4);
+                    else *to = code;
+                }
+            for (int i = 0; i < sr; i++)
+                for (int j = 0; j < sc; j++, scale_to += unit)
+                    memcpy(scale_to, scale_of(w, expert, s->row[i * f->rows], s->col0 + j * f->cols), (size_t)unit);
+        }
+        snprintf(name, sizeof name, "fc.weight%s", number);
+        add(t, name, f->codes, shape_of(d, form, s->experts, s->n, f->codes == GMM_U8 ? s->cols / 2 : s->cols, 2),
+            codes);
+        snprintf(name, sizeof name, "fc.weight%s%s", f->suffix, number);
+        if (!without || strncmp(name, without, strlen(without)))
+            add(t, name, f->scales, shape_of(d, form, s->experts, sr, sc, f->dims), scales);
+        for (int b = 0; b < 2; b++) {
+            snprintf(name, sizeof name, "fc.weight%s%s", beside_names[b], number);
+            if (f->beside >> b & 1 && (!without || strncmp(name, without, strlen(without))))
+                add(t, name, GMM_F32, shape_of(d, form, s->experts, 1, 1, 1), w->beside[b] + (s->expert0 + e) * 4);
+        }
+    }
+}
+
+/* Checks that a rank's tensors hold the code and the scale of every element of its rows and columns. */
+static void qweight_check(plan_run *m, const qweight *w, int grouped, const qshard *s, const char *what) {
+    const qformat *f = w->f;
+    const int unit = scale_bytes_of(f), sr = blocks_of(s->n, f->rows), sc = blocks_of(s->cols, f->cols);
+    int64_t d[5];
+    for (int e = 0; e < s->experts; e++) {
+        const int at = grouped ? e : 0, expert = s->expert0 + e;
+        char number[16] = "", name[4][60];
+        const gmm_ckpt_tensor *codes, *scales;
+        const unsigned char *c, *q;
+        if (!grouped) snprintf(number, sizeof number, "%d", e);
+        snprintf(name[0], sizeof name[0], "fc.weight%s", number);
+        snprintf(name[1], sizeof name[1], "fc.weight%s%s", f->suffix, number);
+        codes = get(m->targets, name[0]);
+        scales = get(m->targets, name[1]);
+        T_CHECK(codes->dtype == f->codes && scales->dtype == f->scales, "%s, %s: %s and %s", f->name, what,
+                gmm_dtype_name(codes->dtype), gmm_dtype_name(scales->dtype));
+        for (int k = 0; k < 2; k++) {
+            const gmm_ckpt_tensor *got = k ? scales : codes;
+            const int64_t *want = k ? shape_of(d, grouped, s->experts, sr, sc, f->dims)
+                                    : shape_of(d, grouped, s->experts, s->n,
+                                               f->codes == GMM_U8 ? s->cols / 2 : s->cols, 2);
+            const gmm_ckpt_tensor like = shaped("", got->dtype, want);
+            T_CHECK(got->rank == like.rank && !memcmp(got->shape, like.shape, sizeof got->shape[0] * (size_t)like.rank),
+                    "%s, %s: %s has rank %d, extent %lld", f->name, what, got->name, got->rank,
+                    (long long)got->shape[0]);
+        }
+        c = m->memory + codes->offset;
+        q = m->memory + scales->offset + (int64_t)at * sr * sc * unit;
+        for (int i = 0; i < s->n; i++)
+            for (int j = 0; j < s->cols; j++) {
+                const int64_t x = ((int64_t)at * s->n + i) * s->cols + j;
+                const int code = !packed_of(f) ? c[x] : j % 2 ? c[x / 2] >> 4 : c[x / 2] & 15;
+                const int want = w->codes[((int64_t)expert * w->halves * w->rows + s->row[i]) * w->cols + s->col0 + j];
+                const unsigned char *scale = q + ((int64_t)(f->rows ? i / f->rows : 0) * sc +
+                                                  (f->cols ? j / f->cols : 0)) * unit;
+                T_CHECK(code == want, "%s, %s: code of expert %d, row %d, column %d: %d, not %d", f->name, what, expert,
+                        i, j, code, want);
+                T_CHECK(!memcmp(scale, scale_of(w, expert, s->row[i], s->col0 + j), (size_t)unit),
+                        "%s, %s: scale of expert %d, row %d, column %d", f->name, what, expert, i, j);
+            }
+        for (int b = 0; b < 2; b++) {
+            snprintf(name[2 + b], sizeof name[2 + b], "fc.weight%s%s", beside_names[b], number);
+            if (f->beside >> b & 1)
+                t_same(name[2 + b], m->memory + get(m->targets, name[2 + b])->offset + at * 4,
+                       w->beside[b] + expert * 4, 4);
+        }
+    }
+    T_CHECK(count(m->targets) == (grouped ? 1 : s->experts) * (2 + (f->beside & 1) + (f->beside >> 1)),
+            "%s, %s: %lld targets", f->name, what, (long long)count(m->targets));
+}
+#define qweight_check(...) T_CALL(qweight_check, __VA_ARGS__)
+
+static qweight qweight_small(int format, int fc2) {
+    const int n = qformats[format].rows == 128 || qformats[format].dims == 1 ? 256 : 64;
+    return qweight_of(&qformats[format], 2, fc2 ? 1 : 2, n, n);
+}
+
+/* Whether a target needs equal scales: ETP cuts a block of the source inside the target's part, or cuts the value of a
+   matrix. */
+static int needs_equal(const qformat *f, const qside *from, const qside *to, int fc2, int etp) {
+    const int cut = f->scaling == GMM_SCALING_TENSOR || f->beside || (f->scaling == GMM_SCALING_ROW && fc2);
+    return cut && etp * from->etp / to->etp != ((etp + 1) * from->etp + to->etp - 1) / to->etp - 1;
+}
+
+/* A format between every form, grid of ranks and block of gate rows, whole and in shards of GTP. */
+static void quantized(int arg) {
+    const int format = arg / 2, fc2 = arg % 2, glu = fc2 ? 0 : qformats[format].rows == 128 ? 128 : 16;
+    const qside sides[] = {{0, 1, 1, 1, 0}, {0, 2, 1, 1, 0}, {0, 1, 2, 1, 0}, {0, 2, 2, 1, glu}, {0, 1, 1, 2, 0},
+                           {0, 1, 1, 1, glu}, {0, 1, 2, 2, glu}};
+    const qweight w = qweight_small(format, fc2);
+    for (int a = 0; a < T_COUNT(sides); a++)
+        for (int b = 0; b < T_COUNT(sides); b++) {
+            qside from = sides[a], to = sides[b];
+            gmm_ckpt_linear l = linear_of("fc", w.experts, w.halves * w.rows, w.cols, (a + b) % 2, 0);
+            call c;
+            char what[100];
+            const int parts = from.ep * from.etp * from.gtp;
+            from.form = (a + b / 2) % (w.f->scaling == GMM_SCALING_TENSOR ? 2 : 3); /* [E] has one scale per expert */
+            l.slot = fc2 ? GMM_CKPT_FC2 : GMM_CKPT_FC1;
+            l.gated = !fc2;
+            call_begin(&c, NULL, "module", "module");
+            c.source.part_count = parts;
+            for (int p = 0; p < parts; p++) {
+                const int gtp = p % from.gtp, etp = p / from.gtp % from.etp, ep = p / from.gtp / from.etp;
+                const qshard s = qshard_of(&w, &from, fc2, ep, etp, gtp);
+                gmm_ckpt_table *t = table_new();
+                qweight_add(t, &w, from.form, &s, NULL);
+                c.part[p].table = t;
+                c.part[p].rank.ep_rank = ep;
+                c.part[p].rank.etp_rank = etp;
+                c.part[p].rank.gtp_rank = gtp;
+                c.part[p].rank.ep_size = from.ep;
+                c.part[p].rank.etp_size = from.etp;
+                c.part[p].rank.gtp_size = from.gtp;
+            }
+            c.source.stated.known = 1;
+            c.source.stated.block = from.glu;
+            c.target.glu_block = to.glu;
+            for (int p = 0; p < to.ep * to.etp * to.gtp; p++) {
+                const int gtp = p % to.gtp, etp = p / to.gtp % to.etp, ep = p / to.gtp / to.etp;
+                const qshard s = qshard_of(&w, &to, fc2, ep, etp, gtp);
+                gmm_ckpt_cut cut = GMM_ZERO;
+                plan_run m;
+                c.target.rank.ep_rank = ep;
+                c.target.rank.etp_rank = etp;
+                c.target.rank.ep_size = to.ep;
+                c.target.rank.etp_size = to.etp;
+                cut.row0 = gtp * (w.halves * w.rows / (fc2 ? 1 : to.etp) / 2);
+                cut.rows = cut.stored_rows = s.n;
+                c.target.cuts = to.gtp > 1 ? &cut : NULL;
+                c.source.equal_scales = 0;
+                if (needs_equal(w.f, &from, &to, fc2, etp)) {
+                    plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "equal_scales");
+                    c.source.equal_scales = 1;
+                }
+                snprintf(what, sizeof what, "%d/%d/%d/%d to %d/%d/%d/%d, rank %d, form %d", from.ep, from.etp, from.gtp,
+                         from.glu, to.ep, to.etp, to.gtp, to.glu, p, from.form);
+                m = plan_ok(&c, &l, 1);
+                apply(&m, (a + b) % 3 ? 0 : -1);
+                qweight_check(&m, &w, l.grouped_weight, &s, what);
+                gmm_ckpt_plan_destroy(m.plan);
+            }
+            for (int p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+        }
+}
+
+/* ETP ranks whose scales of one row or matrix differ: a target within one rank's part takes that rank's. */
+static void quantized_own_scales(int format) {
+    for (int fc2 = 0; fc2 < 2; fc2++)
+        for (int to = 2; to <= 4; to += 2)
+            for (int rank = 0; rank < to; rank++) {
+                const qside sides[2] = {{0, 1, 2, 1, 0}, {0, 1, to, 1, 0}};
+                const qweight w[2] = {qweight_of(&qformats[format], 2, 1, 256, 256),
+                                      qweight_of(&qformats[format], 2, 1, 256, 256)};
+                const int part = rank * 2 / to;
+                const qshard want = qshard_of(&w[part], &sides[1], fc2, 0, rank, 0);
+                gmm_ckpt_linear l = linear_of("fc", 2, 256, 256, 1, 0);
+                call c;
+                plan_run m;
+                l.slot = fc2 ? GMM_CKPT_FC2 : GMM_CKPT_FC1;
+                call_begin(&c, NULL, "module", "module");
+                c.source.part_count = 2;
+                for (int p = 0; p < 2; p++) {
+                    const qshard s = qshard_of(&w[p], &sides[0], fc2, 0, p, 0);
+                    gmm_ckpt_table *t = table_new();
+                    qweight_add(t, &w[p], 1, &s, NULL);
+                    c.part[p].table = t;
+                    c.part[p].rank.etp_rank = p;
+                    c.part[p].rank.etp_size = 2;
+                }
+                c.target.rank.etp_rank = rank;
+                c.target.rank.etp_size = to;
+                m = plan_ok(&c, &l, 1);
+                apply(&m, 0);
+                qweight_check(&m, &w[part], 1, &want, "its own scales");
+                gmm_ckpt_plan_destroy(m.plan);
+                for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+            }
+}
+
+/* Both normalizers, in both modes and directions; weights below one another split too. */
+static void quantized_normalizers(int format) {
+    const qweight w = qweight_small(format, 1);
+    const qside whole_side = {0, 1, 1, 1, 0};
+    const qshard s = qshard_of(&w, &whole_side, 1, 0, 0, 0);
+    for (int form = 0; form < 3; form++)
+        for (int grouped = 0; grouped < 2; grouped++)
+            for (int parity = 0; parity < 2; parity++)
+                for (int map = 0; map < 2; map++) {
+                    gmm_ckpt_table *t = table_new();
+                    gmm_ckpt_linear l = linear_of("fc", w.experts, w.rows, w.cols, grouped, 0);
+                    const gmm_ckpt_move *moves;
+                    int64_t n;
+                    plan_run m;
+                    if (form == 2 && (grouped || w.f->scaling == GMM_SCALING_TENSOR)) continue; /* see `quantized` */
+                    qweight_add(t, &w, form, &s, NULL);
+                    m = normalize(t, map ? NULL : "fc.", &l, 1, (gmm_ckpt_parity)parity);
+                    apply(&m, 0);
+                    moves = gmm_ckpt_plan_moves(m.plan, &n);
+                    for (int64_t i = 0; i < n; i++) { /* the check reads views like copies */
+                        const gmm_ckpt_tensor *to = &gmm_ckpt_table_tensors(m.targets, NULL)[moves[i].dst];
+                        const gmm_ckpt_tensor *from = &gmm_ckpt_table_tensors(t, NULL)[moves[i].src];
+                        const int64_t unit = gmm_dtype_bits(from->dtype) < 8 ? 1 : gmm_dtype_bits(from->dtype) / 8;
+                        if (moves[i].kind == GMM_CKPT_VIEW)
+                            memcpy(m.memory + to->offset, source_bytes(t, from->name) + moves[i].src_at * unit,
+                                   (size_t)to->bytes);
+                    }
+                    qweight_check(&m, &w, grouped, &s, parity ? "upstream" : "safe");
+                    gmm_ckpt_plan_destroy(m.plan);
+                    gmm_ckpt_table_destroy(t);
+                }
+}
+
+/* Faults of scales, each refused by both modes before anything is planned. `parities` 1: by SAFE alone. */
+static void quantized_refused(int format) {
+    enum { MISSING_ALL, MISSING_ONE, DTYPE, ONE_DTYPE, LAST_EXTENT, FIRST_EXTENT, EXPERTS, EXTRA, TWO_NAMES, BOTH,
+           BESIDE_ALL, BESIDE_ONE, BESIDE_SHAPE, BESIDE_DTYPE, FAULTS };
+    const qweight w = qweight_small(format, 1);
+    const qformat *f = w.f;
+    const qside whole_side = {0, 1, 1, 1, 0};
+    const qshard s = qshard_of(&w, &whole_side, 1, 0, 0, 0);
+    const int sr = blocks_of(w.rows, f->rows), sc = blocks_of(w.cols, f->cols);
+    for (int fault = 0; fault < FAULTS; fault++)
+        for (int form = 0; form < 2; form++)
+            for (int parity = 0; parity < 2; parity++) {
+                gmm_ckpt_table *t = table_new();
+                gmm_ckpt_linear l = linear_of("fc", w.experts, w.rows, w.cols, !form, 0);
+                gmm_ckpt_report report;
+                gmm_ckpt_plan *plan = (gmm_ckpt_plan *)&plan;
+                gmm_ckpt_reason reason = GMM_CKPT_SHAPE, other = GMM_CKPT_FINE;
+                char all[40], name[60], without[60];
+                const char *key = name, *beside = f->beside & 1 ? beside_names[0] : beside_names[1];
+                int64_t d[5];
+                gmm_status status;
+                const int of_beside = fault >= BESIDE_ALL && fault <= BESIDE_DTYPE;
+                /* of several kinds beside the scales, all are left out where none may be there */
+                snprintf(all, sizeof all, "fc.weight%s", of_beside ? beside : f->suffix);
+                snprintf(name, sizeof name, "%s%s", all, form ? "" : "1");
+                strcpy(without, fault == MISSING_ALL || fault == BESIDE_ALL || form ? all : name);
+                if ((of_beside && !f->beside) || ((fault == MISSING_ONE || fault == BESIDE_ONE || fault == ONE_DTYPE ||
+                                                   fault == EXTRA) && form) ||
+                    (fault == BESIDE_ALL && (f->scaling != GMM_SCALING_NV16 || f->beside == 3)) ||
+                    (fault == LAST_EXTENT && f->dims < 2) || (fault == FIRST_EXTENT && !f->dims && !form) ||
+                    (fault == EXPERTS && !form) ||
+                    (parity && (fault == EXTRA || (f->codes == GMM_U8 && !f->beside && fault == MISSING_ALL)))) {
+                    gmm_ckpt_table_destroy(t);
+                    continue;
+                }
+                if (fault == EXTRA || fault == TWO_NAMES || fault == BOTH) without[0] = 1;
+                qweight_add(t, &w, form, &s, without);
+                switch (fault) {
+                case MISSING_ALL: reason = GMM_CKPT_SCALE_MISSING; key = "fc.weight"; break;
+                case MISSING_ONE: case BESIDE_ONE: reason = GMM_CKPT_SCALE_MISSING; key = "fc.weight"; break;
+                case BESIDE_ALL: reason = GMM_CKPT_SCALE_MISSING; key = "tensor scale or amax"; break;
+                case DTYPE: case BESIDE_DTYPE:
+                    reason = GMM_CKPT_DTYPE;
+                    add(t, name, GMM_F16, of_beside ? shape_of(d, form, 2, 1, 1, 1)
+                                                    : shape_of(d, form, 2, sr, sc, f->dims), NULL);
+                    if (!form && !of_beside) { /* the first is read first */
+                        gmm_ckpt_table_destroy(t);
+                        t = table_new();
+                        qweight_add(t, &w, form, &s, all);
+                        for (int e = 0; e < 2; e++) {
+                            snprintf(name, sizeof name, "%s%d", all, e);
+                            add(t, name, GMM_F16, shape_of(d, form, 2, sr, sc, f->dims), NULL);
+                        }
+                        snprintf(name, sizeof name, "%s0", all);
+                    }
+                    break;
+                case ONE_DTYPE:
+                    reason = GMM_CKPT_DTYPE;
+                    add(t, name, f->scales == GMM_F32 ? GMM_BF16 : GMM_F32, shape_of(d, 0, 2, sr, sc, f->dims), NULL);
+                    break;
+                case LAST_EXTENT: add(t, name, f->scales, shape_of(d, form, 2, sr, sc + 1, 2), NULL); break;
+                case FIRST_EXTENT: add(t, name, f->scales, shape_of(d, form, 2, sr + 1, sc, f->dims ? f->dims : 1),
+                                       NULL); break;
+                case EXPERTS:
+                    add(t, name, f->scales, shape_of(d, form, 3, sr, sc, f->dims), NULL);
+                    other = GMM_CKPT_NOT_DIVISIBLE;
+                    break;
+                case EXTRA:
+                    reason = GMM_CKPT_EXTRA_INDEX;
+                    snprintf(name, sizeof name, "%s2", all);
+                    add(t, name, f->scales, shape_of(d, 0, 2, sr, sc, f->dims), NULL);
+                    break;
+                case TWO_NAMES:
+                    reason = GMM_CKPT_BOTH_LAYOUTS;
+                    key = "fc.weight_scale";
+                    for (int e = 0; e < (form ? 1 : 2); e++) {
+                        snprintf(name, sizeof name, "fc.weight%s%.*s", strcmp(f->suffix, "_scale") ? "_scale"
+                                                                                                   : "_scale_inv",
+                                 !form, e ? "1" : "0");
+                        add(t, name, f->scales, shape_of(d, form, 2, sr, sc, f->dims), NULL);
+                    }
+                    break;
+                case BOTH:
+                    reason = GMM_CKPT_BOTH_LAYOUTS;
+                    key = all;
+                    snprintf(name, sizeof name, "%s%s", all, form ? "0" : "");
+                    add(t, name, f->scales, shape_of(d, !form, 2, sr, sc, f->dims), NULL);
+                    break;
+                default: add(t, name, GMM_F32, shape_of(d, form, 2, 2, 1, 1), NULL); break; /* BESIDE_SHAPE */
+                }
+                status = gmm_ckpt_normalize_map(&plan, t, &l, 1, (gmm_ckpt_parity)parity, NULL, &report);
+                T_CHECK(status && !plan && (report.reason == reason || report.reason == other),
+                        "%s, fault %d, form %d, parity %d: %s, not %s: %s", f->name, fault, form, parity,
+                        gmm_ckpt_reason_name(report.reason), gmm_ckpt_reason_name(reason), report.error.text);
+                T_CHECK(strstr(report.error.text, key), "%s, fault %d: \"%s\" lacks \"%s\"", f->name, fault,
+                        report.error.text, key);
+                gmm_ckpt_table_destroy(t);
+            }
+}
+
+/* Boundaries inside a block are refused with the key, the block and where the boundary lies. */
+static void quantized_cuts(int arg) {
+    static const struct {
+        int format, fc2, rows, cols, etp, glu, row0, gtp; /* row0: of a GTP shard of 16 rows; gtp: in the source */
+        const char *needle[3];
+    } cases[] = {
+        {0, 0, 192, 128, 2, 0, -1, 0, {"ETP rank 0 of 2, row 96,", "rows 0 to 127 (128x128)", "fc.weight"}},
+        {0, 1, 128, 192, 2, 0, -1, 0, {"column 96,", "columns 0 to 127 (128x128)", "fc.weight"}},
+        {0, 0, 128, 128, 1, 64, -1, 0, {"block of gate rows, row 64,", "rows 0 to 127 (128x128)", "fc.weight"}},
+        {0, 0, 192, 128, 1, 96, -1, 0, {"row 96", "rows 0 to 127 (128x128)", "fc.weight"}},
+        {0, 1, 256, 128, 1, 0, 130, 0, {"row0, row 130,", "rows 128 to 255", "unit of 128x128 is 128 rows"}},
+        {1, 1, 64, 96, 2, 0, -1, 0, {"column 48,", "columns 32 to 63 (mx32)", "fc.weight"}},
+        {1, 1, 64, 96, 1, 0, 16, 0, {"row0, row 16,", "rows 0 to 31 (mx32)", "unit of mx32 is 32 rows"}},
+        {1, 1, 96, 96, 1, 0, -1, 48, {"GTP rank 1, row 48,", "rows 32 to 63 (mx32)", "unit of mx32 is 32 rows"}},
+        {4, 1, 64, 48, 2, 0, -1, 0, {"column 24,", "columns 16 to 31 (nv16)", "fc.weight"}},
+        {4, 1, 64, 48, 1, 0, 24, 0, {"row0, row 24,", "rows 16 to 31 (nv16)", "unit of nv16 is 16 rows"}},
+        {5, 1, 80, 32, 1, 0, -1, 40, {"GTP rank 1, row 40,", "rows 32 to 47 (nv16)", "unit of nv16 is 16 rows"}}};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(qformats); i++)
+        T_CHECK(qformats[i].rows != 1 || !qformats[i].cols || qformats[i].unit == gmm_gtp_unit(qformats[i].scaling),
+                "%s: GTP's unit is %lld", qformats[i].name, (long long)gmm_gtp_unit(qformats[i].scaling));
+    MUST(gmm_gtp_unit(GMM_SCALING_128X128) == qformats[0].unit);
+    for (int i = 0; i < T_COUNT(cases); i++) {
+        const int fc2 = cases[i].fc2, gtp = cases[i].gtp ? 2 : 1;
+        const qweight w = qweight_of(&qformats[cases[i].format], 1, fc2 ? 1 : 2, cases[i].rows, cases[i].cols);
+        const qside side = {0, 1, 1, 1, 0};
+        gmm_ckpt_linear l = linear_of("fc", 1, w.halves * w.rows, w.cols, 1, 0);
+        gmm_ckpt_cut cut = GMM_ZERO;
+        call c;
+        call_begin(&c, NULL, "module", "module");
+        c.source.part_count = gtp;
+        for (int p = 0; p < gtp; p++) {
+            qshard s = qshard_of(&w, &side, fc2, 0, 0, 0);
+            gmm_ckpt_table *t = table_new();
+            if (gtp > 1) {
+                s.n = cases[i].gtp;
+                for (int r = 0; r < s.n; r++) s.row[r] = p * s.n + r;
+            }
+            qweight_add(t, &w, 0, &s, NULL);
+            c.part[p].table = t;
+            c.part[p].rank.gtp_rank = p;
+            c.part[p].rank.gtp_size = gtp;
+        }
+        l.slot = fc2 ? GMM_CKPT_FC2 : GMM_CKPT_FC1;
+        l.gated = !fc2;
+        c.source.stated.known = 1;
+        c.target.glu_block = cases[i].glu;
+        c.target.rank.etp_size = cases[i].etp;
+        cut.row0 = cases[i].row0;
+        cut.rows = cut.stored_rows = 16;
+        if (cases[i].row0 >= 0) c.target.cuts = &cut;
+        for (int n = 0; n < 3; n++) plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, cases[i].needle[n]);
+        for (int p = 0; p < gtp; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+    }
+}
+
+/* The last GTP shard of a matrix may end inside a block, as target and as source; padding rows are zeros. */
+static void quantized_tail(int format) {
+    const qformat *f = &qformats[format];
+    const qside whole_side = {0, 1, 1, 1, 0}, cut_side = {0, 1, 1, 2, 0};
+    const qweight w = qweight_of(f, 2, 1, 200, 130);
+    const qshard all = qshard_of(&w, &whole_side, 1, 0, 0, 0);
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 200, 130, 1, 0);
+    gmm_ckpt_cut cut = GMM_ZERO;
+    call c;
+    plan_run m;
+    l.slot = GMM_CKPT_FC2;
+    qweight_add(t, &w, 0, &all, NULL);
+    call_begin(&c, t, "module", "module");
+    c.target.cuts = &cut;
+    for (int padded = 0; padded < 2; padded++)
+        for (int g = 0; g < 2; g++) {
+            const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+            cut.row0 = s.row[0];
+            cut.rows = s.n;
+            cut.stored_rows = padded ? 128 : s.n;
+            MUST(s.n == (g ? 72 : 128) || f->rows != 128);
+            m = plan_ok(&c, &l, 1);
+            apply(&m, 0);
+            if (!padded) {
+                qweight_check(&m, &w, 1, &s, "a tail");
+            } else {
+                const gmm_ckpt_tensor *codes = get(m.targets, "fc.weight");
+                const int64_t row = codes->bytes / 2 / 128;
+                MUST(codes->shape[1] == 128 && codes->bytes == 2 * 128 * row);
+                for (int64_t i = s.n * row; i < 128 * row; i++) MUST(m.memory[codes->offset + i] == 0);
+            }
+            gmm_ckpt_plan_destroy(m.plan);
+        }
+    c.target.cuts = NULL;
+    c.source.part_count = 2;
+    for (int g = 0; g < 2; g++) {
+        const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+        gmm_ckpt_table *part = table_new();
+        qweight_add(part, &w, g ? 0 : 1, &s, NULL);
+        c.part[g].table = part;
+        c.part[g].rank.gtp_rank = g;
+        c.part[g].rank.gtp_size = 2;
+    }
+    plan_refused(&c, &l, 1, GMM_CKPT_BOTH_LAYOUTS, "fc.weight"); /* ranks differ in form */
+    for (int g = 0; g < 2; g++) {
+        const qshard s = qshard_of(&w, &cut_side, 1, 0, 0, g);
+        gmm_ckpt_table *part = table_new();
+        qweight_add(part, &w, 1, &s, NULL);
+        gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[g].table);
+        c.part[g].table = part;
+    }
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    qweight_check(&m, &w, 1, &all, "shards with a tail");
+    gmm_ckpt_plan_destroy(m.plan);
+    for (int g = 0; g < 2; g++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[g].table);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* An FC1 whose gate rows end inside a block of 128 rows stays as it is where no row moves. */
+static void quantized_gate_end(int arg) {
+    const qweight w = qweight_of(&qformats[0], 2, 1, 192, 130); /* 96 gate and 96 up rows, quantized together */
+    const qside side = {0, 1, 1, 1, 0};
+    const qshard s = qshard_of(&w, &side, 0, 0, 0, 0);
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of("fc", 2, 192, 130, 1, 0);
+    call c;
+    plan_run m;
+    (void)arg;
+    l.gated = 1;
+    qweight_add(t, &w, 0, &s, NULL);
+    call_begin(&c, t, "module", "module");
+    m = plan_ok(&c, &l, 1);
+    apply(&m, 0);
+    qweight_check(&m, &w, 1, &s, "gate and up in their place");
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Names of Hugging Face's models: gate and up apart, weight_scale and weight_scale_2; joined in Megatron's names and
+   taken apart again. One value of gate and one of up become one where the caller states that they are equal. */
+static void quantized_names(int arg) {
+    enum { F = 32, K = 64, E = 2 };
+    static const char *const schemes[] = {"mixtral", "qwen2-moe", "qwen3-moe", "deepseek-v3"};
+    static const char *const parts[2][3] = {{"block_sparse_moe.experts.%d.w1", "block_sparse_moe.experts.%d.w3",
+                                             "block_sparse_moe.experts.%d.w2"},
+                                            {"mlp.experts.%d.gate_proj", "mlp.experts.%d.up_proj",
+                                             "mlp.experts.%d.down_proj"}};
+    const char *const *stems = parts[arg > 0];
+    gmm_ckpt_table *t = table_new(), *middle = table_new();
+    gmm_ckpt_linear *found;
+    gmm_ckpt_report report;
+    int64_t n;
+    call c;
+    plan_run m, back;
+    for (int e = 0; e < E; e++) {
+        static const float value[E] = {0.25f, 3.0f};
+        for (int p = 0; p < 3; p++) {
+            const int64_t rows = p == 2 ? K : F, cols = p == 2 ? F : K;
+            char stem[80], name[120];
+            snprintf(stem, sizeof stem, stems[p], e);
+            snprintf(name, sizeof name, HL "%s.weight", stem);
+            add(t, name, GMM_U8, SHAPE(rows, cols / 2), NULL);
+            snprintf(name, sizeof name, HL "%s.weight_scale", stem);
+            add(t, name, GMM_E4M3, SHAPE(rows, cols / 16), NULL);
+            snprintf(name, sizeof name, HL "%s.weight_scale_2", stem);
+            add(t, name, GMM_F32, SCALAR, &value[e]);
+        }
+    }
+    call_begin(&c, t, schemes[arg], "megatron");
+    T_OK_TEXT(gmm_ckpt_scan(&c.source, 0, &found, &n, NULL, &report), report.error.text);
+    MUST(n == 2 && found[0].scaling == GMM_SCALING_NV16 && found[0].in == K && found[0].out == 2 * F &&
+         found[0].experts == E && found[1].in == F && found[0].gated);
+    found[0].grouped_weight = found[1].grouped_weight = 1;
+    plan_refused(&c, found, n, GMM_CKPT_NOT_DIVISIBLE, "equal_scales");
+    c.source.equal_scales = 1;
+    m = plan_ok(&c, found, n);
+    apply(&m, 0);
+    MUST(count(m.targets) == 6);
+    for (int e = 0; e < E; e++) {
+        const unsigned char *codes = m.memory + get(m.targets, ML "linear_fc1.weight")->offset + e * 2 * F * K / 2;
+        const unsigned char *scales = m.memory + get(m.targets, ML "linear_fc1.weight_scale")->offset +
+                                      e * 2 * F * K / 16;
+        const unsigned char *value = m.memory + get(m.targets, ML "linear_fc1.weight_tensor_scale")->offset + e * 4;
+        for (int p = 0; p < 2; p++) {
+            char stem[80], name[120];
+            snprintf(stem, sizeof stem, stems[p], e);
+            snprintf(name, sizeof name, HL "%s.weight", stem);
+            t_same(name, codes + p * F * K / 2, source_bytes(t, name), F * K / 2);
+            snprintf(name, sizeof name, HL "%s.weight_scale", stem);
+            t_same(name, scales + p * F * K / 16, source_bytes(t, name), F * K / 16);
+            snprintf(name, sizeof name, HL "%s.weight_scale_2", stem);
+            t_same(name, value, source_bytes(t, name), 4);
+        }
+    }
+    for (int64_t i = 0; i < count(m.targets); i++) { /* and back: the names and shapes of the source */
+        const gmm_ckpt_tensor *x = &gmm_ckpt_table_tensors(m.targets, NULL)[i];
+        int64_t shape[GMM_CKPT_RANK + 1];
+        memcpy(shape, x->shape, sizeof x->shape);
+        shape[x->rank] = -1;
+        add(middle, x->name, x->dtype, shape, m.memory + x->offset);
+    }
+    call_begin(&c, middle, "megatron", schemes[arg]);
+    c.source.stated.known = 1;
+    back = plan_ok(&c, found, n);
+    apply(&back, 0);
+    MUST(count(back.targets) == count(t));
+    for (int64_t i = 0; i < count(t); i++) {
+        const gmm_ckpt_tensor *x = &gmm_ckpt_table_tensors(t, NULL)[i], *y = get(back.targets, x->name);
+        MUST(x->rank == y->rank && x->bytes == y->bytes && x->dtype == y->dtype);
+        t_same(x->name, back.memory + y->offset, source_bytes(t, x->name), (size_t)x->bytes);
+    }
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_plan_destroy(back.plan);
+    gmm_ckpt_linears_release(found, NULL);
+    gmm_ckpt_table_destroy(t);
+    gmm_ckpt_table_destroy(middle);
+}
+
+/* Scales that a format does not have are extra; formats that cannot be read as 16 bits say so. */
+static void quantized_beside(int arg) {
+    const qside side = {0, 1, 1, 1, 0};
+    (void)arg;
+    for (int format = 0; format < T_COUNT(qformats); format++) {
+        const qweight w = qweight_small(format, 1);
+        const qshard s = qshard_of(&w, &side, 1, 0, 0, 0);
+        gmm_ckpt_table *t = table_new();
+        gmm_ckpt_linear l = linear_of("fc", 2, w.rows, w.cols, 1, 0);
+        gmm_ckpt_report report;
+        call c;
+        plan_run m;
+        l.slot = GMM_CKPT_FC2;
+        qweight_add(t, &w, 0, &s, NULL);
+        call_begin(&c, t, "module", "module");
+        if (w.f->scaling == GMM_SCALING_NV16) {
+            c.target.dtype = GMM_BF16;
+            plan_refused(&c, &l, 1, GMM_CKPT_DTYPE, "keep them quantized");
+            c.target.dtype = GMM_NONE;
+        } else {
+            for (int e = 0; e < 2; e++) add(t, e ? "fc.weight_tensor_scale1" : "fc.weight_tensor_scale0", GMM_F32,
+                                            SHAPE(1), NULL);
+            plan_refused(&c, &l, 1, GMM_CKPT_EXTRA_KEY, "fc.weight_tensor_scale0");
+            c.source.extra = GMM_CKPT_EXTRA_KEEP;
+            T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+            MUST(report.kept == 2);
+            gmm_ckpt_plan_destroy(m.plan);
+        }
+        gmm_ckpt_table_destroy(t);
+    }
+}
+
+/* The value of a 4-bit code, and of a byte of exponent. */
+static double code4_value(int code) {
+    static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
+    return code & 8 ? -values[code & 7] : values[code & 7];
+}
+
+/* Codes times their scales, rounded once, against double arithmetic; rows and columns of several blocks with tails. */
+static void quantized_values(int arg) {
+    enum { R = 70, K = 70, E = 2 };
+    const int format = arg / 3, way = arg % 3;
+    const qformat *f = &qformats[format];
+    const qside side = {0, 1, 1, 1, 0};
+    qweight w = qweight_of(f, E, 1, R, K);
+    const int unit = scale_bytes_of(f), sn = E * blocks_of(R, f->rows) * blocks_of(K, f->cols);
+    for (int form = 0; form < 2; form++) {
+        const qshard s = qshard_of(&w, &side, 1, 0, 0, 0);
+        gmm_ckpt_table *memory = table_new(), *t = memory;
+        const unsigned char *bytes[8];
+        const unsigned char *const *all[1] = {bytes};
+        gmm_ckpt_linear l = linear_of("fc", E, R, K, 1, 0);
+        call c;
+        plan_run m;
+        for (int i = 0; i < E * R * K; i++)
+            if (!packed_of(f) && (w.codes[i] & 0x7C) == 0x7C) w.codes[i] &= 0x3F; /* neither Inf nor NaN */
+        for (int i = 0; i < sn; i++) {
+            const float value = (float)(t_int(1, 4000) * 0.001);
+            const uint16_t half = gmm_f32_to_bf16(value);
+            if (unit == 1) w.scales[i] = (unsigned char)t_int(110, 140);
+            else if (unit == 2) memcpy(w.scales + i * 2, &half, 2);
+            else memcpy(w.scales + i * 4, &value, 4);
+        }
+        qweight_add(memory, &w, form, &s, NULL);
+        if (way) { /* behind callbacks */
+            t = table_new();
+            for (int64_t i = 0; i < count(memory); i++) {
+                gmm_ckpt_tensor x = gmm_ckpt_table_tensors(memory, NULL)[i];
+                gmm_ckpt_report report;
+                MUST(i < 8);
+                bytes[i] = source_bytes(memory, x.name);
+                x.offset = 0;
+                T_OK_TEXT(gmm_ckpt_table_add_storage(t, NULL, x.bytes, &x.storage, &report.error), report.error.text);
+                T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+            }
+        }
+        l.slot = GMM_CKPT_FC2;
+        call_begin(&c, t, "module", "module");
+        c.target.dtype = GMM_F32;
+        m = plan_ok(&c, &l, 1);
+        m.storages = all;
+        apply(&m, way == 0 ? 0 : way == 1 ? -1 : 3000);
+        for (int e = 0; e < E; e++)
+            for (int r = 0; r < R; r++)
+                for (int k = 0; k < K; k++) {
+                    const int code = w.codes[(e * R + r) * K + k];
+                    const unsigned char *scale = scale_of(&w, e, r, k);
+                    const int wide = f->codes == GMM_E5M2;
+                    double want = packed_of(f) ? code4_value(code) : fp8_value(code, wide ? 2 : 3, wide ? 15 : 7);
+                    float got, factor = 0;
+                    uint16_t half;
+                    memcpy(&got, m.memory + get(m.targets, "fc.weight")->offset + ((e * R + r) * K + k) * 4, 4);
+                    memcpy(&half, scale, 2);
+                    if (unit == 4) memcpy(&factor, scale, 4);
+                    if (unit == 2) factor = gmm_bf16_to_f32(half);
+                    if (unit == 1) factor = 1;
+                    want *= factor;
+                    for (int x = 127; unit == 1 && x < *scale; x++) want *= 2;
+                    for (int x = *scale; unit == 1 && x < 127; x++) want /= 2;
+                    T_CHECK(got == (float)want, "%s: expert %d, row %d, column %d: %g, not %g", f->name, e, r, k,
+                            (double)got, want);
+                }
+        gmm_ckpt_plan_destroy(m.plan);
+        if (t != memory) gmm_ckpt_table_destroy(t);
+        gmm_ckpt_table_destroy(memory);
+    }
+}
+
 /* ------------------------------------------------------------------------------------------------ Whole sources --- */
 
 /* A source model of two layers: the rows of a scheme that have this expert form and this scaling. */
@@ -2249,8 +2997,9 @@ typedef struct model_kind { const char *scheme; gmm_ckpt_form form; gmm_scaling 
 static const model_kind model_kinds[] = {
     {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"megatron", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
     {"megatron", GMM_CKPT_STACKED, GMM_SCALING_128X128, 0}, {"sequential", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
-    {"legacy", GMM_CKPT_WIDE, GMM_SCALING_NONE, 0}, {"mixtral", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
-    {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0}, {"qwen3-moe", GMM_CKPT_EACH, GMM_SCALING_NONE, 0},
+    {"legacy", GMM_CKPT_WIDE, GMM_SCALING_NONE, 0}, {"mixtral", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
+    {"mixtral", GMM_CKPT_EACH, GMM_SCALING_128X128, 1}, {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
+    {"qwen2-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 1}, {"qwen3-moe", GMM_CKPT_EACH, GMM_SCALING_128X128, 0},
     {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 0}, {"deepseek-v3", GMM_CKPT_EACH, GMM_SCALING_128X128, 1},
     {"fused", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"fused-transposed", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0},
     {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_NONE, 0}, {"gpt-oss", GMM_CKPT_STACKED, GMM_SCALING_MX32, 0}};
@@ -2264,9 +3013,10 @@ typedef struct model { const model_kind *kind; model_tensor t[MODEL_TENSORS]; in
 /* Whether the layout has this row of the scheme. Rows of linears that are not experts belong to every layout. */
 static int model_has(const model_kind *k, const gmm_ckpt_row *row) {
     const int expert = row->slot == GMM_CKPT_FC1 || row->slot == GMM_CKPT_FC2;
-    if (row->kind == GMM_CKPT_SCALE && !k->fp8 && k->scaling != GMM_SCALING_MX32) return 0;
+    if (row->kind > GMM_CKPT_SCALE || (row->kind == GMM_CKPT_SCALE && row->scaling == GMM_SCALING_128X128 &&
+                                       (!k->fp8 || !strstr(row->pattern, "_scale_inv")))) return 0;
     if (!expert) return 1;
-    if (row->kind != GMM_CKPT_BIAS && row->scaling != k->scaling) return 0;
+    if (row->kind != GMM_CKPT_BIAS && (row->scaling == GMM_SCALING_MX32) != (k->scaling == GMM_SCALING_MX32)) return 0;
     return (row->form == GMM_CKPT_EACH) == (k->form == GMM_CKPT_EACH);
 }
 
@@ -2723,6 +3473,24 @@ void tests_checkpoint(void) {
     for (int i = 0; i < 2; i++)
         t_add_host(fp8_plain, i, "checkpoint scales beside 16 bits%s", i ? ", of one expert" : "");
     t_add_host(fp8_kept, 0, "checkpoint scales missing; scales move with their weight");
+    for (int i = 0; i < 2 * T_COUNT(qformats); i++)
+        t_add_host(quantized, i, "checkpoint %s, %s: forms, ranks, blocks", qformats[i / 2].name,
+                   i % 2 ? "fc2" : "fc1");
+    for (int i = 0; i < T_COUNT(qformats); i++) {
+        if (qformats[i].rows != 128) t_add_host(quantized_own_scales, i, "checkpoint %s: scales of each ETP rank",
+                                                qformats[i].name);
+        t_add_host(quantized_tail, i, "checkpoint %s: last GTP shard", qformats[i].name);
+        t_add_host(quantized_normalizers, i, "checkpoint %s: normalizers", qformats[i].name);
+        t_add_host(quantized_refused, i, "checkpoint %s: scales that do not fit", qformats[i].name);
+        for (int way = 0; way < 3; way++)
+            if (qformats[i].scaling != GMM_SCALING_NV16)
+                t_add_host(quantized_values, 3 * i + way, "checkpoint %s: values, %s", qformats[i].name,
+                           way == 0 ? "memory" : way == 1 ? "least scratch" : "callbacks");
+    }
+    t_add_host(quantized_cuts, 0, "checkpoint blocks that a boundary cuts");
+    t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
+    for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
+    t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
     t_add_host(same_extent, 0, "checkpoint 2F = H");
     t_add_host(gpt_oss_bias, 0, "checkpoint gpt-oss rows and biases");
     for (int i = 0; i < 3; i++)

@@ -54,7 +54,7 @@ enum { STATES = 16 };
 static struct settings {
     const char *in, *out, *from, *to, *prefix, *ep, *etp, *gtp, *dtype, *bias_dtype, *extra, *states, *shard_size;
     int64_t in_glu_block, glu_block, in_ep, in_etp, in_gtp, experts, scratch, cursor_bytes;
-    int64_t drop_wrappers, drop_extra_state, partial, dry_run, inspect, restart, quiet, help;
+    int64_t drop_wrappers, drop_extra_state, equal_scales, partial, dry_run, inspect, restart, quiet, help;
 } opt;
 
 #define SCHEMES "megatron|indexed|grouped|sequential|legacy|mixtral|qwen2-moe|qwen3-moe|olmoe|deepseek-v3|fused|" \
@@ -88,6 +88,8 @@ static option options[] = {
      "prefixes of trees like that of the weights", 0},
     {"extra", OPTION_CHOICE, 0, &opt.extra, "keep", 0, 0, "keep|drop|refuse", "tensors of no expert layer", 0},
     {"drop-extra-state", OPTION_SWITCH, 0, &opt.drop_extra_state, "0", 0, 1, "", "leave _extra_state tensors out", 0},
+    {"equal-scales", OPTION_SWITCH, 0, &opt.equal_scales, "0", 0, 1, "",
+     "scales that ETP ranks, or gate and up, have of one block each are equal: join them", 0},
     {"shard-size", OPTION_TEXT, 0, &opt.shard_size, "0", 0, 0, "BYTES", "of an output file, as 5G or 500M; 0 = one",
      0},
     {"scratch", OPTION_INTEGER, 0, &opt.scratch, "64", 1, 1 << 20, "", "MiB of memory to convert through", 0},
@@ -114,7 +116,9 @@ static void print_help(void) {
     printf("usage: convert_checkpoint --in FILE --out FILE [options]\n"
            "Converts the expert weights of a safetensors checkpoint between layouts. Options:\n\n");
     options_print(options, OPTIONS);
-    printf("\nindexed and grouped are megatron with weight0... and with one stacked weight; olmoe is qwen3-moe.\n");
+    printf("\nindexed and grouped are megatron with weight0... and with one stacked weight; olmoe is qwen3-moe.\n"
+           "Quantized experts keep their bytes, and their scales go with them: FP8 in blocks of 128x128, per row and\n"
+           "per tensor, MXFP8, NVFP4, and gpt-oss's MXFP4. --dtype turns all but NVFP4 into 16 or 32 bits.\n");
 }
 
 /* The scheme of a name; "indexed" and "grouped" are one scheme with an option, which others lack. */
@@ -1053,9 +1057,8 @@ static gmm_ckpt_cut *cuts_of(const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt
         gmm_shard shard = GMM_ZERO;
         gmm_shard_plan plan = GMM_ZERO;
         if (!fc1 && l[i].slot != GMM_CKPT_FC2) continue;
-        shard.scaling = l[i].scaling == GMM_SCALING_128X128 && !strcmp(opt.dtype, "keep") ? l[i].scaling
-                                                                                          : GMM_SCALING_NONE;
-        shard.dtype = shard.scaling ? GMM_E4M3 : GMM_BF16;
+        if (!strcmp(opt.dtype, "keep") && gmm_gtp_unit(l[i].scaling)) shard.scaling = l[i].scaling;
+        shard.dtype = !shard.scaling ? GMM_BF16 : shard.scaling == GMM_SCALING_NV16 ? GMM_E2M1 : GMM_E4M3;
         shard.tp_cut = fc1 ? GMM_TP_ROWS : GMM_TP_COLS;
         shard.tp_rank = rank->etp_rank;
         shard.tp_size = rank->etp_size;
@@ -1128,6 +1131,7 @@ int main(int argc, char **argv) {
     source.extra = !strcmp(opt.extra, "keep") ? GMM_CKPT_EXTRA_KEEP
                  : !strcmp(opt.extra, "drop") ? GMM_CKPT_EXTRA_DROP : GMM_CKPT_EXTRA_REFUSE;
     source.drop_extra_state = (int32_t)opt.drop_extra_state;
+    source.equal_scales = (int32_t)opt.equal_scales;
     /* check_complete has listed what is missing; a plan is not needed if the input is only inspected */
     source.skip_missing = opt.partial || (opt.inspect && !*opt.out && !opt.dry_run);
     if (opt.inspect) inspect_files(&in);

@@ -478,7 +478,7 @@ static void find_members(search *s) {
         }
         for (int32_t row = 0; moe && row < s->scheme->count; row++) {
             const gmm_ckpt_row *r = &s->scheme->rows[row];
-            if (r->kind == GMM_CKPT_SCALE || !expects(s, has, tree, row)) continue;
+            if (r->kind >= GMM_CKPT_SCALE || !expects(s, has, tree, row)) continue;
             if (is_expert_slot(r->slot) && r->form == GMM_CKPT_EACH) {
                 if (find_experts(s, begin, end, row, s->experts[at])) s->lacking[at] = 1;
             } else if (!has[row]) {

@@ -106,19 +106,24 @@ static inline int fuzz_plan(const uint8_t *data, size_t size) {
     target.rank.etp_size = 1 + s[6] % 4;
     target.rank.etp_rank = s[6] / 4 % target.rank.etp_size;
     target.dtype = (gmm_dtype)(s[7] % 4);
+    source.equal_scales = s[6] >> 6 & 1;
     if (source.scheme == gmm_ckpt_scheme_at(0)) { /* a scheme that takes the linears' paths */
         gmm_ckpt_linear l[2] = {GMM_ZERO, GMM_ZERO};
+        gmm_ckpt_cut cuts[2] = {GMM_ZERO, GMM_ZERO};
         l[0].path = "a.fc";
         l[1].path = "fc";
         for (int i = 0; i < 2; i++) {
             l[i].experts = 1 + s[7] / 4 % 4;
             l[i].out = 4;
-            l[i].in = s[7] / 16 % 4;
+            l[i].in = s[7] / 16 % 4 * (s[5] & 64 ? 16 : 1);
             l[i].bias = s[3] & 1;
             l[i].gated = s[3] >> 1 & 1;
             l[i].grouped_weight = s[4] & 1;
             l[i].grouped_bias = s[4] >> 1 & 1;
         }
+        cuts[0].row0 = cuts[1].row0 = s[3] >> 4;
+        cuts[0].rows = cuts[1].rows = cuts[0].stored_rows = cuts[1].stored_rows = 2;
+        if (s[5] & 128) target.cuts = cuts;
         if (s[1] & 16) (void)gmm_ckpt_normalize_map(&plan, table, l, 2, (gmm_ckpt_parity)(s[1] >> 5 & 1), NULL,
                                                     &report);
         else if (s[1] & 64)

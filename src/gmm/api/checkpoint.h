@@ -123,7 +123,10 @@ typedef enum gmm_ckpt_slot {
 typedef enum gmm_ckpt_kind {
     GMM_CKPT_WEIGHT = 0,
     GMM_CKPT_BIAS = 1,
-    GMM_CKPT_SCALE = 2, /* of the weight's blocks */
+    GMM_CKPT_SCALE = 2,        /* of the weight's blocks */
+    GMM_CKPT_TENSOR_SCALE = 3, /* one value that multiplies all scales of a matrix */
+    GMM_CKPT_AMAX = 4,         /* one value: the largest absolute value of a matrix */
+    GMM_CKPT_KIND_COUNT = 5,
     GMM_CKPT_KIND_MAX = 0x7fffffff
 } gmm_ckpt_kind;
 
@@ -152,9 +155,9 @@ typedef struct gmm_ckpt_row {
     gmm_ckpt_half half;
     gmm_ckpt_form form;
     int32_t transposed;
-    gmm_scaling scaling; /* of a quantized weight and of its scales: 128X128 (the weight may also be unquantized) or
-                            MX32: U8 blocks [..., r, c / 32, 16] of two 4-bit elements per byte, low half first. To
-                            dequantize several experts, their weights and scales must both be EACH or both not EACH */
+    gmm_scaling scaling; /* 128X128: of weights that may be quantized in any format below, and of their scales, tensor
+                            scales and amaxes. MX32: of gpt-oss's U8 blocks [..., r, c / 32, 16] and their scales. NONE:
+                            of weights in 16 or 32 bits, which are quantized only if the linear has rows of scales */
 } gmm_ckpt_row;
 
 typedef struct gmm_ckpt_scheme {
@@ -172,11 +175,51 @@ typedef struct gmm_ckpt_scheme {
        megatron     Megatron's grouped linears, indexed or grouped, with router and shared experts
        sequential   Megatron's SequentialMLP
        legacy       Megatron's old GroupedMLP: weight1 [H, E 2F] (E F ungated), weight2 [E F, H]; reads [E, F, H] too
-       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3 (FP8 blocks or 16-bit)
+       mixtral, qwen2-moe, qwen3-moe (also OLMoE), deepseek-v3
        fused, fused-transposed   Hugging Face's stacked gate_up_proj [E, 2F, H] or [E, H, 2F]
-       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F] */
+       gpt-oss      interleaved by 1, biases, MXFP4 blocks or 16-bit [E, H, 2F]
+   All but legacy, fused and fused-transposed have names of scales: see below. */
 GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_of(const char *name);
 GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
+
+/* ---- Quantized weights
+
+   A plan finds the format of a linear's weights by the dtypes and shapes of weights and scales. R x C is the matrix of
+   one expert in its tensor.
+       format     weight                            scales
+       128X128    E4M3, E5M2 [R, C]                 F32, BF16 [R/128, C/128]
+       ROW        E4M3, E5M2 [R, C]                 F32, BF16 [R] or [R, 1]
+       TENSOR     E4M3, E5M2 [R, C]                 F32, BF16 [], [1] or [1, 1]; an F32 amax may stand beside it
+       MX32       E4M3, E5M2 [R, C] (MXFP8); U8 [R, C/2], E2M1 [R, C], gpt-oss's blocks (MXFP4)
+                                                    E8M0, U8 [R, C/32]
+       NV16       U8 [R, C/2], E2M1 [R, C]          E4M3 [R, C/16]; beside them an F32 tensor scale, an F32 amax, or
+                                                    both, of shapes [], [1] or [1, 1] (NVFP4)
+   Quotients are rounded up, except C/2. A byte has two 4-bit codes, the one of the even column in its low half; E2M1
+   counts codes. Tensors of all experts have an extent of E in front, or E times the first extent where the shape has
+   one. Several formats may fit small matrices: the first of the order above is taken, of those that are stacked as
+   their weights first. A [1, 1] of at most 128 x 128 is 128X128.
+   Bytes      Files hold what frameworks store: plain row-major scales of the rowwise copy, without the padding, the
+              order and the swizzle of gmm_layout_of, which a caller makes after loading. Columnwise copies and the
+              scales of activations are none of the weights' tensors: they are extra keys.
+   Names      module, megatron and sequential put _scale_inv or _scale, _tensor_scale and _amax behind "weight", in
+              front of an expert's index: weight_scale_inv3. mixtral, qwen2-moe, qwen3-moe and deepseek-v3 have
+              weight_scale_inv or weight_scale, and weight_scale_2 for the tensor scale; no amax. Scales keep their
+              name where the target's scheme has it. All multiply: a reciprocal, as compressed-tensors'
+              weight_global_scale, is an extra key.
+   Moves      With target.dtype NONE, codes and scales are copied: scales are stacked, split, cut, joined and
+              interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
+              every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
+              dequantize several experts, weights and scales must both be EACH or both not EACH (shape).
+   Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
+              and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
+              (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
+              have to be joined, of ETP ranks or of gate and up, unless equal_scales says that they are equal. GTP ranks
+              share the scale of a matrix, and the first one's is read.
+              scale_missing: scales of any expert or half, or an NV16 weight without tensor scale and amax.
+              dtype, shape: scales that no format has, also where experts differ.
+              both_layouts: scales under two names, or for all experts together and for each.
+              extra_index, extra_key: scales of experts that are not declared, of weights that are not quantized, and
+              kinds that the format lacks. */
 
 /* ---- Plans */
 
@@ -191,12 +234,12 @@ typedef struct gmm_ckpt_linear {
     int32_t bias;          /* 1: it has a bias; 0: keys of a bias are extra */
     int32_t grouped_weight, grouped_bias; /* targets, where the scheme has both forms: 1 STACKED, 0 EACH */
     int32_t spare;         /* ROUTER, ROUTER_CORRECTION: rows of `out` behind those of the layer's experts */
-    gmm_scaling scaling;   /* set by gmm_ckpt_scan: 128X128 or MX32 where its weights are quantized. Plans ignore it */
+    gmm_scaling scaling;   /* set by gmm_ckpt_scan: the format of quantized weights. Plans ignore it */
 } gmm_ckpt_linear;
 
 /* The rows that a rank of generalized tensor parallelism (GTP) has of the local matrix of its EP and ETP rank: row0,
-   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside a
-   block of scales, and gate and up rows in separate tensors, are not_divisible. */
+   valid_rows and shard_rows of gmm_gtp_plan. Rows outside of the matrix are an argument error; a boundary inside GTP's
+   unit of a quantized weight, and gate and up rows in separate tensors, are not_divisible. */
 typedef struct gmm_ckpt_cut {
     int64_t row0, rows;
     int64_t stored_rows; /* rows of the tensor; those past `rows` are written as zeros */
@@ -259,6 +302,8 @@ typedef struct gmm_ckpt_source {
                                       other dropped */
     int32_t drop_extra_state;      /* 1: keys with a segment `_extra_state` or, numbered, `_extra_state3` are dropped;
                                       0: they are extra. Their data is never read */
+    int32_t equal_scales;          /* 1: where ETP's ranks, or gate and up, have a scale each of a block that the target
+                                      has one scale for, these scales are equal, and the first is read; 0: an error */
 } gmm_ckpt_source;
 
 /* The tensors that the model needs. */
@@ -322,8 +367,13 @@ typedef enum gmm_ckpt_parity {
    paths. SAFE ignores the segments `module` and `_orig_mod` in matching, and keeps them in names; a key belongs to the
    longest path with which its module ends.
    The plan's targets are the whole new table, including unchanged tensors. Plans consist of views and copies.
-   SAFE requires the scales of E4M3 and E5M2 weights (weight_scale_inv, indexed or grouped like the weights), also where
-   the weights are only copied, and converts them likewise.
+   Scales     SAFE requires the scales of E4M3, E5M2 and E2M1 weights, also where the weights are only copied, and
+              converts them into the form of the weights. UPSTREAM converts them together with weights that it stacks or
+              splits, and leaves them where it leaves the weights: Megatron-LM holds a quantized stack as one object,
+              whose members have their scales. They are then required, in the form and with the prefix of their weights,
+              with dtypes and shapes of a format (scale_missing, both_layouts, ambiguous, dtype, shape,
+              not_divisible). U8 weights are codes in SAFE where they have in / 2 columns, in UPSTREAM where they have
+              scales.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_normalize_hook(gmm_ckpt_plan **out, const gmm_ckpt_table *table, const char *prefix,
                                           const gmm_ckpt_linear *linear, gmm_ckpt_parity parity,
@@ -343,7 +393,7 @@ typedef enum gmm_ckpt_move_kind {
     GMM_CKPT_VIEW = 0,    /* the whole target is the source from element src_at on: nothing is copied */
     GMM_CKPT_COPY = 1,
     GMM_CKPT_CONVERT = 2, /* between F32, F16 and BF16, rounded once */
-    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once */
+    GMM_CKPT_DEQUANT = 3, /* element times the scale of its block in fp32, rounded once: 128X128, ROW, TENSOR, MX32 */
     GMM_CKPT_ZERO = 4,
     GMM_CKPT_MOVE_KIND_MAX = 0x7fffffff
 } gmm_ckpt_move_kind;

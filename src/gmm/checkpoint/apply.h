@@ -25,22 +25,26 @@ typedef struct gmm__ck_tile_args {
     char *dst;                                    /* address of the first element */
     const char *scale;                            /* address of scale scale_base */
     int64_t src_base, scale_base;
-    int64_t rows, cols, scale_rows, scale_cols;   /* DEQUANT: extents of a matrix and of its scales */
+    /* DEQUANT */
+    int64_t rows, cols, scale_rows, scale_cols;   /* extents of a matrix and of its scales */
+    int64_t block_rows, block_cols;               /* 0 = the whole extent */
+    int64_t scale_unit;                           /* bytes of a scale */
+    gmm_dtype scale_dtype;
+    int32_t packed;                               /* 1: two codes per byte */
 } gmm__ck_tile_args;
 
 /* Value of element i of a quantized tensor. */
 static float gmm__ck_dequant(const gmm__ck_tile_args *t, int64_t i) {
-    const int mx = t->move->scaling == GMM_SCALING_MX32;
     const int64_t row = i / t->cols, col = i % t->cols;
     const int64_t matrix = row / t->rows, r = row % t->rows;
-    const int64_t s = (matrix * t->scale_rows + (mx ? r : r / 128)) * t->scale_cols + col / (mx ? 32 : 128) -
-                      t->scale_base;
-    float scale;
-    if (mx) {
+    const int64_t s = (matrix * t->scale_rows + (t->block_rows ? r / t->block_rows : 0)) * t->scale_cols +
+                      (t->block_cols ? col / t->block_cols : 0) - t->scale_base;
+    const float scale = t->scale_unit == 1 ? gmm_e8m0_to_f32((uint8_t)t->scale[s])
+                                           : gmm__ck_load_float(t->scale_dtype, t->scale + s * t->scale_unit);
+    if (t->packed) {
         const uint32_t byte = (uint8_t)t->src[i / 2 - t->src_base / 2]; /* two elements, the even one in the low half */
-        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? byte >> 4 : byte & 15u)) * gmm_e8m0_to_f32((uint8_t)t->scale[s]);
+        return gmm_e2m1_to_f32((uint8_t)(i % 2 ? byte >> 4 : byte & 15u)) * scale;
     }
-    memcpy(&scale, t->scale + s * 4, sizeof scale);
     return (t->src_dtype == GMM_E5M2 ? gmm_e5m2_to_f32 : gmm_e4m3_to_f32)((uint8_t)t->src[i - t->src_base]) * scale;
 }
 
@@ -201,10 +205,12 @@ static void gmm__ck_choose_tile(const gmm_ckpt_move *m, const int64_t *step, int
     }
 }
 
-/* Length, in rows, of a run of elements that overlaps at most `scales` rows of 128x128 scales. A run as long as n - 1
-   rows overlaps n of them, and with that at most n rows of scales, or 3 + n / 128 + n / rows of them. */
-static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows) {
-    const int64_t rows_of_scales = 1 + (scales - 3) * gmm__min_i64(rows, 128) / 2;
+/* Length, in rows, of a run of elements that overlaps at most `scales` rows of scales of blocks of `block` rows; 0 = of
+   whole matrices. A run as long as n - 1 rows overlaps n of them, and with that at most n rows of scales, or
+   3 + n / block + n / rows of them. */
+static int64_t gmm__ck_scaled_rows(int64_t scales, int64_t rows, int64_t block) {
+    const int64_t least = gmm__min_i64(rows, block ? block : 1 << 20); /* the product below fits 63 bits */
+    const int64_t rows_of_scales = scales > 3 ? 1 + (scales - 3) * least / 2 : 0;
     return (rows_of_scales > scales ? rows_of_scales : scales) - 1;
 }
 
@@ -242,9 +248,6 @@ typedef struct gmm__ck_tiling {
     gmm__ck_tile_args tile;                           /* of the present tile */
 } gmm__ck_tiling;
 
-static int gmm__ck_is_mx(const gmm_ckpt_move *m) {
-    return m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32;
-}
 static const char *gmm__ck_tensor_memory(const gmm_ckpt_table *table, const gmm_ckpt_tensor *t) {
     const char *base = table->storages[t->storage].base;
     return base ? base + t->offset : NULL;
@@ -254,7 +257,6 @@ static const char *gmm__ck_tensor_memory(const gmm_ckpt_table *table, const gmm_
 static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_move *m, char *dst_memory,
                                   gmm__ck_tiling *g) {
     const gmm_ckpt_table *table = c->plan->parts[m->part].table;
-    const int mx = gmm__ck_is_mx(m);
     gmm__ck_tile_args *t = &g->tile;
     int64_t in_limit = INT64_MAX / 4, out_limit = INT64_MAX / 4; /* elements */
     int64_t scratch_bytes = (int64_t)c->run->scratch_bytes, scale_bytes = 0, area_bytes;
@@ -268,16 +270,20 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
     t->move = m;
     t->src_dtype = g->src->dtype;
     t->dst_dtype = c->plan->targets->tensors[m->dst].dtype;
-    t->src_unit = mx ? 1 : gmm__ck_unit_bytes(t->src_dtype);
+    t->src_unit = gmm__ck_unit_bytes(t->src_dtype);
     t->dst_unit = gmm__ck_unit_bytes(t->dst_dtype);
     if (m->kind == GMM_CKPT_DEQUANT) {
         gmm__ck_scale_shape(g->src, m->scaling, &t->rows, &t->cols, &t->scale_rows, &t->scale_cols);
+        gmm__ck_block_of(m->scaling, &t->block_rows, &t->block_cols);
         g->scale = &table->tensors[m->scale];
+        t->packed = gmm__ck_is_packed(t->src_dtype);
+        t->scale_dtype = g->scale->dtype;
+        t->scale_unit = gmm__ck_unit_bytes(t->scale_dtype);
         g->scale_memory = gmm__ck_tensor_memory(table, g->scale);
         if (!g->scale_memory) { /* an eighth of the scratch holds the scales of a tile */
             scale_bytes = scratch_bytes / 8;
-            in_limit = mx ? (scale_bytes - 2) * 32 : gmm__ck_scaled_rows(scale_bytes / (t->scale_cols * 4), t->rows);
-            if (!mx && !gmm__mul(in_limit, t->cols, &in_limit)) in_limit = INT64_MAX / 4;
+            in_limit = gmm__ck_scaled_rows(scale_bytes / (t->scale_cols * t->scale_unit), t->rows, t->block_rows);
+            if (!gmm__mul(in_limit, t->cols, &in_limit)) in_limit = INT64_MAX / 4;
         }
     }
     area_bytes = scratch_bytes - scale_bytes;
@@ -285,7 +291,8 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
     g->scale_scratch = scratch;
     g->src_scratch = scratch ? scratch + scale_bytes : NULL; /* all tensors may be in memory, without a scratch */
     g->dst_scratch = g->src_memory || !scratch ? g->src_scratch : g->src_scratch + area_bytes;
-    if (!g->src_memory) in_limit = gmm__min_i64(in_limit, mx ? (area_bytes - 1) * 2 : area_bytes / t->src_unit);
+    if (!g->src_memory) in_limit = gmm__min_i64(in_limit, t->packed ? (area_bytes - 1) * 2
+                                                                            : area_bytes / t->src_unit);
     if (!g->dst_memory) out_limit = area_bytes / t->dst_unit;
     gmm__ck_choose_tile(m, g->src_memory ? m->dst_step : m->src_step, in_limit, out_limit,
                         g->src_memory ? 0 : GMM__CK_GAP_BYTES / t->src_unit, g->count);
@@ -293,28 +300,26 @@ static void gmm__ck_choose_tiling(const gmm__ck_apply_call *c, const gmm_ckpt_mo
 
 /* Makes source elements [src, src + span) and their scales readable: in memory, or read into the scratch. */
 static gmm_status gmm__ck_read_tile(gmm__ck_tiling *g, int64_t src, int64_t span) {
-    const int mx = gmm__ck_is_mx(g->move);
     gmm__ck_tile_args *t = &g->tile;
     gmm_status status = GMM_OK;
     t->src = g->src_memory;
     t->src_base = 0;
     if (!g->src_memory) {
-        const int64_t first = mx ? src / 2 : src * t->src_unit;
-        const int64_t end = mx ? (src + span + 1) / 2 : (src + span) * t->src_unit;
+        const int64_t first = t->packed ? src / 2 : src * t->src_unit;
+        const int64_t end = t->packed ? (src + span + 1) / 2 : (src + span) * t->src_unit;
         status = gmm__ck_read(g->call, g->move, g->src, first, g->src_scratch, end - first);
         t->src = g->src_scratch;
-        t->src_base = mx ? first * 2 : src;
+        t->src_base = t->packed ? first * 2 : src;
     }
     t->scale = g->scale_memory;
     if (g->scale && !g->scale_memory && !status) {
-        const int64_t unit = mx ? 1 : 4, row0 = src / t->cols, row1 = (src + span - 1) / t->cols;
-        int64_t first = row0 / t->rows * t->scale_rows + (mx ? row0 % t->rows : row0 % t->rows / 128);
-        int64_t end = row1 / t->rows * t->scale_rows + (mx ? row1 % t->rows : row1 % t->rows / 128);
-        first = first * t->scale_cols + (mx ? src % t->cols / 32 : 0);
-        end = end * t->scale_cols + (mx ? (src + span - 1) % t->cols / 32 + 1 : t->scale_cols);
-        status = gmm__ck_read(g->call, g->move, g->scale, first * unit, g->scale_scratch, (end - first) * unit);
+        const int64_t row0 = src / t->cols, row1 = (src + span - 1) / t->cols;
+        const int64_t first = row0 / t->rows * t->scale_rows + gmm__ck_scale_line(g->move->scaling, row0 % t->rows);
+        const int64_t end = row1 / t->rows * t->scale_rows + gmm__ck_scale_line(g->move->scaling, row1 % t->rows) + 1;
+        t->scale_base = first * t->scale_cols;
+        status = gmm__ck_read(g->call, g->move, g->scale, t->scale_base * t->scale_unit, g->scale_scratch,
+                              (end - first) * t->scale_cols * t->scale_unit);
         t->scale = g->scale_scratch;
-        t->scale_base = first;
     }
     return status;
 }

@@ -16,55 +16,24 @@ static void gmm__ck_shape_text(char *text, size_t capacity, int32_t rank, const 
     (void)snprintf(text + n, capacity - n, rank ? "]" : "[]");
 }
 
-/* Dimensions of one matrix as a row stores it. */
-static int32_t gmm__ck_dimensions(const gmm_ckpt_row *row, int vector) {
-    return vector ? 1 : row->scaling == GMM_SCALING_MX32 && row->kind == GMM_CKPT_WEIGHT ? 3 : 2;
-}
-
-/* The shapes that a row allows for matrices of rows x cols, as targets have it first; returns how many. `blocks` of
-   MX32. */
-static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t rows, int64_t cols, int vector,
-                              int64_t shape[2][GMM_CKPT_RANK], int32_t rank[2]) {
-    const int32_t n = gmm__ck_dimensions(row, vector);
-    const int stacked = row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL;
-    int64_t matrix[3];
-    int32_t i, d;
-    matrix[0] = n == 2 && row->transposed ? cols : rows;
-    matrix[1] = n == 3 ? cols / 32 : row->transposed ? rows : cols;
-    matrix[2] = 16;
-    for (i = 0; i < 2; i++) {
-        const int split = stacked && i == (row->form == GMM_CKPT_TALL); /* with an extent of its own for experts */
-        rank[i] = 0;
-        if (split) shape[i][rank[i]++] = experts;
-        for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
-        if (stacked && !split) shape[i][0] *= experts;
-    }
-    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
-    return stacked ? 2 : 1;
-}
-
 /* Checks a tensor's shape. *rows < 0 is read from it. */
 static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
-                                      int64_t experts, int64_t *rows, int64_t cols, int vector) {
+                                      int64_t experts, int64_t *rows, int64_t cols, int32_t dims) {
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
     int32_t rank[2], d;
-    int i, n;
     char actual[160], expected[160];
     if (r < 0) {
-        const int split = t->rank > gmm__ck_dimensions(row, vector), transposed = row->transposed && !vector;
+        const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
         d = split + transposed;
         r = d < t->rank ? t->shape[d] : 0;
         if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
             r /= experts;
     }
-    n = gmm__ck_row_shapes(row, experts, r, cols, vector, shape, rank);
-    for (i = 0; i < n; i++) {
-        int equal = rank[i] == t->rank;
-        for (d = 0; equal && d < rank[i]; d++) equal = shape[i][d] == t->shape[d];
-        if (!equal) continue;
+    if (gmm__ck_shape_index(row, t, experts, r, cols, dims) >= 0) {
         *rows = r;
         return GMM_OK;
     }
+    (void)gmm__ck_row_shapes(row, experts, r, cols, dims, shape, rank);
     gmm__ck_shape_text(actual, sizeof actual, t->rank, t->shape);
     gmm__ck_shape_text(expected, sizeof expected, rank[0], shape[0]);
     return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "its shape %s is not %s, as %lld x %lld of %lld experts%s ask",
@@ -75,12 +44,13 @@ static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *ro
 /* Whether the array is read from a part; it is not where an earlier part holds the same data. */
 static int gmm__ck_part_is_read(const gmm__ck_builder *b, const gmm__ck_array *x, int32_t part) {
     const gmm_ckpt_rank *r = &b->parts[part].rank;
+    const int etp = x->rows_sharded || x->cols_sharded || x->etp_part >= 0;
     int32_t p;
+    if (x->etp_part >= 0 && r->etp_rank != x->etp_part) return 0;
     for (p = 0; p < part; p++) {
         const gmm_ckpt_rank *q = &b->parts[p].rank;
-        if ((!x->grouped || q->ep_rank == r->ep_rank) &&
-            (!(x->rows_sharded || x->cols_sharded) || q->etp_rank == r->etp_rank) &&
-            (!x->grouped || x->kind == GMM_CKPT_BIAS || q->gtp_rank == r->gtp_rank))
+        if ((!x->grouped || q->ep_rank == r->ep_rank) && (!etp || q->etp_rank == r->etp_rank) &&
+            (!x->gtp_sharded || q->gtp_rank == r->gtp_rank))
             return 0;
     }
     return 1;
@@ -115,7 +85,8 @@ static gmm_status gmm__ck_group_matches(gmm__ck_builder *b, const gmm__ck_array 
         if (b->uses[matches[i].part][matches[i].tensor] == GMM__CK_DROPPED) continue;
         if ((h->row && h->row != row) || (row->half == GMM_CKPT_BOTH ? holder[GMM_CKPT_GATE].row ||
                                           holder[GMM_CKPT_UP].row : holder[GMM_CKPT_BOTH].row != NULL))
-            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its weights are there in another layout too");
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, t->name, "its %s are there in another layout too",
+                                  x->kind < GMM_CKPT_SCALE ? "weights" : "scales");
         if (!h->row) {
             h->row = row;
             h->tensor = (int32_t *)gmm__ck_alloc(&b->arena, b->source.part_count * part_experts, sizeof *h->tensor);
@@ -142,12 +113,14 @@ static gmm_status gmm__ck_refuse_missing_tensor(gmm__ck_builder *b, const gmm__c
     (void)snprintf(layer, sizeof layer, "%lld", (long long)x->linear->layer);
     (void)snprintf(number, sizeof number, "%lld", (long long)expert);
     name = gmm__ck_missing_name(b, row, state, x->linear, layer, number);
-    return name ? gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it") : gmm__ck_no_memory(b);
+    if (!name) return gmm__ck_no_memory(b);
+    if (x->kind < GMM_CKPT_SCALE) return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, name, "the source lacks it");
+    return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, name, "the source lacks these scales of a quantized weight");
 }
 
 /* Whether GTP shards the rows of the array's matrices in the source. */
 static int gmm__ck_is_gtp_sharded(const gmm__ck_builder *b, const gmm__ck_array *x) {
-    return x->grouped && x->kind != GMM_CKPT_BIAS && b->parts[0].rank.gtp_size > 1;
+    return x->gtp_sharded && b->parts[0].rank.gtp_size > 1;
 }
 
 /* How one array is transferred from the source to the targets. */
@@ -158,9 +131,14 @@ typedef struct gmm__ck_transfer {
     int64_t src_block, dst_block;        /* rows of one gate or up block; 0 = halves */
     gmm_dtype dtype;                     /* of the targets; GMM_NONE = the source's */
     int32_t state, grouped, blocks;      /* grouped: STACKED targets preferred; blocks: the target's row is MX32 */
-    int64_t shape_cols;                  /* columns of the source as its shapes count them */
+    int64_t shape_cols;                  /* columns of the whole array as the source's shapes count them */
+    int32_t column_codes;                /* columns that the target's shapes count for one of the array: 1, 2 codes */
     const gmm_ckpt_cut *cut;             /* rows of a GTP rank, or NULL */
     int64_t cut_unit;                    /* rows of the weight per row of the array */
+    const gmm__ck_format *format;        /* of quantized weights, or NULL */
+    const char *codes;                   /* name of the first quantized weight */
+    int32_t scale_dims;                  /* dimensions of the scales of one matrix */
+    uint32_t dtypes;                     /* of the source; 0 = any */
 } gmm__ck_transfer;
 
 /* Describes the stored tensor of the source that holds one half of one expert in one part. */
@@ -179,8 +157,14 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
         return gmm__ck_refuse_missing_tensor(
             b, x, h->row, g->state, local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
     t = &b->parts[part].table->tensors[i];
-    if (gmm_dtype_bits(t->dtype) < 8)
+    if (gmm_dtype_bits(t->dtype) < 8 && !(g->format && g->format->packed))
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "a weight's dtype must have whole bytes");
+    if (g->dtypes && !(g->dtypes >> t->dtype & 1)) {
+        char dtypes[64];
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
+                              gmm_scaling_name(g->format->scaling),
+                              gmm__ck_dtype_names(g->dtypes, dtypes, sizeof dtypes), gmm_dtype_name(t->dtype));
+    }
     p->part = part;
     p->tensor = i;
     p->scale = -1;
@@ -189,7 +173,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     p->f0 = x->rows_sharded ? rank->etp_rank * p->f : 0;
     p->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
     p->k0 = x->cols_sharded ? rank->etp_rank * p->k : 0;
-    p->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    p->half0 = half == GMM_CKPT_UP && !x->single ? 1 : 0;
     p->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
     p->block = p->halves == 2 && g->src_block ? g->src_block : p->f;
     p->experts = h->row->form == GMM_CKPT_EACH ? 1 : part_experts;
@@ -197,7 +181,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
     full = p->f * p->halves;
     rows = gmm__ck_is_gtp_sharded(b, x) ? -1 : full;
     if (x->cols_sharded) shape_cols /= rank->etp_size;
-    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->vector);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows, shape_cols, x->dims);
     if (status) return status;
     p->rows = stored = rows;
     /* A rank's rows follow those of lower ranks; rows past the matrix's end are padding. */
@@ -213,7 +197,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
                     b, x, h->row, g->state,
                     local + (b->source.scheme->global_index ? rank->ep_rank * part_experts : 0));
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
-                                         x->vector);
+                                         x->dims);
             if (status) return status;
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;

@@ -8,7 +8,10 @@ typedef struct gmm__ck_array {
     gmm_ckpt_kind kind;
     int64_t experts, halves, f, k;
     int32_t grouped, rows_sharded, cols_sharded; /* grouped: EP distributes experts; sharded: by ETP */
-    int32_t vector;
+    int32_t gtp_sharded;                         /* GTP can shard the rows */
+    int32_t dims;                                /* of a matrix as it is stored: 2, 1 for a vector, 0 for one value */
+    int32_t single;                              /* 1: one value of the whole matrix, in which gate and up are one */
+    int32_t etp_part;                            /* >= 0: the ETP rank whose parts alone are read; -1 = all */
 } gmm__ck_array;
 
 static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
@@ -25,8 +28,10 @@ static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind 
     x.halves = l->gated ? 2 : 1;
     x.f = l->out / x.halves;
     x.k = l->in && kind != GMM_CKPT_BIAS ? l->in : 1;
-    x.vector = l->in == 0 || kind == GMM_CKPT_BIAS;
+    x.dims = l->in == 0 || kind == GMM_CKPT_BIAS ? 1 : 2;
+    x.etp_part = -1;
     x.grouped = rules[l->slot][0];
+    x.gtp_sharded = x.grouped && kind != GMM_CKPT_BIAS;
     x.rows_sharded = rules[l->slot][1];
     x.cols_sharded = kind == GMM_CKPT_BIAS ? 0 : rules[l->slot][2];
     return x;

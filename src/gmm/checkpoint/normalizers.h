@@ -55,7 +55,7 @@ typedef struct gmm__ck_key_group {
     int64_t grouped, grouped_count; /* entry, and how many match */
     int64_t *index;                 /* [experts] entries */
     int32_t *index_count;           /* [experts] */
-    int32_t any, all;               /* whether any, and every, index has exactly one key */
+    int32_t any, one, all;          /* whether any index has keys, and any or every one has exactly one */
 } gmm__ck_key_group;
 
 /* Adds a key and allocates its runs; NULL without memory. */
@@ -130,8 +130,6 @@ static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, 
     int64_t e, run = 0, run_offset = 0;
     gmm_status status;
     if (!parts) return gmm__ck_no_memory(b);
-    if (experts > INT32_MAX)
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     status = gmm_ckpt_split(&grouped.tensor, 0, (int32_t)experts, parts, b->report);
     if (status) return status;
     keys->entries[f->grouped].replaced = 1;
@@ -160,49 +158,194 @@ static gmm_status gmm__ck_split_key(gmm__ck_builder *b, gmm__ck_key_list *keys, 
     return GMM_OK;
 }
 
-/* Replaces keys of one parameter as upstream does. `stem` is what keys are, or end with, before the index. */
-static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
-                                           const char *stem, int exact, int32_t grouped) {
+/* Finds the keys of one parameter: `stem`, and `stem` with an index. Keys are equal to them where `exact` is 1, or else
+   end with them. */
+static gmm_status gmm__ck_find_group(gmm__ck_builder *b, const gmm__ck_key_list *keys, int64_t experts,
+                                     const char *stem, int exact, gmm__ck_key_group *f) {
     const size_t stem_length = strlen(stem);
-    gmm__ck_key_group f;
     int64_t i, e;
-    const char *first;
-    char *name;
-    size_t prefix;
-    memset(&f, 0, sizeof f);
-    f.index = (int64_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index);
-    f.index_count = (int32_t *)gmm__ck_alloc(&b->arena, l->experts, sizeof *f.index_count);
-    if (!f.index || !f.index_count) return gmm__ck_no_memory(b);
+    memset(f, 0, sizeof *f);
+    f->index = (int64_t *)gmm__ck_alloc(&b->arena, experts, sizeof *f->index);
+    f->index_count = (int32_t *)gmm__ck_alloc(&b->arena, experts, sizeof *f->index_count);
+    if (!f->index || !f->index_count) return gmm__ck_no_memory(b);
     for (i = 0; i < keys->count; i++) {
         const char *key = keys->entries[i].tensor.name;
         size_t length = strlen(key);
         int64_t index = -1;
         if (keys->entries[i].replaced) continue;
         if (length >= stem_length && !strcmp(key + length - stem_length, stem) && (!exact || length == stem_length)) {
-            f.grouped = i;
-            f.grouped_count++;
+            f->grouped = i;
+            f->grouped_count++;
         }
         length = gmm__ck_split_index(key, &index);
-        if (index < 0 || index >= l->experts || length < stem_length || (exact && length != stem_length) ||
+        if (index < 0 || index >= experts || length < stem_length || (exact && length != stem_length) ||
             memcmp(key + length - stem_length, stem, stem_length))
             continue;
-        f.index[index] = i;
-        f.index_count[index]++;
+        f->index[index] = i;
+        f->index_count[index]++;
     }
-    f.all = 1;
-    for (e = 0; e < l->experts; e++) {
-        f.any |= f.index_count[e] == 1;
-        f.all &= f.index_count[e] == 1;
+    f->all = 1;
+    for (e = 0; e < experts; e++) {
+        f->any |= f->index_count[e] > 0;
+        f->one |= f->index_count[e] == 1;
+        f->all &= f->index_count[e] == 1;
     }
-    if (grouped ? f.grouped_count || !f.all : f.any || f.grouped_count != 1) return GMM_OK;
+    return GMM_OK;
+}
+
+/* Stacks or splits the keys of one group. `name` is the stacked key's. */
+static gmm_status gmm__ck_convert_group(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                        int64_t experts, const char *name, int32_t grouped) {
+    return grouped ? gmm__ck_stack_keys(b, keys, f, experts, name)
+                   : gmm__ck_split_key(b, keys, f, experts, name, strlen(name));
+}
+
+/* One expert's tensor of a group; fails where the stacked tensor does not split. */
+static gmm_status gmm__ck_group_member(gmm__ck_builder *b, const gmm__ck_key_list *keys, const gmm__ck_key_group *f,
+                                       int64_t experts, int32_t grouped, gmm_ckpt_tensor *member) {
+    gmm_ckpt_tensor *parts;
+    gmm_status status;
+    *member = keys->entries[grouped ? f->index[0] : f->grouped].tensor;
+    if (grouped) return GMM_OK;
+    parts = (gmm_ckpt_tensor *)gmm__ck_alloc(&b->arena, experts, sizeof *parts);
+    if (!parts) return gmm__ck_no_memory(b);
+    status = gmm_ckpt_split(member, 0, (int32_t)experts, parts, b->report);
+    *member = parts[0];
+    return status;
+}
+
+/* Finds the format of one expert's codes from one expert's scales. */
+static gmm_status gmm__ck_upstream_format(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *codes,
+                                          const gmm_ckpt_tensor *scale, const gmm__ck_format **format) {
+    gmm__ck_quantized q;
+    int32_t dims;
+    uint32_t dtypes;
+    char shapes[200], names[64], actual[160];
+    memset(&q, 0, sizeof q);
+    q.row = row;
+    q.codes = codes;
+    q.scale = scale;
+    q.experts = 1;
+    q.packed = gmm__ck_is_packed(codes->dtype);
+    q.dims = codes->rank;
+    if (codes->rank != 1 && codes->rank != 2)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "an expert's codes of %d dimensions are no matrix with "
+                              "scales", (int)codes->rank);
+    q.rows = codes->shape[0];
+    q.cols = codes->rank == 1 ? 1 : codes->shape[1] * (codes->dtype == GMM_U8 ? 2 : 1);
+    *format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
+    if (*format) return GMM_OK;
+    if (!(dtypes >> scale->dtype & 1))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, scale->name, "scales of %s codes must be %s, not %s",
+                              gmm_dtype_name(codes->dtype), gmm__ck_dtype_names(dtypes, names, sizeof names),
+                              gmm_dtype_name(scale->dtype));
+    gmm__ck_shape_text(actual, sizeof actual, scale->rank, scale->shape);
+    return gmm__ck_refuse(b, GMM_CKPT_SHAPE, scale->name, "an expert's shape %s is not that of the %s scales of %lld x "
+                          "%lld codes: %s", actual, gmm_dtype_name(scale->dtype), (long long)q.rows, (long long)q.cols,
+                          shapes);
+}
+
+/* Checks that the scales of one kind have the layout that their weights are converted from. `stem` is their stacked
+   key. *present tells whether there are any. */
+static gmm_status gmm__ck_check_group(gmm__ck_builder *b, const gmm__ck_key_group *f, int64_t experts,
+                                      const char *stem, int32_t grouped, int *present) {
+    const size_t capacity = strlen(stem) + 24;
+    int64_t e;
+    char *name;
+    *present = f->any || f->grouped_count;
+    if (!*present || (grouped ? f->all && !f->grouped_count : f->grouped_count == 1 && !f->any)) return GMM_OK;
+    if (f->grouped_count && f->any)
+        return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, stem, "scales are there for all experts together and for each");
+    if (grouped == (f->grouped_count > 0))
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, stem, "the weights are %s, these scales are %s: both must be "
+                              "alike", grouped ? "of one expert each" : "of all experts",
+                              grouped ? "of all experts" : "of one expert each");
+    for (e = 0; e < experts && f->index_count[e] == 1; e++) {}
+    name = (char *)gmm__ck_alloc(&b->arena, (int64_t)capacity, 1);
+    if (!name) return gmm__ck_no_memory(b);
+    (void)snprintf(name, capacity, "%s%lld", stem, (long long)e);
+    return gmm__ck_refuse(b, f->index_count[e] ? GMM_CKPT_AMBIGUOUS : GMM_CKPT_SCALE_MISSING, name,
+                          "the source has it %s", f->index_count[e] ? "several times" : "not, the other experts' "
+                                                                                        "scales are there");
+}
+
+/* Converts the scales of quantized weights as the weights: `weight` is the stacked key of the weights, `codes` one
+   expert's tensor. A quantized stack of Megatron-LM is one object, whose members have their scales. */
+static gmm_status gmm__ck_convert_scales(gmm__ck_builder *b, gmm__ck_key_list *keys, int64_t experts,
+                                         const char *weight, const gmm_ckpt_tensor *codes, int32_t grouped) {
+    static const char front[] = "{p}.weight";
+    const int32_t count = (int32_t)(sizeof gmm__ck_module / sizeof gmm__ck_module[0]);
+    const gmm__ck_format *format = NULL;
+    const gmm_ckpt_row *each;
+    int32_t r;
+    int beside = 0;
+    for (r = 0; r < count; r++) { /* scales stand before the kinds beside them */
+        const gmm_ckpt_row *row = &gmm__ck_module[r];
+        gmm__ck_key_group f;
+        gmm_ckpt_tensor member;
+        gmm_status status;
+        int64_t elements = 1;
+        int32_t d;
+        int present = 0;
+        char *stem;
+        if (row->form == GMM_CKPT_EACH || row->kind < GMM_CKPT_SCALE) continue;
+        stem = (char *)gmm__ck_alloc(&b->arena, (int64_t)(strlen(weight) + strlen(row->pattern)), 1);
+        if (!stem) return gmm__ck_no_memory(b);
+        memcpy(stem, weight, strlen(weight));
+        memcpy(stem + strlen(weight), row->pattern + sizeof front - 1, strlen(row->pattern) - (sizeof front - 1));
+        for (each = gmm__ck_module; each->kind != row->kind || !gmm__ck_same_suffix(each, row); each++) {}
+        if (row->kind != GMM_CKPT_SCALE && format && !(format->beside >> row->kind & 1)) continue;
+        status = gmm__ck_find_group(b, keys, experts, stem, 1, &f);
+        if (!status && row->kind != GMM_CKPT_SCALE && !format && (f.any || f.grouped_count))
+            return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
+        if (!status) status = gmm__ck_check_group(b, &f, experts, stem, grouped, &present);
+        if (status) return status;
+        if (!present) continue;
+        if (row->kind == GMM_CKPT_SCALE && format)
+            return gmm__ck_refuse(b, GMM_CKPT_BOTH_LAYOUTS, stem, "its scales are there under another name too");
+        status = gmm__ck_group_member(b, keys, &f, experts, grouped, &member);
+        if (status) return status;
+        if (row->kind == GMM_CKPT_SCALE) status = gmm__ck_upstream_format(b, each, codes, &member, &format);
+        for (d = 0; d < member.rank; d++) elements = member.shape[d] == 1 ? elements : 0;
+        if (row->kind != GMM_CKPT_SCALE && (member.dtype != GMM_F32 || !elements))
+            return gmm__ck_refuse(b, elements ? GMM_CKPT_DTYPE : GMM_CKPT_SHAPE, member.name, "it must have one f32 "
+                                  "for each expert, not %s", elements ? gmm_dtype_name(member.dtype) : "more");
+        if (!status) status = gmm__ck_convert_group(b, keys, &f, experts, stem, grouped);
+        if (status) return status;
+        beside |= row->kind != GMM_CKPT_SCALE;
+    }
+    if (!format && codes->dtype != GMM_U8)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its scales");
+    if (format && format->needs_beside && !beside)
+        return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
+                              "has one beside its scales", gmm_scaling_name(format->scaling));
+    return GMM_OK;
+}
+
+/* Replaces keys of one parameter as upstream does, and the scales of weights. `stem` is what keys are, or end with,
+   before the index. */
+static gmm_status gmm__ck_convert_upstream(gmm__ck_builder *b, gmm__ck_key_list *keys, const gmm_ckpt_linear *l,
+                                           const char *stem, int exact, int bias) {
+    const int32_t grouped = bias ? l->grouped_bias : l->grouped_weight;
+    const size_t stem_length = strlen(stem);
+    gmm__ck_key_group f;
+    gmm_ckpt_tensor codes;
+    const char *first;
+    char *name;
+    size_t prefix;
+    gmm_status status = gmm__ck_find_group(b, keys, l->experts, stem, exact, &f);
+    if (status) return status;
+    if (grouped ? f.grouped_count || !f.all : f.one || f.grouped_count != 1) return GMM_OK;
     first = keys->entries[grouped ? f.index[0] : f.grouped].tensor.name;
     prefix = strlen(first) - stem_length - (grouped ? 1 : 0); /* index 0 is one digit */
     name = (char *)gmm__ck_alloc(&b->arena, (int64_t)(prefix + stem_length + 1), 1);
     if (!name) return gmm__ck_no_memory(b);
     memcpy(name, first, prefix);
     memcpy(name + prefix, stem, stem_length);
-    return grouped ? gmm__ck_stack_keys(b, keys, &f, l->experts, name)
-                   : gmm__ck_split_key(b, keys, &f, l->experts, name, prefix + stem_length);
+    status = gmm__ck_group_member(b, keys, &f, l->experts, grouped, &codes);
+    if (!status) status = gmm__ck_convert_group(b, keys, &f, l->experts, name, grouped);
+    if (status || bias || !((GMM__CK_CODES_8 | GMM__CK_CODES_4) >> codes.dtype & 1)) return status;
+    return gmm__ck_convert_scales(b, keys, l->experts, name, &codes, grouped);
 }
 
 /* All keys of the table, each one run. */
@@ -288,7 +431,7 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
         const gmm_ckpt_linear *l = &args->linears[i];
         const char *path = prefix ? prefix : l->path ? l->path : "";
         char *stem;
-        if (l->experts < 1) {
+        if (l->experts < 1 || l->experts > INT32_MAX) {
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, l->path, "linears[%lld].experts is %lld", (long long)i,
                                     (long long)l->experts);
             break;
@@ -298,8 +441,7 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
         if (!stem) status = gmm__ck_no_memory(&b);
         for (kind = 0; !status && kind < (l->bias ? 2 : 1); kind++) {
             (void)snprintf(stem, strlen(path) + 16, "%s%s%s", path, prefix || !*path ? "" : ".", names[kind]);
-            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL,
-                                              kind ? l->grouped_bias : l->grouped_weight);
+            status = gmm__ck_convert_upstream(&b, &keys, l, stem, prefix != NULL, kind);
         }
     }
     if (!status) status = gmm__ck_plan_keys(&b, &keys);

@@ -54,7 +54,8 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
             }
             if (b->source.extra == GMM_CKPT_EXTRA_REFUSE)
                 return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, t.name, b->uses[p][i] == GMM__CK_PLAIN_SCALE
-                                      ? "its weight is not quantized" : "no linear uses it");
+                                      ? "its weight is not quantized, or not in a format with such scales"
+                                      : "no linear uses it");
             if (b->target.drop_wrappers) {
                 char *name = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(t.name) + 1, 1);
                 size_t n;
@@ -98,24 +99,18 @@ static int gmm__ck_compare_ranges(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Rows and columns of a quantized tensor's matrices, and of their scales. */
-static void gmm__ck_scale_shape(const gmm_ckpt_tensor *t, gmm_scaling scaling, int64_t *rows, int64_t *cols,
-                                int64_t *scale_rows, int64_t *scale_cols) {
-    const int mx = scaling == GMM_SCALING_MX32;
-    const int32_t r = t->rank - (mx ? 1 : 0);
-    *rows = r > 1 ? t->shape[r - 2] : 1;
-    *cols = mx ? t->shape[r - 1] * 32 : t->shape[r - 1];
-    *scale_rows = mx ? *rows : gmm__ceil_div(*rows, 128);
-    *scale_cols = mx ? t->shape[r - 1] : gmm__ceil_div(*cols, 128);
-}
-
-/* Bytes of the scales of one row of blocks: the least that dequantizing needs at once. */
-static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m) {
-    int64_t rows = 0, cols = 0, scale_rows = 0, scale_cols = 0;
-    if (m->kind != GMM_CKPT_DEQUANT) return 0;
-    gmm__ck_scale_shape(&plan->parts[m->part].table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows,
-                        &scale_cols);
-    return m->scaling == GMM_SCALING_MX32 ? 4 : scale_cols * 4;
+/* What dequantizing reads beside the codes: the bytes of the scales of one row of blocks, the least at once, and of
+   the scales of `codes` codes. */
+static int64_t gmm__ck_scale_row_bytes(const gmm_ckpt_plan *plan, const gmm_ckpt_move *m, int64_t codes,
+                                       int64_t *all_bytes) {
+    const gmm_ckpt_table *table = plan->parts[m->part].table;
+    const int64_t unit = gmm__ck_unit_bytes(table->tensors[m->scale].dtype);
+    int64_t rows, cols, scale_rows, scale_cols, block_rows, block_cols, block;
+    gmm__ck_scale_shape(&table->tensors[m->src], m->scaling, &rows, &cols, &scale_rows, &scale_cols);
+    gmm__ck_block_of(m->scaling, &block_rows, &block_cols);
+    if (!gmm__mul(block_rows ? block_rows : rows, block_cols ? block_cols : cols, &block) || block < 1) block = 1;
+    *all_bytes = gmm__ceil_div(codes, block) * unit;
+    return scale_cols * unit;
 }
 
 enum { GMM__CK_SCRATCH_MIN = 64 };
@@ -157,11 +152,12 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
         plan->cost.bytes_written += units * gmm__ck_unit_bytes(b->targets->tensors[m->dst].dtype);
         if (m->kind == GMM_CKPT_ZERO) continue;
         if (m->kind == GMM_CKPT_DEQUANT) {
-            const int64_t row = gmm__ck_scale_row_bytes(plan, m);
+            int64_t scale_bytes;
+            const int64_t row = gmm__ck_scale_row_bytes(plan, m, units, &scale_bytes);
+            const int packed = gmm__ck_is_packed(plan->parts[m->part].table->tensors[m->src].dtype);
             if (8 * 3 * row + GMM__CK_SCRATCH_MIN > plan->cost.scratch_min)
                 plan->cost.scratch_min = 8 * 3 * row + GMM__CK_SCRATCH_MIN;
-            plan->cost.bytes_read += m->scaling == GMM_SCALING_MX32 ? units / 2 + units / 32
-                                                                    : units + gmm__ceil_div(units, 16384) * 4;
+            plan->cost.bytes_read += (packed ? units / 2 : units) + scale_bytes;
         } else {
             plan->cost.bytes_read += units * gmm__ck_unit_bytes(b->parts[m->part].table->tensors[m->src].dtype);
         }

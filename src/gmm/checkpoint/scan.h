@@ -8,7 +8,7 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
 
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
-    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 0);
+    return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
 }
 
 /* The number of experts that names or shapes of a linear imply; 0 = they imply none. */
@@ -44,6 +44,30 @@ static int64_t gmm__ck_layer_experts(gmm__ck_builder *b, const gmm_ckpt_linear *
     return b->linears[router].out;
 }
 
+/* Sets the scaling of a linear from its first weight `t` and the first of its scales, where their format is known. */
+static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm_ckpt_row *row,
+                                const gmm_ckpt_tensor *t, const gmm__ck_match *scale, int64_t experts) {
+    const int32_t own = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
+    const gmm__ck_format *format;
+    gmm__ck_quantized q;
+    int32_t dims;
+    uint32_t dtypes;
+    char shapes[200];
+    if (t->rank - own < 1 || t->rank - own > 2) return;
+    memset(&q, 0, sizeof q);
+    q.row = &b->source.scheme->rows[scale->row];
+    q.codes = t;
+    q.scale = &b->parts[scale->part].table->tensors[scale->tensor];
+    q.experts = experts;
+    q.packed = gmm__ck_is_packed(t->dtype);
+    q.dims = t->rank - own;
+    q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
+    q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
+    q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
+    format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
+    if (format) l->scaling = format->scaling;
+}
+
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
                                       int64_t count, int64_t experts) {
@@ -54,11 +78,15 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     const gmm__ck_match *match = NULL;
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
+    const gmm__ck_match *scale = NULL;
     int mx;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
         const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        if (matches[i].kind == GMM_CKPT_SCALE && match && !scale && r->half == row->half &&
+            matches[i].state == match->state && matches[i].part == match->part)
+            scale = &matches[i];
         if (matches[i].kind != GMM_CKPT_WEIGHT) continue;
         if (!row) {
             match = &matches[i];
@@ -67,9 +95,8 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         }
         l->gated |= r->half != GMM_CKPT_BOTH;
         if (r->scaling == GMM_SCALING_MX32) l->scaling = GMM_SCALING_MX32;
-        else if ((o->dtype == GMM_E4M3 || o->dtype == GMM_E5M2) &&
-                 gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
-            l->scaling = GMM_SCALING_128X128;
+        else if (GMM__CK_CODES_8 >> o->dtype & 1 && gmm__ck_find_row(b->source.scheme, l, GMM_CKPT_SCALE, &r))
+            l->scaling = GMM_SCALING_128X128; /* unless the scales are of another format */
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
@@ -79,10 +106,13 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
     matrix_rank = t->rank - expert_dims;
     mx = row->scaling == GMM_SCALING_MX32;
+    if (scale && !mx) gmm__ck_scan_format(b, l, row, t, scale, rank_experts);
     if (matrix_rank != (mx ? 3 : 2) && !(matrix_rank == 1 && row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
     m[0] = t->shape[expert_dims];
-    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1] * (mx ? 32 : 1);
+    m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1];
+    if (mx) m[1] *= 32;
+    else if (t->dtype == GMM_U8 && (l->scaling == GMM_SCALING_NV16 || l->scaling == GMM_SCALING_MX32)) m[1] *= 2;
     if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
         if (m[wide] % rank_experts)

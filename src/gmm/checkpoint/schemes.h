@@ -8,15 +8,20 @@
 #define GMM__CK_PLAIN(pattern, slot, kind) \
     {pattern, slot, kind, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, GMM_SCALING_NONE}
 
+/* A weight, its bias and its scales in one form; `front` and `e` stand around the words of the names. */
+#define GMM__CK_SCALE_LIST(front, e, slot, form) \
+    GMM__CK_ROW(front "weight_scale_inv" e, slot, GMM_CKPT_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_scale" e, slot, GMM_CKPT_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_tensor_scale" e, slot, GMM_CKPT_TENSOR_SCALE, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "weight_amax" e, slot, GMM_CKPT_AMAX, GMM_CKPT_BOTH, form, 0, 128X128)
+#define GMM__CK_LINEAR_LIST(front, e, slot, form) \
+    GMM__CK_ROW(front "weight" e, slot, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, form, 0, 128X128), \
+    GMM__CK_ROW(front "bias" e, slot, GMM_CKPT_BIAS, GMM_CKPT_BOTH, form, 0, NONE), \
+    GMM__CK_SCALE_LIST(front, e, slot, form)
+
 static const gmm_ckpt_row gmm__ck_module[] = {
-    GMM__CK_ROW("{p}.weight{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128),
-    GMM__CK_ROW("{p}.weight", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, 128X128),
-    GMM__CK_ROW("{p}.bias{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, NONE),
-    GMM__CK_ROW("{p}.bias", GMM_CKPT_SLOT_ANY, GMM_CKPT_BIAS, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0, NONE),
-    GMM__CK_ROW("{p}.weight_scale_inv{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0,
-                128X128),
-    GMM__CK_ROW("{p}.weight_scale_inv", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_STACKED, 0,
-                128X128),
+    GMM__CK_LINEAR_LIST("{p}.", "{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST("{p}.", "", GMM_CKPT_SLOT_ANY, GMM_CKPT_STACKED),
 };
 
 /* Router and shared experts, which every Megatron scheme has. */
@@ -25,41 +30,22 @@ static const gmm_ckpt_row gmm__ck_module[] = {
     GMM__CK_PLAIN(GMM__CK_L "router.bias", GMM_CKPT_ROUTER, GMM_CKPT_BIAS), \
     GMM__CK_PLAIN(GMM__CK_L "router.expert_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc1.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT), \
+    GMM__CK_SCALE_LIST(GMM__CK_L "shared_experts.linear_fc1.", "", GMM_CKPT_SHARED_FC1, GMM_CKPT_EACH), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.linear_fc2.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT), \
-    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc1.weight_scale_inv", GMM_CKPT_SHARED_FC1, GMM_CKPT_SCALE, \
-                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
-    GMM__CK_ROW(GMM__CK_L "shared_experts.linear_fc2.weight_scale_inv", GMM_CKPT_SHARED_FC2, GMM_CKPT_SCALE, \
-                GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, 128X128), \
+    GMM__CK_SCALE_LIST(GMM__CK_L "shared_experts.linear_fc2.", "", GMM_CKPT_SHARED_FC2, GMM_CKPT_EACH), \
     GMM__CK_PLAIN(GMM__CK_L "shared_experts.gate_weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT)
 
-#define GMM__CK_BOTH(pattern, slot, kind, form, scaling) \
-    GMM__CK_ROW(GMM__CK_L "experts." pattern, slot, kind, GMM_CKPT_BOTH, form, 0, scaling)
-
 static const gmm_ckpt_row gmm__ck_megatron[] = {
-    GMM__CK_BOTH("linear_fc1.weight{e}", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc1.bias{e}", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
-    GMM__CK_BOTH("linear_fc1.weight_scale_inv{e}", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight{e}", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_STACKED, 128X128),
-    GMM__CK_BOTH("linear_fc2.bias{e}", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_STACKED, NONE),
-    GMM__CK_BOTH("linear_fc2.weight_scale_inv{e}", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_STACKED, 128X128),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc1.", "{e}", GMM_CKPT_FC1, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc1.", "", GMM_CKPT_FC1, GMM_CKPT_STACKED),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc2.", "{e}", GMM_CKPT_FC2, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.linear_fc2.", "", GMM_CKPT_FC2, GMM_CKPT_STACKED),
     GMM__CK_MEGATRON_LIST,
 };
 
 static const gmm_ckpt_row gmm__ck_sequential[] = {
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.bias", GMM_CKPT_FC1, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc1.weight_scale_inv", GMM_CKPT_FC1, GMM_CKPT_SCALE, GMM_CKPT_EACH,
-                 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_EACH, 128X128),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.bias", GMM_CKPT_FC2, GMM_CKPT_BIAS, GMM_CKPT_EACH, NONE),
-    GMM__CK_BOTH("local_experts.{e}.linear_fc2.weight_scale_inv", GMM_CKPT_FC2, GMM_CKPT_SCALE, GMM_CKPT_EACH,
-                 128X128),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.local_experts.{e}.linear_fc1.", "", GMM_CKPT_FC1, GMM_CKPT_EACH),
+    GMM__CK_LINEAR_LIST(GMM__CK_L "experts.local_experts.{e}.linear_fc2.", "", GMM_CKPT_FC2, GMM_CKPT_EACH),
     GMM__CK_MEGATRON_LIST,
 };
 
@@ -69,48 +55,48 @@ static const gmm_ckpt_row gmm__ck_legacy[] = { /* [E, in, out], declared as matr
     GMM__CK_MEGATRON_LIST,
 };
 
-/* Every expert's gate, up and down weights are separate tensors. */
-#define GMM__CK_EACH(pattern, slot, kind, half, scaling) \
-    GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, scaling)
+/* A weight as Hugging Face's models name it, with the scales of each format: weight_scale_inv of 128x128 blocks and of
+   one value, weight_scale of all others, and weight_scale_2 beside those of NV16. Every expert's gate, up and down
+   weights are separate tensors. */
+#define GMM__CK_EACH(pattern, slot, kind, half) \
+    GMM__CK_ROW(GMM__CK_H pattern, slot, kind, half, GMM_CKPT_EACH, 0, 128X128)
+#define GMM__CK_WEIGHT_LIST(pattern, slot, half) \
+    GMM__CK_EACH(pattern, slot, GMM_CKPT_WEIGHT, half), \
+    GMM__CK_EACH(pattern "_scale_inv", slot, GMM_CKPT_SCALE, half), \
+    GMM__CK_EACH(pattern "_scale", slot, GMM_CKPT_SCALE, half), \
+    GMM__CK_EACH(pattern "_scale_2", slot, GMM_CKPT_TENSOR_SCALE, half)
 
 static const gmm_ckpt_row gmm__ck_mixtral[] = {
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w1.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w3.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
-    GMM__CK_EACH("block_sparse_moe.experts.{e}.w2.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w1.weight", GMM_CKPT_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w3.weight", GMM_CKPT_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("block_sparse_moe.experts.{e}.w2.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH),
     GMM__CK_PLAIN(GMM__CK_H "block_sparse_moe.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
 };
 
-#define GMM__CK_QWEN_LIST(scaling) \
-    GMM__CK_EACH("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, scaling), \
-    GMM__CK_EACH("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, scaling), \
-    GMM__CK_EACH("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, scaling), \
+#define GMM__CK_QWEN_LIST \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_GATE), \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_UP), \
+    GMM__CK_WEIGHT_LIST("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH), \
     GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT)
 
 static const gmm_ckpt_row gmm__ck_qwen3[] = {
-    GMM__CK_QWEN_LIST(NONE),
+    GMM__CK_QWEN_LIST,
 };
 
 static const gmm_ckpt_row gmm__ck_qwen2[] = {
-    GMM__CK_QWEN_LIST(NONE),
-    GMM__CK_EACH("mlp.shared_expert.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_GATE, NONE),
-    GMM__CK_EACH("mlp.shared_expert.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_WEIGHT, GMM_CKPT_UP, NONE),
-    GMM__CK_EACH("mlp.shared_expert.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, NONE),
+    GMM__CK_QWEN_LIST,
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("mlp.shared_expert.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
     GMM__CK_PLAIN(GMM__CK_H "mlp.shared_expert_gate.weight", GMM_CKPT_SHARED_GATE, GMM_CKPT_WEIGHT),
 };
 
-#define GMM__CK_FP8(pattern, slot, half) \
-    GMM__CK_EACH(pattern, slot, GMM_CKPT_WEIGHT, half, 128X128), \
-    GMM__CK_EACH(pattern "_scale_inv", slot, GMM_CKPT_SCALE, half, 128X128)
-
 static const gmm_ckpt_row gmm__ck_deepseek[] = {
-    GMM__CK_FP8("mlp.experts.{e}.gate_proj.weight", GMM_CKPT_FC1, GMM_CKPT_GATE),
-    GMM__CK_FP8("mlp.experts.{e}.up_proj.weight", GMM_CKPT_FC1, GMM_CKPT_UP),
-    GMM__CK_FP8("mlp.experts.{e}.down_proj.weight", GMM_CKPT_FC2, GMM_CKPT_BOTH),
-    GMM__CK_PLAIN(GMM__CK_H "mlp.gate.weight", GMM_CKPT_ROUTER, GMM_CKPT_WEIGHT),
+    GMM__CK_QWEN_LIST,
     GMM__CK_PLAIN(GMM__CK_H "mlp.gate.e_score_correction_bias", GMM_CKPT_ROUTER_CORRECTION, GMM_CKPT_WEIGHT),
-    GMM__CK_FP8("mlp.shared_experts.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
-    GMM__CK_FP8("mlp.shared_experts.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
-    GMM__CK_FP8("mlp.shared_experts.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.gate_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_GATE),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.up_proj.weight", GMM_CKPT_SHARED_FC1, GMM_CKPT_UP),
+    GMM__CK_WEIGHT_LIST("mlp.shared_experts.down_proj.weight", GMM_CKPT_SHARED_FC2, GMM_CKPT_BOTH),
 };
 
 #define GMM__CK_STACK(pattern, slot, kind, transposed, scaling) \
@@ -163,10 +149,11 @@ static const gmm_ckpt_scheme gmm__ck_schemes[] = {
 #undef GMM__CK_ROW
 #undef GMM__CK_PLAIN
 #undef GMM__CK_MEGATRON_LIST
-#undef GMM__CK_BOTH
+#undef GMM__CK_SCALE_LIST
+#undef GMM__CK_LINEAR_LIST
 #undef GMM__CK_EACH
 #undef GMM__CK_QWEN_LIST
-#undef GMM__CK_FP8
+#undef GMM__CK_WEIGHT_LIST
 #undef GMM__CK_STACK
 #undef GMM__CK_SCHEME
 

@@ -74,17 +74,37 @@ static gmm_status gmm__ck_finish_target(gmm__ck_builder *b, int32_t target, int6
     return GMM_OK;
 }
 
-/* The target's row for a kind and half; where EACH and STACKED are there, `grouped` decides. */
+/* What stands behind "weight" in a pattern, without the expert: "_scale_inv". */
+static size_t gmm__ck_suffix(const char *pattern, const char **suffix) {
+    const char *next;
+    for (*suffix = strstr(pattern, "weight"); *suffix && (next = strstr(*suffix + 6, "weight")) != NULL;)
+        *suffix = next;
+    if (*suffix) *suffix += 6;
+    return *suffix ? strcspn(*suffix, "{") : 0;
+}
+
+static int gmm__ck_same_suffix(const gmm_ckpt_row *a, const gmm_ckpt_row *b) {
+    const char *x, *y;
+    const size_t n = gmm__ck_suffix(a->pattern, &x);
+    return gmm__ck_suffix(b->pattern, &y) == n && x && y && !memcmp(x, y, n);
+}
+
+/* The target's row for a kind and half. Where EACH and STACKED are there, `grouped` decides; of several names of
+   scales, that of `like`, a row of the source, or else the first. */
 static const gmm_ckpt_row *gmm__ck_target_row(const gmm__ck_builder *b, const gmm__ck_array *x, int half, int grouped,
-                                              int blocks) {
+                                              int blocks, const gmm_ckpt_row *like) {
     const gmm_ckpt_scheme *scheme = b->target.scheme;
     const gmm_ckpt_row *found = NULL;
+    int best = -1;
     int32_t i;
     for (i = 0; i < scheme->count; i++) {
         const gmm_ckpt_row *r = &scheme->rows[i];
+        int score;
         if (r->kind != x->kind || (int)r->half != half || (r->scaling == GMM_SCALING_MX32) != blocks) continue;
         if (r->slot != x->linear->slot && (r->slot != GMM_CKPT_SLOT_ANY || !x->linear->path)) continue;
-        if (!found || (r->form != GMM_CKPT_EACH) == (grouped != 0)) found = r;
+        score = 2 * ((r->form != GMM_CKPT_EACH) == (grouped != 0)) + (like && gmm__ck_same_suffix(r, like));
+        if (score > best) found = r;
+        if (score > best) best = score;
     }
     return found;
 }
@@ -136,13 +156,13 @@ static int gmm__ck_skip_target(gmm__ck_builder *b, const gmm__ck_array *x, const
 static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g, int half,
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
-    const int cut = g->cut && x->grouped && x->kind != GMM_CKPT_BIAS;
+    const int cut = g->cut && x->gtp_sharded;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
     d->k = x->cols_sharded ? x->k / rank->etp_size : x->k;
     d->k0 = x->cols_sharded ? rank->etp_rank * d->k : 0;
-    d->half0 = half == GMM_CKPT_UP ? 1 : 0;
+    d->half0 = half == GMM_CKPT_UP && !x->single ? 1 : 0;
     d->halves = half == GMM_CKPT_BOTH ? x->halves : 1;
     d->block = d->halves == 2 && g->dst_block ? g->dst_block : d->f;
     d->rows = *stored = d->f * d->halves;
@@ -154,13 +174,13 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                   ">= 0, end in the %lld rows there are, and store no fewer than rows",
                                   (long long)row0, (long long)rows, (long long)stored_rows,
                                   (long long)(d->rows * g->cut_unit));
-        if (half != GMM_CKPT_BOTH || row0 % g->cut_unit || rows % g->cut_unit || stored_rows % g->cut_unit)
+        if (half != GMM_CKPT_BOTH)
             return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "cuts: row0 %lld, rows %lld, stored_rows %lld: must "
-                                  "be whole blocks of %lld rows, and gate and up in one tensor", (long long)row0,
-                                  (long long)rows, (long long)stored_rows, (long long)g->cut_unit);
-        d->row0 = g->cut->row0 / g->cut_unit;
-        d->rows = g->cut->rows / g->cut_unit;
-        *stored = g->cut->stored_rows / g->cut_unit;
+                                  "be of gate and up in one tensor", (long long)row0, (long long)rows,
+                                  (long long)stored_rows);
+        d->row0 = row0 / g->cut_unit; /* gmm__ck_check_cut lets boundaries fall between blocks alone */
+        d->rows = gmm__ceil_div(rows, g->cut_unit);
+        *stored = gmm__ceil_div(stored_rows, g->cut_unit);
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
@@ -173,11 +193,13 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                                         int32_t part, int64_t expert, gmm__ck_shard *src) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     const gmm__ck_row_tensors *h = &g->scale[half];
-    const int mx = g->weight[half].row->scaling == GMM_SCALING_MX32;
+    const gmm_scaling scaling = g->format->scaling;
     const gmm_ckpt_tensor *t;
-    int64_t rows = src->expert_step / src->k;
+    const int64_t rows = src->expert_step / src->k;
     const int64_t local = h->row && h->row->form == GMM_CKPT_EACH ? expert % part_experts : 0;
     const int32_t index = h->row ? h->tensor[part * part_experts + local] : -1;
+    int64_t block_rows, block_cols, scale_rows, scale_cols;
+    char dtypes[64];
     gmm_status status;
     if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
@@ -189,21 +211,20 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                               "alike", h->row->form == GMM_CKPT_EACH ? "one expert" : "all experts",
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
     t = &b->parts[part].table->tensors[src->tensor];
-    if (!mx && rows % 128 && src->experts > 1 && t->rank == 2) /* a block would span two experts */
-        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another "
-                              "cannot be dequantized in blocks of 128 rows: give it an extent of "
-                              "experts", (long long)src->experts, (long long)rows);
+    gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    if ((block_rows ? rows % block_rows : 1) && src->experts > 1 && t->rank == 2) /* a block would span two experts */
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another cannot be "
+                              "dequantized in blocks of %s: give it an extent of experts", (long long)src->experts,
+                              (long long)rows, gmm_scaling_name(scaling));
     t = &b->parts[part].table->tensors[index];
-    if (!mx) rows = gmm__ceil_div(rows, 128);
-    status = gmm__ck_check_shape(b, h->row, t, part_experts, &rows,
-                                 mx ? src->k / 32 : gmm__ceil_div(src->k, 128), 0);
+    gmm__ck_scale_extents(scaling, rows, src->k, &scale_rows, &scale_cols);
+    status = gmm__ck_check_shape(b, h->row, t, part_experts, &scale_rows, scale_cols, g->scale_dims);
     if (status) return status;
-    if (t->dtype != (mx ? GMM_U8 : GMM_F32) && !(mx && t->dtype == GMM_E8M0))
-        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s",
-                              mx ? "MX32 blocks" : "128x128 blocks", mx ? "u8 or e8m0" : "f32",
-                              gmm_dtype_name(t->dtype));
+    if (!(g->format->scales >> t->dtype & 1))
+        return gmm__ck_refuse(b, GMM_CKPT_DTYPE, t->name, "scales of %s must be %s, not %s", gmm_scaling_name(scaling),
+                              gmm__ck_dtype_names(g->format->scales, dtypes, sizeof dtypes), gmm_dtype_name(t->dtype));
     src->scale = index;
-    src->scaling = mx ? GMM_SCALING_MX32 : GMM_SCALING_128X128;
+    src->scaling = scaling;
     return GMM_OK;
 }
 
@@ -232,9 +253,15 @@ static gmm_status gmm__ck_add_half_target(gmm__ck_builder *b, const gmm__ck_arra
     return status;
 }
 
-/* Adds the moves of one expert from every part of the source into the shard of a target. */
+/* The half of the source that has the one value of a target's half: the same; else BOTH for GATE and UP, and GATE for
+   BOTH. */
+static int gmm__ck_single_half(const gmm__ck_transfer *g, int half) {
+    return g->weight[half].row ? half : half == GMM_CKPT_BOTH ? GMM_CKPT_GATE : GMM_CKPT_BOTH;
+}
+
+/* Adds the moves of one expert from every part of the source into the shard of a target, which holds `target_half`. */
 static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                      const gmm__ck_shard *d, int64_t expert) {
+                                      int target_half, const gmm__ck_shard *d, int64_t expert) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     int32_t p;
     int half;
@@ -242,15 +269,13 @@ static gmm_status gmm__ck_move_expert(gmm__ck_builder *b, const gmm__ck_array *x
         if (x->grouped && expert / part_experts != b->parts[p].rank.ep_rank) continue;
         if (!gmm__ck_part_is_read(b, x, p)) continue;
         for (half = 0; half < 3; half++) {
-            const gmm_ckpt_row *row = g->weight[half].row;
             gmm_ckpt_move_kind kind = GMM_CKPT_COPY;
             gmm__ck_shard src;
             gmm_status status;
-            if (!row) continue;
+            if (!g->weight[half].row || (x->single && half != gmm__ck_single_half(g, target_half))) continue;
             status = gmm__ck_source_shard(b, x, g, half, p, expert, &src);
             if (status) return status;
-            if (g->scale &&
-                (src.dtype == GMM_E4M3 || src.dtype == GMM_E5M2 || row->scaling == GMM_SCALING_MX32)) {
+            if (g->scale && g->format->codes >> src.dtype & 1) {
                 status = gmm__ck_source_scales(b, x, g, half, p, expert, &src);
                 if (status) return status;
                 kind = GMM_CKPT_DEQUANT;
@@ -294,8 +319,8 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
     gmm__ck_shard d;
     gmm_status status = gmm__ck_target_shard(b, x, g, half, row, &d, &stored);
     if (status) return status;
-    columns = g->blocks && x->kind == GMM_CKPT_WEIGHT ? d.k * 2 : d.k;
-    (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->vector, shape, ranks);
+    columns = d.k * g->column_codes;
+    (void)gmm__ck_row_shapes(row, stacked ? rank_experts : 1, stored, columns, x->dims, shape, ranks);
     if (stacked && gmm__ck_skip_target(b, x, g, half, expert0, expert0 + rank_experts)) return GMM_OK;
     for (e = expert0; e < expert0 + rank_experts; e++) {
         int64_t before;
@@ -311,7 +336,7 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
             merged = 0;
         }
         before = b->move_count;
-        status = gmm__ck_move_expert(b, x, g, &d, e);
+        status = gmm__ck_move_expert(b, x, g, half, &d, e);
         if (!status) status = gmm__ck_zero_padding(b, &d, e, stored);
         if (status) return status;
         if (merged && gmm__ck_merge_expert_moves(b, group, before, merged)) {
@@ -331,19 +356,22 @@ static gmm_status gmm__ck_plan_half(gmm__ck_builder *b, const gmm__ck_array *x, 
 
 /* Plans all target tensors of an array. */
 static gmm_status gmm__ck_plan_array(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
-    const gmm_ckpt_row *both = gmm__ck_target_row(b, x, GMM_CKPT_BOTH, g->grouped, g->blocks);
-    const gmm_ckpt_row *gate = gmm__ck_target_row(b, x, GMM_CKPT_GATE, g->grouped, g->blocks);
-    const gmm_ckpt_row *up = gmm__ck_target_row(b, x, GMM_CKPT_UP, g->grouped, g->blocks);
+    static const char *const kinds[] = {"weight", "bias", "scales", "tensor scale", "amax"};
+    const gmm_ckpt_row *rows[3];
     gmm_status status;
-    if (both) return gmm__ck_plan_half(b, x, g, GMM_CKPT_BOTH, both);
-    if (!gate || !up || x->halves == 1) {
+    int half;
+    for (half = 0; half < 3; half++) {
+        int like = gmm__ck_single_half(g, half);
+        if (!g->weight[like].row) like = g->weight[GMM_CKPT_BOTH].row ? GMM_CKPT_BOTH : GMM_CKPT_GATE;
+        rows[half] = gmm__ck_target_row(b, x, half, g->grouped, g->blocks, g->weight[like].row);
+    }
+    if (rows[GMM_CKPT_BOTH]) return gmm__ck_plan_half(b, x, g, GMM_CKPT_BOTH, rows[GMM_CKPT_BOTH]);
+    if (!rows[GMM_CKPT_GATE] || !rows[GMM_CKPT_UP] || !x->linear->gated) {
         char slot[48];
         (void)snprintf(slot, sizeof slot, "slot %d of layer %lld", (int)x->linear->slot, (long long)x->linear->layer);
         return gmm__ck_refuse(b, GMM_CKPT_EXTRA_KEY, x->linear->path ? x->linear->path : slot, "the scheme %s has no "
-                              "name for its %s", b->target.scheme->name, x->kind == GMM_CKPT_BIAS ? "bias" :
-                              x->kind == GMM_CKPT_SCALE ? "scales" : "weight");
+                              "name for its %s", b->target.scheme->name, kinds[x->kind]);
     }
-    status = gmm__ck_plan_half(b, x, g, GMM_CKPT_GATE, gate);
-    return status ? status : gmm__ck_plan_half(b, x, g, GMM_CKPT_UP, up);
+    status = gmm__ck_plan_half(b, x, g, GMM_CKPT_GATE, rows[GMM_CKPT_GATE]);
+    return status ? status : gmm__ck_plan_half(b, x, g, GMM_CKPT_UP, rows[GMM_CKPT_UP]);
 }
-

@@ -81,7 +81,7 @@ static int64_t gmm__ck_readable_elements(const gmm_ckpt_plan *plan, const gmm_ck
     const gmm_ckpt_table *table = plan->parts[m->part].table;
     const gmm_ckpt_tensor *t = &table->tensors[m->src];
     if (m->kind == GMM_CKPT_VIEW) return (table->storages[t->storage].bytes - t->offset) / gmm__ck_unit_bytes(t->dtype);
-    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && m->scaling == GMM_SCALING_MX32 ? 2 : 1);
+    return gmm__ck_unit_count(t) * (m->kind == GMM_CKPT_DEQUANT && gmm__ck_is_packed(t->dtype) ? 2 : 1);
 }
 
 /* Checks one move alone: indices, bounds, dtypes, and that it writes no element twice. NULL, or the fault. */
@@ -122,10 +122,9 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
         int64_t rows, cols, scale_rows, scale_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || (m->scaling != GMM_SCALING_128X128 && m->scaling != GMM_SCALING_MX32))
-            return "no such blocks";
+        if (s->rank < 2 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
-        src = src / cols / rows * scale_rows + (src / cols % rows) / (m->scaling == GMM_SCALING_MX32 ? 1 : 128) + 1;
+        src = src / cols / rows * scale_rows + gmm__ck_scale_line(m->scaling, src / cols % rows) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";
     }
     return NULL;

@@ -133,17 +133,10 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
     pipe->iter += k_tiles;
 }
 
-/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
-GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
-        gmm_mbarrier_arrive(tile_full +
-                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
-}
-
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
    `width`: elements per scale; `scales`: address of the scales in stage 0. */
 GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
-                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t bars) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
     uint32_t tile_index = 0;
@@ -154,8 +147,8 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
         uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+        gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
@@ -177,7 +170,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
             const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
+            gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;

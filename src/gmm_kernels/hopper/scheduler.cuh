@@ -4,16 +4,6 @@
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
-/* A work tile. */
-typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group; length of the contraction */
-    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
-    int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
-} gmm_sm90_tile;
-
 /* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
    group's columns (B) and of the rows (A) in stage 0. */
 typedef struct gmm_sm90_operands {
@@ -30,7 +20,6 @@ typedef struct gmm_sm90_deferred {
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
     uint32_t part;             /* number of the next slot */
 } gmm_sm90_deferred;
-static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
    all loads can be issued before the first value is decoded. */

@@ -1805,9 +1805,21 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
+/* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
+   groups, so that the other roles have one budget of registers. */
+enum {
+    GMM_SM90_CONSUMER_WARPS = 8,
+    GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
+    GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
+    GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
+    GMM_SM90_WARPS = 12
+};
+
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 384,
+    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
     GMM_SM90_TILE_RING = 16,
@@ -1835,8 +1847,16 @@ enum {
     GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
-    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
+    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
+#undef GMM__X
+/* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+                  GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
+                  "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
+GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
@@ -1874,9 +1894,15 @@ typedef struct gmm_sm90_tile {
 /* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
 #define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
 
-/* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
-   and 3); 3 and 4 order the two warp groups. */
-enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
+/* Named barriers of a CTA. Those of consumers join the 128 threads of a warp group; the third warp group exists in FP8
+   tiles of 192 rows alone, which order nothing. Order barrier i lets warp group i begin when the other one, which
+   arrives, has ended: in wgrad their stores (slots are used in the order of tiles), in FP8 1d1d the products of a stage
+   (one warp group multiplies while the other promotes). */
+enum {
+    GMM_BAR_CTA = 0,      /* __syncthreads */
+    GMM_BAR_CONSUMER = 1, /* + warp group: 1 to 3 */
+    GMM_BAR_ORDER = 3     /* + warp group: 3 and 4 */
+};
 
 /* Joins the threads of a consumer warp group. */
 GMM__DEVICE void gmm_consumer_sync(int wg) {
@@ -8236,7 +8262,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__STORE_SLOT(wg, nth) \
     ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
      GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
@@ -8718,19 +8744,19 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 256) {
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
         smem->ring.warmup = no_work;
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
-        if (warp != 8) gmm_griddepcontrol_wait();
+        if (warp != GMM_SM90_PRODUCER_WARP) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
     }
 
-    if (warp >= 8) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+    if (warp >= GMM_SM90_CONSUMER_WARPS) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
         if (warp == GMM__SCHEDULER_WARP) {
             /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
                it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
@@ -8740,8 +8766,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
-                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
+                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* row_align */ GMM__STEP, /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
@@ -8809,9 +8836,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) {
+        if (warp == GMM_SM90_PRODUCER_WARP) {
             /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
-               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
+               warm-up tile without rows: it loads nothing, but brings code and parameters into the caches. */
             const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
@@ -8865,16 +8892,15 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
-            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - 10, GMM__SMEM_AT(slot));
-        if (GMM__CFG(tile_b) && warp == 9) {
+        if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
                                  ring, bars);
         }
     } else {
-        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
-        else GMM__SETMAXNREG_INC(96);
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
         gmm_sm90_wait_tile(bars, 0);
         if (*(const volatile int32_t *)alt_tile)

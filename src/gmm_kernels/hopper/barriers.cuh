@@ -2,9 +2,15 @@
 /* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
 #define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
 
-/* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
-   and 3); 3 and 4 order the two warp groups. */
-enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
+/* Named barriers of a CTA. Those of consumers join the 128 threads of a warp group; the third warp group exists in FP8
+   tiles of 192 rows alone, which order nothing. Order barrier i lets warp group i begin when the other one, which
+   arrives, has ended: in wgrad their stores (slots are used in the order of tiles), in FP8 1d1d the products of a stage
+   (one warp group multiplies while the other promotes). */
+enum {
+    GMM_BAR_CTA = 0,      /* __syncthreads */
+    GMM_BAR_CONSUMER = 1, /* + warp group: 1 to 3 */
+    GMM_BAR_ORDER = 3     /* + warp group: 3 and 4 */
+};
 
 /* Joins the threads of a consumer warp group. */
 GMM__DEVICE void gmm_consumer_sync(int wg) {

@@ -58,7 +58,7 @@
 #define GMM__STORE_SLOT(wg, nth) \
     ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
      GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's

@@ -48,19 +48,19 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 256) {
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
+    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
         smem->ring.warmup = no_work;
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
-        if (warp != 8) gmm_griddepcontrol_wait();
+        if (warp != GMM_SM90_PRODUCER_WARP) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
     }
 
-    if (warp >= 8) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+    if (warp >= GMM_SM90_CONSUMER_WARPS) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
         if (warp == GMM__SCHEDULER_WARP) {
             /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
                it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
@@ -70,8 +70,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
-                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
+                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* row_align */ GMM__STEP, /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
@@ -139,9 +140,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) {
+        if (warp == GMM_SM90_PRODUCER_WARP) {
             /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
-               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
+               warm-up tile without rows: it loads nothing, but brings code and parameters into the caches. */
             const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
@@ -195,16 +196,15 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
-            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - 10, GMM__SMEM_AT(slot));
-        if (GMM__CFG(tile_b) && warp == 9) {
+        if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
                                  ring, bars);
         }
     } else {
-        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
-        else GMM__SETMAXNREG_INC(96);
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
         gmm_sm90_wait_tile(bars, 0);
         if (*(const volatile int32_t *)alt_tile)

@@ -141,9 +141,21 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
+/* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
+   groups, so that the other roles have one budget of registers. */
+enum {
+    GMM_SM90_CONSUMER_WARPS = 8,
+    GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
+    GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
+    GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
+    GMM_SM90_WARPS = 12
+};
+
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 384,
+    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
     GMM_SM90_TILE_RING = 16,
@@ -171,8 +183,16 @@ enum {
     GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
-    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
+    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
+#undef GMM__X
+/* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+                  GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
+                  "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
+GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \

@@ -1989,6 +1989,36 @@ typedef struct gmm_sm90_pipeline {
     uint32_t iter;         /* number of the next stage */
 } gmm_sm90_pipeline;
 
+/* Where a warp stands in the pipeline: the stage in shared memory, and the parity of the phase that its full barrier
+   completes next. The empty barrier completes the phase of the other parity before that. */
+typedef struct gmm_sm90_stage {
+    uint32_t index, phase;
+} gmm_sm90_stage;
+/* That of stage number `iter`. */
+GMM__DEVICE gmm_sm90_stage gmm_sm90_stage_at(uint32_t iter, uint32_t stages) {
+    gmm_sm90_stage s;
+    s.index = iter % stages;
+    s.phase = iter / stages & 1;
+    return s;
+}
+GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
+    if (++s->index == stages) {
+        s->index = 0;
+        s->phase ^= 1;
+    }
+}
+GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
+    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
+}
+GMM__DEVICE void gmm_sm90_wait_empty(uint32_t stage_bars, gmm_sm90_stage s) {
+    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s.index), s.phase ^ 1);
+}
+/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
+GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
+    const uint32_t lane = threadIdx.x & 31;
+    if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
+}
+
 /* Shared memory of the 16-bit Hopper products: one struct per tile, made from the columns of GMM_SM90_TILE_LIST. */
 
 /* Keeps or drops a member by a column that is 0 or 1. */
@@ -2649,16 +2679,16 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
                                           uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
                                           gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, pipe->stages);
+    uint32_t k;
     uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
     for (k = 0; k < k_tiles; k++) {
-        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
+        const uint32_t a = (uint32_t)desc_a + s.index * (pipe->stage_bytes >> 4);
+        gmm_sm90_wait_full(pipe->bars, s);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s.index * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s.index * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
         for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
@@ -2671,11 +2701,8 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        if (++s == pipe->stages) {
-            s = 0;
-            parity ^= 1;
-        }
+        gmm_sm90_release_stage(pipe, s.index);
+        gmm_sm90_stage_advance(&s, pipe->stages);
     }
     pipe->iter += k_tiles;
 }
@@ -8317,13 +8344,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = pipe->iter % GMM__CFG(stages), parity = pipe->iter / GMM__CFG(stages) & 1, prev_stage = 0;
+    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, GMM__CFG(stages));
+    uint32_t k, prev_stage = 0;
     int kk, j;
 #pragma unroll 1
     for (k = 0;; k++) {
-        const uint64_t b = operands->desc_b + s * (GMM__CFG(stage_bytes) >> 4);
-        const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        const uint64_t b = operands->desc_b + s.index * (GMM__CFG(stage_bytes) >> 4);
+        const uint64_t a = operands->desc_a + s.index * (GMM__CFG(stage_bytes) >> 4);
+        gmm_sm90_wait_full(pipe->bars, s);
         if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
@@ -8337,15 +8365,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
         if ((small_m || k > 0) && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s : prev_stage), lane);
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s.index : prev_stage), lane);
         if (GMM__DEFERRED && store->pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(store, deferred);
-        prev_stage = s;
+        prev_stage = s.index;
         if (k + 1 == operands->k_tiles) break;
-        if (++s == GMM__CFG(stages)) {
-            s = 0;
-            parity ^= 1;
-        }
+        gmm_sm90_stage_advance(&s, GMM__CFG(stages));
     }
     GMM__WGMMA_WAIT(0);
     if (!small_m && lane < pipe->cluster_size)

@@ -96,3 +96,30 @@ typedef struct gmm_sm90_pipeline {
     uint32_t cluster_size; /* a consumer warp releases a stage at the empty barrier of each CTA of the cluster */
     uint32_t iter;         /* number of the next stage */
 } gmm_sm90_pipeline;
+
+/* Where a warp stands in the pipeline: the stage in shared memory, and the parity of the phase that its full barrier
+   completes next. The empty barrier completes the phase of the other parity before that. */
+typedef struct gmm_sm90_stage {
+    uint32_t index, phase;
+} gmm_sm90_stage;
+/* That of stage number `iter`. */
+GMM__DEVICE gmm_sm90_stage gmm_sm90_stage_at(uint32_t iter, uint32_t stages) {
+    gmm_sm90_stage s;
+    s.index = iter % stages;
+    s.phase = iter / stages & 1;
+    return s;
+}
+GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
+    if (++s->index == stages) {
+        s->index = 0;
+        s->phase ^= 1;
+    }
+}
+GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
+    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
+}
+/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
+GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
+    const uint32_t lane = threadIdx.x & 31;
+    if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
+}

@@ -102,16 +102,16 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
                                           uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
                                           gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, pipe->stages);
+    uint32_t k;
     uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
     for (k = 0; k < k_tiles; k++) {
-        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
+        const uint32_t a = (uint32_t)desc_a + s.index * (pipe->stage_bytes >> 4);
+        gmm_sm90_wait_full(pipe->bars, s);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s.index * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s.index * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
         for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
@@ -124,11 +124,8 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        if (++s == pipe->stages) {
-            s = 0;
-            parity ^= 1;
-        }
+        gmm_sm90_release_stage(pipe, s.index);
+        gmm_sm90_stage_advance(&s, pipe->stages);
     }
     pipe->iter += k_tiles;
 }

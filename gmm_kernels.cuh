@@ -34,9 +34,9 @@
 #ifndef GMM__BODY
 #include "gmm_quant.h"
 
+
 #if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
 #define GMM__GEMM_DONE
-
 /* .................................................................................... Common to all kernels ... */
 
 #include <cuda.h>
@@ -1662,6 +1662,158 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 }
 #endif /* GMM__HOLDS(0) */
 
+/* ..................................................................................... Work tiles of products ... */
+
+/* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
+   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+
+   CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
+   c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
+   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. */
+#endif
+#if !defined(GMM__SCHEDULE_DONE) && \
+    (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
+#define GMM__SCHEDULE_DONE
+
+/* A work tile. */
+typedef struct gmm_sm90_tile {
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
+} gmm_sm90_tile;
+
+#ifndef __CUDACC__
+/* What the functions below read of a product's arguments (mma/gemm.cuh): extents of D and of the contraction; the one
+   that varies between groups is not read. */
+typedef struct gmm_gemm_args {
+    int32_t m, n, k;
+} gmm_gemm_args;
+#endif
+
+/* The upper 32 bits of a product. */
+GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    return __umulhi(a, b);
+#else
+    return (uint32_t)((uint64_t)a * b >> 32);
+#endif
+}
+
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, cta_rank;
+} gmm_sm90_cta;
+
+/* The work number that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
+    return (int32_t)(block / cluster_size + index * (uint32_t)stride);
+}
+
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
+}
+
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
+GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
+GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
+}
+
+/* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. */
+GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
+                                       int32_t cluster_size) {
+    const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+}
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
+GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
+}
+
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
+                                    const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
+    uint32_t group_work;
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    work -= s->work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_work = (uint32_t)work + gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
+    }
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
+        if (tm >= tiles_m) {
+            tm = tiles_m - 1;
+            tn = tiles_n;
+        }
+    }
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
+    if (t->rows > m - t->m0) t->rows = m - t->m0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
+    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
+}
+#endif /* GMM__SCHEDULE_DONE */
+#if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
+#define GMM__GEMM_REST_DONE
 /* ................................................................................... Grouped products on Hopper ... */
 
 /* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
@@ -1881,16 +2033,6 @@ GMM_SM90_TILE_LIST(GMM__X)
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
-/* A work tile. */
-typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group; length of the contraction */
-    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
-    int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
-} gmm_sm90_tile;
-
 /* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
 #define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
 
@@ -2009,9 +2151,6 @@ GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
 }
 GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
     gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
-}
-GMM__DEVICE void gmm_sm90_wait_empty(uint32_t stage_bars, gmm_sm90_stage s) {
-    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s.index), s.phase ^ 1);
 }
 /* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
 GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
@@ -2224,8 +2363,8 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
-/* The tile scheduler of the Hopper products: work tiles, the split reader, the choice of a tile for the split, and
-   rasterization. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+/* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
+   sums of work. schedule.cuh has its arithmetic. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -2260,27 +2399,10 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
-GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
-    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
-}
-
 /* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
 GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     const int n8 = (rows + 7) / 8;
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
-}
-
-/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
-GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
-
-/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
-   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
-   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
-   axis. */
-GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
-    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
-    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
 /* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
@@ -2386,25 +2508,6 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
-   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
-typedef struct gmm_sm90_scheduler {
-    const gmm_gemm_args *p;
-    int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
-    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
-    int k_grouped;          /* wgrad: the rows of a group are the contraction */
-    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks;
-    int32_t g;              /* group in which the search for the next tile begins */
-    int32_t block_rows, row_align, col_align;
-} gmm_sm90_scheduler;
-
-/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
-   so that no general register holds the two between calls. */
-typedef struct gmm_sm90_cta {
-    int32_t cluster_size, cta_rank;
-} gmm_sm90_cta;
 GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
     gmm_sm90_cta cta;
     cta.cluster_size = (int32_t)gmm_cluster_nctarank();
@@ -2418,15 +2521,8 @@ GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
-    int32_t filling;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
-    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
-}
-/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
-GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
-    const int32_t each = count / tiles, rest = count - tiles * each;
-    return i * each + (i < rest ? i : rest);
+    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
 }
 
 /* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
@@ -2520,61 +2616,6 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     *chosen = candidate >= heights0;
     return candidate >= heights0 ? m16_1 + heights0 - candidate : m16_0 - candidate;
 }
-
-/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
-   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
-   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
-   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
-   otherwise get the same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
-                                        const gmm_sm90_cta cta, gmm_sm90_tile *t) {
-    const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
-    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
-    uint32_t group_work;
-    t->row = s->ends[t->g];
-    t->end = s->ends[t->g + 1];
-    m = s->k_grouped ? p->m : t->end - t->row;
-    t->k = s->k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    work -= s->work_ends[t->g];
-    if (rotated) {
-        const uint32_t rotated_work = (uint32_t)work + __umulhi((uint32_t)t->g * 2654435769u, group_work);
-        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
-    }
-    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
-    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
-    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
-    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
-    if (work < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
-        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
-        work -= 8 * band * clusters_n;
-        tn = work / height;
-        tm = 8 * band + work - tn * height;
-        if (raster_n) tn = tn * cluster_size + cta_rank;
-        else tm = tm * cluster_size + cta_rank;
-    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
-        work = 2 * (work - clusters_m * clusters_n);
-        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? work + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : work + cta_rank;
-        if (tm >= tiles_m) {
-            tm = tiles_m - 1;
-            tn = tiles_n;
-        }
-    }
-    units = (m + s->row_align - 1) / s->row_align;
-    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
-    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
-    if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
-    units = (p->n + s->col_align - 1) / s->col_align;
-    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
-    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
-    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
-}
-
 /* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
    of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
@@ -8344,14 +8385,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     const uint32_t lane = threadIdx.x & 31;
-    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, GMM__CFG(stages));
-    uint32_t k, prev_stage = 0;
+    uint32_t k, s = pipe->iter % GMM__CFG(stages), parity = pipe->iter / GMM__CFG(stages) & 1, prev_stage = 0;
     int kk, j;
 #pragma unroll 1
     for (k = 0;; k++) {
-        const uint64_t b = operands->desc_b + s.index * (GMM__CFG(stage_bytes) >> 4);
-        const uint64_t a = operands->desc_a + s.index * (GMM__CFG(stage_bytes) >> 4);
-        gmm_sm90_wait_full(pipe->bars, s);
+        const uint64_t b = operands->desc_b + s * (GMM__CFG(stage_bytes) >> 4);
+        const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
         if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
@@ -8365,12 +8405,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
         if ((small_m || k > 0) && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s.index : prev_stage), lane);
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s : prev_stage), lane);
         if (GMM__DEFERRED && store->pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(store, deferred);
-        prev_stage = s.index;
+        prev_stage = s;
         if (k + 1 == operands->k_tiles) break;
-        gmm_sm90_stage_advance(&s, GMM__CFG(stages));
+        if (++s == GMM__CFG(stages)) {
+            s = 0;
+            parity ^= 1;
+        }
     }
     GMM__WGMMA_WAIT(0);
     if (!small_m && lane < pipe->cluster_size)
@@ -8834,7 +8877,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
+                    int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
                         gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);

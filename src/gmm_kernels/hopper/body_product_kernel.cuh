@@ -113,7 +113,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
+                    int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
                         gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);

@@ -216,13 +216,3 @@ GMM_SM90_TILE_LIST(GMM__X)
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
-
-/* A work tile. */
-typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group; length of the contraction */
-    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
-    int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
-} gmm_sm90_tile;

@@ -34,9 +34,9 @@
 #ifndef GMM__BODY
 #include "gmm_quant.h"
 
+
 #if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
 #define GMM__GEMM_DONE
-
 /* .................................................................................... Common to all kernels ... */
 
 #include <cuda.h>
@@ -1662,6 +1662,158 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 }
 #endif /* GMM__HOLDS(0) */
 
+/* ..................................................................................... Work tiles of products ... */
+
+/* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
+   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+
+   CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
+   c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
+   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. */
+#endif
+#if !defined(GMM__SCHEDULE_DONE) && \
+    (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
+#define GMM__SCHEDULE_DONE
+
+/* A work tile. */
+typedef struct gmm_sm90_tile {
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
+} gmm_sm90_tile;
+
+#ifndef __CUDACC__
+/* What the functions below read of a product's arguments (mma/gemm.cuh): extents of D and of the contraction; the one
+   that varies between groups is not read. */
+typedef struct gmm_gemm_args {
+    int32_t m, n, k;
+} gmm_gemm_args;
+#endif
+
+/* The upper 32 bits of a product. */
+GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    return __umulhi(a, b);
+#else
+    return (uint32_t)((uint64_t)a * b >> 32);
+#endif
+}
+
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, cta_rank;
+} gmm_sm90_cta;
+
+/* The work number that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
+    return (int32_t)(block / cluster_size + index * (uint32_t)stride);
+}
+
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
+}
+
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
+GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
+GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
+}
+
+/* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. */
+GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
+                                       int32_t cluster_size) {
+    const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+}
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
+GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
+}
+
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
+                                    const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
+    uint32_t group_work;
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    work -= s->work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_work = (uint32_t)work + gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
+    }
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
+        if (tm >= tiles_m) {
+            tm = tiles_m - 1;
+            tn = tiles_n;
+        }
+    }
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
+    if (t->rows > m - t->m0) t->rows = m - t->m0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
+    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
+}
+#endif /* GMM__SCHEDULE_DONE */
+#if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
+#define GMM__GEMM_REST_DONE
 /* ................................................................................... Grouped products on Hopper ... */
 
 /* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
@@ -1725,18 +1877,23 @@ typedef struct gmm_sm90_args {
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
 
-/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, bytes of their
-   scales, elements per scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). */
+/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, elements per
+   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>: whether
+   a stage holds scales. */
 #define GMM_SM90_B_FORMAT_LIST(X) \
-    X(plain, 8192, 0, 1) \
-    X(mx8, 4096, 1024, 32) \
-    X(mx4, 2048, 1024, 32) \
-    X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, bytes, scale_bytes, width) GMM__SM90(b_format, tag),
+    X(plain, 8192, 1) \
+    X(mx8, 4096, 32) \
+    X(mx4, 2048, 32) \
+    X(nv4, 2048, 16)
+#define GMM__SM90_PACKED_plain 0
+#define GMM__SM90_PACKED_mx8 1
+#define GMM__SM90_PACKED_mx4 1
+#define GMM__SM90_PACKED_nv4 1
+#define GMM__X(tag, bytes, width) GMM__SM90(b_format, tag),
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, bytes, scale_bytes, width) \
-    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
+#define GMM__X(tag, bytes, width) \
+    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scale_width, tag) = width, \
     GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
@@ -1800,14 +1957,29 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
+/* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
+   groups, so that the other roles have one budget of registers. */
+enum {
+    GMM_SM90_CONSUMER_WARPS = 8,
+    GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
+    GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
+    GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
+    GMM_SM90_WARPS = 12
+};
+
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 384,
+    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
+    GMM_SM90_STORE_SLOTS = 4,
+    GMM_SM90_BOX_BYTES = 64 * 128,  /* of a TMA box of 64 lines of 128 bytes */
+    GMM_SM90_PART_BYTES = 64 * 256, /* of a part of D in wgrad: two boxes side by side, which fill a slot */
     GMM_SM90_SMALL_M = 128          /* most rows of a group in small-M mode */
 };
 
@@ -1820,47 +1992,28 @@ enum {
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
-/* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
-   tile_full of the ring; one per batch of the ring, where readers release it; order; store_empty and store_full of each
-   slot), the tile ring and the warm-up tile of the producer, the tile choice and the small-M flag, the group tables
-   (ends, work_ends). Offsets are in bytes. */
+/* Constants of tiles: the columns of the list, and those that follow from them. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
     GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
-    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
-    GMM__SM90(b_stage_bytes, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_), \
-    GMM__SM90(scales, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_) + (m16_) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
+    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
+/* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(stage_bytes, tag) = GMM__SM90(scales, tag) + GMM__SM90(scales, b_format_),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
-    GMM__SM90(slots_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_), \
-    GMM__SM90(barriers_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_) + 4 * (store_blocks_) * 2048, \
-    GMM__SM90(ring_offset, tag) = (GMM__SM90(stage_bytes, tag) + 16) * (stages_) + 4 * (store_blocks_) * 2048 + \
-                                  8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(smem_bytes, tag) = GMM__SM90(ring_offset, tag) + \
-                                 (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
-enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+                  GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
+                  "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
+GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
-    static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
-                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -1879,12 +2032,19 @@ GMM_SM90_TILE_LIST(GMM__X)
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
-static_assert((int)gmm_sm90_barriers_offset_160x256 == (int)gmm_sm90_barriers_offset_256x128 &&
-              (int)gmm_sm90_ring_offset_160x256 == (int)gmm_sm90_ring_offset_256x128,
-              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");
-/* Named barriers of a CTA. 0 is __syncthreads; 1 and 2 join the 128 threads of consumer warp group 0 and 1 (FP8: 1, 2
-   and 3); 3 and 4 order the two warp groups. */
-enum { GMM_BAR_CONSUMER = 1, GMM_BAR_ORDER = 3 };
+
+/* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
+#define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
+
+/* Named barriers of a CTA. Those of consumers join the 128 threads of a warp group; the third warp group exists in FP8
+   tiles of 192 rows alone, which order nothing. Order barrier i lets warp group i begin when the other one, which
+   arrives, has ended: in wgrad their stores (slots are used in the order of tiles), in FP8 1d1d the products of a stage
+   (one warp group multiplies while the other promotes). */
+enum {
+    GMM_BAR_CTA = 0,      /* __syncthreads */
+    GMM_BAR_CONSUMER = 1, /* + warp group: 1 to 3 */
+    GMM_BAR_ORDER = 3     /* + warp group: 3 and 4 */
+};
 
 /* Joins the threads of a consumer warp group. */
 GMM__DEVICE void gmm_consumer_sync(int wg) {
@@ -1899,23 +2059,167 @@ GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
     else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
 }
 
-/* mbarriers take 8 bytes. Stage s has two, one after the other: full (its operands have landed) and empty (all warps
-   that read it are done). */
-GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16; }
-GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) { return stage_bars + s * 16 + 8; }
-/* Those of the store slot of part `part` of D, which takes the four slots one after the other: store_empty (a consumer
-   warp group may write the slot) and store_full (it has been written). */
-GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16; }
-GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t slot_bars, uint32_t part) { return slot_bars + part % 4 * 16 + 8; }
+/* mbarriers lie in shared memory, where code addresses them as 32-bit numbers. Stage: its operands have landed (full),
+   all warps that read it are done (empty). */
+typedef struct gmm_sm90_stage_barriers {
+    uint64_t full, empty;
+} gmm_sm90_stage_barriers;
+/* Store slot: a consumer warp group may write it (empty), it has been written (full). */
+typedef struct gmm_sm90_slot_barriers {
+    uint64_t empty, full;
+} gmm_sm90_slot_barriers;
+/* Barriers of the 16-bit products besides those of stages, which depend on no tile. */
+typedef struct gmm_sm90_barriers {
+    uint64_t tile_full[GMM_SM90_TILE_RING];     /* an entry of the tile ring has been written */
+    uint64_t batch_empty[GMM_SM90_TILE_BATCHES]; /* all readers of the ring have released a batch of entries */
+    uint64_t order[2];                          /* ping-pong: the last stage of the tile of warp group i is full */
+    gmm_sm90_slot_barriers slot[GMM_SM90_STORE_SLOTS];
+} gmm_sm90_barriers;
+enum {
+    GMM_SM90_MBARRIER_BYTES = sizeof(uint64_t),
+    GMM_SM90_STAGE_BARRIERS_BYTES = sizeof(gmm_sm90_stage_barriers),
+    GMM_SM90_SLOT_BARRIERS_BYTES = sizeof(gmm_sm90_slot_barriers)
+};
+
+/* Addresses of barriers. stage_bars: of stage 0; slot_bars: of slot 0; bars: of the gmm_sm90_barriers. */
+GMM__DEVICE uint32_t gmm_sm90_full(uint32_t stage_bars, uint32_t s) {
+    return stage_bars + s * GMM_SM90_STAGE_BARRIERS_BYTES + GMM__OFFSET(gmm_sm90_stage_barriers, full);
+}
+GMM__DEVICE uint32_t gmm_sm90_empty(uint32_t stage_bars, uint32_t s) {
+    return stage_bars + s * GMM_SM90_STAGE_BARRIERS_BYTES + GMM__OFFSET(gmm_sm90_stage_barriers, empty);
+}
+GMM__DEVICE uint32_t gmm_sm90_slot_empty(uint32_t slot_bars, uint32_t slot) {
+    return slot_bars + slot * GMM_SM90_SLOT_BARRIERS_BYTES + GMM__OFFSET(gmm_sm90_slot_barriers, empty);
+}
+GMM__DEVICE uint32_t gmm_sm90_slot_full(uint32_t slot_bars, uint32_t slot) {
+    return slot_bars + slot * GMM_SM90_SLOT_BARRIERS_BYTES + GMM__OFFSET(gmm_sm90_slot_barriers, full);
+}
+/* Those of the slot of part number `part` of D in wgrad, which takes the slots one after the other. */
+GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t bars, uint32_t part) {
+    return gmm_sm90_slot_empty(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
+}
+GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t bars, uint32_t part) {
+    return gmm_sm90_slot_full(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
+}
+GMM__DEVICE uint32_t gmm_sm90_tile_full(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+}
+GMM__DEVICE uint32_t gmm_sm90_batch_empty(uint32_t bars, uint32_t batch) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, batch_empty) +
+           GMM_SM90_MBARRIER_BYTES * (batch % GMM_SM90_TILE_BATCHES);
+}
+GMM__DEVICE uint32_t gmm_sm90_order(uint32_t bars, int wg) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, order) + GMM_SM90_MBARRIER_BYTES * (uint32_t)wg;
+}
+
+/* Waits until entry `tile_index` of the tile ring has been written. */
+GMM__DEVICE void gmm_sm90_wait_tile(uint32_t bars, uint32_t tile_index) {
+    gmm_mbarrier_wait(gmm_sm90_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
+}
+/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
+GMM__DEVICE void gmm_sm90_release_batch(uint32_t bars, uint32_t tile) {
+    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
+        gmm_mbarrier_arrive(gmm_sm90_batch_empty(bars, tile / GMM_SM90_TILE_BATCH - 1));
+}
 
 /* The pipeline of stages as one warp sees it. Stage number n lies in stage n % stages of shared memory, whose full
    barrier then completes phase n / stages. */
 typedef struct gmm_sm90_pipeline {
-    uint32_t bars;         /* full barrier of stage 0 */
+    uint32_t bars;         /* barriers of stage 0 */
     uint32_t stages, stage_bytes;
     uint32_t cluster_size; /* a consumer warp releases a stage at the empty barrier of each CTA of the cluster */
     uint32_t iter;         /* number of the next stage */
 } gmm_sm90_pipeline;
+
+/* Where a warp stands in the pipeline: the stage in shared memory, and the parity of the phase that its full barrier
+   completes next. The empty barrier completes the phase of the other parity before that. */
+typedef struct gmm_sm90_stage {
+    uint32_t index, phase;
+} gmm_sm90_stage;
+/* That of stage number `iter`. */
+GMM__DEVICE gmm_sm90_stage gmm_sm90_stage_at(uint32_t iter, uint32_t stages) {
+    gmm_sm90_stage s;
+    s.index = iter % stages;
+    s.phase = iter / stages & 1;
+    return s;
+}
+GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
+    if (++s->index == stages) {
+        s->index = 0;
+        s->phase ^= 1;
+    }
+}
+GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
+    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
+}
+/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
+GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
+    const uint32_t lane = threadIdx.x & 31;
+    if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
+}
+
+/* Shared memory of the 16-bit Hopper products: one struct per tile, made from the columns of GMM_SM90_TILE_LIST. */
+
+/* Keeps or drops a member by a column that is 0 or 1. */
+#define GMM__IF_0(...)
+#define GMM__IF_1(...) __VA_ARGS__
+#define GMM__IF(condition, ...) GMM__CAT(GMM__IF_, condition)(__VA_ARGS__)
+
+/* The persistent tile ring, and what else the scheduler warp tells the other warps. */
+typedef struct gmm_sm90_ring {
+    gmm_sm90_tile tile[GMM_SM90_TILE_RING];
+    gmm_sm90_tile warmup; /* an empty tile that warms the producer up */
+    int32_t alt_tile;     /* whether the scheduler has chosen the kernel's second tile */
+    int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
+} gmm_sm90_ring;
+
+/* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
+   or 32 bytes). `scales`: word i holds the scales of column i; the words behind them keep stages at multiples of 1024
+   bytes, which the swizzle needs. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    typedef struct GMM__SM90(stage, tag) { \
+        char b[(consumers_) * (wgmma_m_)][GMM__SM90(b_bytes, b_format_)]; /* [64 columns] */ \
+        char a[m16_][2048];                                               /* [16 rows] */ \
+        GMM__IF(GMM__SM90_PACKED_##b_format_, uint32_t scales[256];) \
+    } GMM__SM90(stage, tag); \
+    typedef struct GMM__SM90(smem, tag) { \
+        GMM__SM90(stage, tag) stage[stages_]; \
+        char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; \
+        gmm_sm90_barriers bars; \
+        gmm_sm90_ring ring; \
+        int32_t ends[(smem_groups_) + 1], work_ends[(smem_groups_) + 1]; /* group tables of the scheduler */ \
+    } GMM__SM90(smem, tag);
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+/* Sizes and offsets in bytes; scales_offset is 0 where a stage has no scales. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(a_offset, tag) = offsetof(GMM__SM90(stage, tag), a), \
+    GMM__SM90(scales_offset, tag) = \
+        GMM__IF(GMM__SM90_PACKED_##b_format_, offsetof(GMM__SM90(stage, tag), scales) +) 0, \
+    GMM__SM90(b_block_bytes, tag) = GMM__SM90(b_bytes, b_format_), \
+    GMM__SM90(stage_bytes, tag) = sizeof(GMM__SM90(stage, tag)), GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
+    GMM__SM90(smem_bytes, tag) = sizeof(GMM__SM90(smem, tag)),
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
+#undef GMM__X
+/* What addresses and TMA assume of the layout. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    static_assert(GMM__SM90(stage_bytes, tag) % 1024 == 0 && GMM__SM90(a_offset, tag) % 1024 == 0 && \
+                  offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+    static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
+                  offsetof(GMM__SM90(smem, tag), bars) == offsetof(GMM__SM90(smem, tag), stage_bars) + 16 * (stages_) && \
+                  offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
+                      4 * ((smem_groups_) + 1), \
+                  "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace"); \
+    static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
+                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
+              offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
+              (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128,
+              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");
 /* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
    MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
@@ -2059,21 +2363,11 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #undef GMM__WGMMA_SCALE_D
 #undef GMM__BODY
 
-/* The tile scheduler of the Hopper products: work tiles, the split reader, the choice of a tile for the split, and
-   rasterization. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+/* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
+   sums of work. schedule.cuh has its arithmetic. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
-
-/* A work tile. */
-typedef struct gmm_sm90_tile {
-    int32_t g, k;        /* group; length of the contraction */
-    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
-    int32_t m0, n0;      /* first row (within the group) and first column of D */
-    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
-    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
-} gmm_sm90_tile;
 
 /* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
    group's columns (B) and of the rows (A) in stage 0. */
@@ -2091,7 +2385,6 @@ typedef struct gmm_sm90_deferred {
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
     uint32_t part;             /* number of the next slot */
 } gmm_sm90_deferred;
-static_assert(sizeof(gmm_sm90_tile) == GMM_SM90_TILE_BYTES, "the tile ring is sized by GMM_SM90_TILE_BYTES");
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
    all loads can be issued before the first value is decoded. */
@@ -2106,27 +2399,10 @@ GMM__DEVICE float gmm_sm90_d_value(gmm_dtype dtype, const uint4 *v, int i) {
     return dtype == GMM_F32 ? __uint_as_float(whole) : gmm_widen(dtype, (uint16_t)(half >> 16 * (i & 1)));
 }
 
-/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
-GMM__DEVICE int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
-    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
-}
-
 /* wgmma's N for a tile of `rows` rows, in units of 8: odd values exist only where they save most (GMM_WGMMA_LIST). */
 GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     const int n8 = (rows + 7) / 8;
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
-}
-
-/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
-GMM__DEVICE uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
-
-/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
-   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
-   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
-   axis. */
-GMM__DEVICE int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
-    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
-    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
 /* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
@@ -2232,25 +2508,6 @@ GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args
     if (fault) atomicOr(s->fault, fault);
 }
 
-/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
-   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
-typedef struct gmm_sm90_scheduler {
-    const gmm_gemm_args *p;
-    int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
-    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
-    int k_grouped;          /* wgrad: the rows of a group are the contraction */
-    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks;
-    int32_t g;              /* group in which the search for the next tile begins */
-    int32_t block_rows, row_align, col_align;
-} gmm_sm90_scheduler;
-
-/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
-   so that no general register holds the two between calls. */
-typedef struct gmm_sm90_cta {
-    int32_t cluster_size, cta_rank;
-} gmm_sm90_cta;
 GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
     gmm_sm90_cta cta;
     cta.cluster_size = (int32_t)gmm_cluster_nctarank();
@@ -2264,15 +2521,8 @@ GMM__DEVICE gmm_sm90_cta gmm_sm90_this_cta(void) {
 GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, int32_t col_align, int32_t tile_rows,
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
-    int32_t filling;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    filling = (stats.nonempty * min_tiles + grid - 1) / grid * grid / stats.nonempty & -cluster_size;
-    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
-}
-/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
-GMM__DEVICE int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
-    const int32_t each = count / tiles, rest = count - tiles * each;
-    return i * each + (i < rest ? i : rest);
+    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
 }
 
 /* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
@@ -2366,61 +2616,6 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     *chosen = candidate >= heights0;
     return candidate >= heights0 ? m16_1 + heights0 - candidate : m16_0 - candidate;
 }
-
-/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
-   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
-   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
-   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
-   otherwise get the same tile of every group. */
-GMM__DEVICE void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
-                                        const gmm_sm90_cta cta, gmm_sm90_tile *t) {
-    const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
-    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
-    uint32_t group_work;
-    t->row = s->ends[t->g];
-    t->end = s->ends[t->g + 1];
-    m = s->k_grouped ? p->m : t->end - t->row;
-    t->k = s->k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    work -= s->work_ends[t->g];
-    if (rotated) {
-        const uint32_t rotated_work = (uint32_t)work + __umulhi((uint32_t)t->g * 2654435769u, group_work);
-        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
-    }
-    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
-    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
-    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
-    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
-    if (work < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
-        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
-        work -= 8 * band * clusters_n;
-        tn = work / height;
-        tm = 8 * band + work - tn * height;
-        if (raster_n) tn = tn * cluster_size + cta_rank;
-        else tm = tm * cluster_size + cta_rank;
-    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
-        work = 2 * (work - clusters_m * clusters_n);
-        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? work + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : work + cta_rank;
-        if (tm >= tiles_m) {
-            tm = tiles_m - 1;
-            tn = tiles_n;
-        }
-    }
-    units = (m + s->row_align - 1) / s->row_align;
-    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
-    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
-    if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
-    units = (p->n + s->col_align - 1) / s->col_align;
-    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
-    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
-    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
-}
-
 /* Packed weights (MX8, MX4, NV4) as the register operand of wgmma. A stage holds, for each block of 64 columns, a box
    of 64 codes per column (FP8 swizzled by 64 bytes), then A, then four scale bytes per column: those of the four blocks
    of 16 elements of this stage, or of four blocks of 32 elements, of which an even stage uses the first two. */
@@ -2525,16 +2720,16 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
                                           uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
                                           gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, pipe->stages);
+    uint32_t k;
     uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
     for (k = 0; k < k_tiles; k++) {
-        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
+        const uint32_t a = (uint32_t)desc_a + s.index * (pipe->stage_bytes >> 4);
+        gmm_sm90_wait_full(pipe->bars, s);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s.index * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s.index * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
         for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
@@ -2547,26 +2742,16 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        if (++s == pipe->stages) {
-            s = 0;
-            parity ^= 1;
-        }
+        gmm_sm90_release_stage(pipe, s.index);
+        gmm_sm90_stage_advance(&s, pipe->stages);
     }
     pipe->iter += k_tiles;
-}
-
-/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
-GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
-        gmm_mbarrier_arrive(tile_full +
-                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
    `width`: elements per scale; `scales`: address of the scales in stage 0. */
 GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
-                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t bars) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
     uint32_t tile_index = 0;
@@ -2577,8 +2762,8 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
         uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+        gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
@@ -2600,7 +2785,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
             const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
+            gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;
@@ -2685,14 +2870,14 @@ typedef struct gmm_sm90_d_box {
 } gmm_sm90_d_box;
 
 /* A consumer warp group waits until the slot of part number `part` of D is empty, and commits it when it has written
-   the part. slot_bars: barriers of the first slot. Part n lies in slot n % 4, whichever warp group writes it. */
-GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
-    gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
+   the part. Part n lies in slot n % GMM_SM90_STORE_SLOTS, whichever warp group writes it. */
+GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t bars, uint32_t part) {
+    gmm_mbarrier_wait(gmm_sm90_store_empty(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
 }
-GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
+GMM__DEVICE void gmm_sm90_commit_slot(uint32_t bars, uint32_t part) {
     gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(slot_bars, part));
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(bars, part));
 }
 /* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
@@ -2707,10 +2892,10 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
-GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t bars,
                                      uint32_t slot, uint32_t part) {
-    gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
-    slot += part % 4 * 16384;
+    gmm_mbarrier_wait(gmm_sm90_store_full(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
+    slot += part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
     else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
     gmm_bulk_commit_group();
@@ -2719,10 +2904,10 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
 /* The store warps of wgrad: each serves every other part of D, with two lanes that have a box each. In the order of
    tiles, and within a tile column block by column block from the first row to the last, it loads old D into the slot
    where beta is not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores
-   it. Tiles that the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address
-   of the first slot; part: the first part of this warp. */
-GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
-                                      uint32_t part, uint32_t slot_bars, uint32_t slots) {
+   it. Tiles that the consumers store themselves pass through the same barriers. slots: address of the first slot; part:
+   the first part of this warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t bars,
+                                      uint32_t part, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
     /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
     gmm_sm90_d_box current, previous;
@@ -2733,15 +2918,15 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
-    slots += 8192 * (uint32_t)lane;
+    slots += GMM_SM90_BOX_BYTES * (uint32_t)lane;
     for (;; part += 2, y += 128) {
-        const uint32_t slot_bar = gmm_sm90_store_empty(slot_bars, part);
-        if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
+        const uint32_t slot_bar = gmm_sm90_store_empty(bars, part);
+        if (part >= 4) gmm_sm90_store_part(args, &previous, bars, slots, part - 4);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
             __syncwarp(3); /* both lanes have read the previous tile */
-            if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-            gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+            if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+            gmm_sm90_wait_tile(bars, tile_index);
             done = t->row_blocks == 0;
             x = t->n0 + lane * cols;
             y = 64 * (int32_t)(part - part_end);
@@ -2767,14 +2952,14 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         current.evict_first = evict_first;
         GMM__BULK_WAIT_GROUP_READ(0);
         if (current.active && beta != 0.0f) {
-            const uint32_t to = slots + part % 4 * 16384;
-            gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
+            const uint32_t to = slots + part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
+            gmm_mbarrier_arrive_expect_tx(slot_bar, GMM_SM90_BOX_BYTES);
             if (evict_first)
                 gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
-    if (part >= 2) gmm_sm90_store_part(args, &current, slot_bars, slots, part - 2);
+    if (part >= 2) gmm_sm90_store_part(args, &current, bars, slots, part - 2);
     GMM__BULK_WAIT_GROUP(0);
 }
 
@@ -3041,8 +3226,7 @@ typedef struct gmm_fp8_args {
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-/* Rows of a tile per consumer; sizeof(gmm_fp8_tile). */
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
+enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
@@ -3055,12 +3239,16 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of scales in a stage per consumer, per tile, per column of the tile). */
+/* Scaling of partial sums: X(tag, value, column scales of a stage per tile, per column of the tile).
+   GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
-    X(fast, GMM_FP8_FAST, 0, 0, 0) \
-    X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
-    X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
+    X(fast, GMM_FP8_FAST, 4, 0) \
+    X(1d2d, GMM_FP8_1D2D, 4, 0) \
+    X(1d1d, GMM_FP8_1D1D, 0, 1)
+#define GMM__FP8_SCALED_fast 0
+#define GMM__FP8_SCALED_1d2d 1
+#define GMM__FP8_SCALED_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
    serves fwd, dgrad and wgrad, so its name has no operation. */
@@ -3076,69 +3264,20 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
     X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
-/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
-   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
-   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
-   scales of each stage. Offsets are in bytes. */
-#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
+#define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
-    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
-    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
-    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
-    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
-    GMM__FP8(column_scales, tag) = column_,
+#define GMM__X(tag, value, tile_, column_) \
+    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
-    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
-                                 16 * (consumers_) + 32 * (prefetch_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
-                                         12 * ((groups_) + 1) + 15) / 16 * 16,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
-#undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile, kernel) \
-    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
-        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
-         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
-#undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile, kernel) \
-    static_assert(gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448, \
-                  #kernel ": a CTA has at most 227 KiB of shared memory");
-GMM_FP8_KERNEL_LIST(GMM__X)
-#undef GMM__X
 
-/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
-static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
-
-/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
-GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
-    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
-}
-
-/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
-   same for all such operands. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
-}
 /* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
    to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
@@ -3156,13 +3295,113 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
+/* Barriers besides those of stages and slots. */
+typedef struct gmm_fp8_barriers {
+    uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
+    uint64_t tile_empty[GMM_SM90_TILE_RING]; /* the producer has read it */
+} gmm_fp8_barriers;
+/* Of kernels with a predicted first tile. */
+typedef struct gmm_fp8_prediction {
+    uint64_t full;             /* the predicted tile lies in the ring's last entry */
+    uint64_t peer_full;        /* the other CTA of the cluster has written peer_mispredicted */
+    int32_t peer_mispredicted; /* whether its prediction was wrong */
+    int32_t reserved[3];
+} gmm_fp8_prediction;
+
+/* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
+   writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    typedef struct GMM__FP8(stage, tag) { \
+        char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
+        char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
+    } GMM__FP8(stage, tag); \
+    typedef struct GMM__FP8(line_scales, tag) { /* of a consumer's rows and of the tile's columns; 1 if absent */ \
+        float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
+    } GMM__FP8(line_scales, tag); \
+    typedef struct GMM__FP8(tile_smem, tag) { \
+        GMM__FP8(stage, tag) stage[stages_]; \
+        char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; \
+        gmm_fp8_barriers bars; \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; \
+        GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
+        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
+        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; \
+    } GMM__FP8(tile_smem, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+/* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
+    GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
+    GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
+    GMM__FP8(line_scale_bytes, tag) = sizeof(GMM__FP8(line_scales, tag)), \
+    GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
+#undef GMM__X
+/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple of
+   128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
+    typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
+        float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
+        float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
+    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_); \
+    typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
+        GMM__FP8(tile_smem, tile_) tile; \
+        GMM__IF(GMM__FP8_SCALED_##scaling, \
+                GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
+    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_); \
+    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
+                      GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
+                          sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
+                  #kernel ": scales of stages follow the memory of the tile"); \
+    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
+                  #kernel ": a CTA has at most 227 KiB of shared memory");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+/* What addresses and TMA assume of the layout. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
+                  offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+    static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
+                      8 * ((groups_) + 1), \
+                  "tile " #tag ": the tables follow one another as in the workspace"); \
+    static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
+                  sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \
+                  "tile " #tag ": scales are read by vectors of 16 bytes");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+
+/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
+static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
+
+/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
+GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
+}
+
+/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
+   same for all such operands. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
+}
+/* Addresses of barriers of the tile ring. */
+GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+}
+GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+}
 /* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
-   last entry and whose barrier is `prediction`. */
-GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
+   last entry; prediction: address of the gmm_fp8_prediction. */
+GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t bars, uint32_t prediction,
                                                   uint32_t tile_index, int predicted) {
     const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-    gmm_mbarrier_wait(predicted ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                      tile_index / GMM_SM90_TILE_RING & 1);
+    gmm_mbarrier_wait(predicted ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
+                                : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
     return f;
 }
 
@@ -3379,28 +3618,31 @@ GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *fir
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
             f->padded_row == first->padded_row);
 }
-/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
-   */
-GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
+/* Sends the other CTA of the cluster whether this CTA mispredicted. prediction: address of the gmm_fp8_prediction. One
+   lane. */
+GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) {
+    const uint32_t word = prediction + GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted);
+    const uint32_t bar = prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full);
     gmm_mbarrier_arrive_expect_tx(bar, 4);
     gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
-   waits until the consumer has written it (store_full) and stores it. slot_bars: store_empty of the first slot. Tiles
-   that have no rows for a consumer pass through the barriers once. */
+   waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
+   through the barriers once. slots: address of the first slot. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t tile_full, uint32_t slot_bars, uint32_t slots) {
+                                     uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
-    const uint32_t slot = slots + 8192 * (uint32_t)lane;
+    const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
+    const uint32_t empty = gmm_sm90_slot_empty(slot_bars, (uint32_t)consumer);
+    const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
-    slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
         /* the entry is not overwritten before the consumers are two tiles further */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
@@ -3411,12 +3653,12 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
             if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
-                gmm_mbarrier_arrive_expect_tx(slot_bars, 8192);
-                gmm_tma_load(slot, &args->d, slot_bars, 0, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_mbarrier_arrive_expect_tx(empty, GMM_SM90_BOX_BYTES);
+                gmm_tma_load(slot, &args->d, empty, 0, f->t.n0 + x, y, f->d_z, f->d_w);
                 if (next < cols && !(f->d_flags & GMM_FP8_D_REDUCE))
                     gmm_tma_prefetch_l2(&args->d, f->t.n0 + next, y, f->d_z, f->d_w);
-            } else gmm_mbarrier_arrive(slot_bars);
-            gmm_mbarrier_wait(slot_bars + 8, part++ & 1);
+            } else gmm_mbarrier_arrive(empty);
+            gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
                 gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
@@ -3467,7 +3709,7 @@ typedef struct gmm_fp8_kernel {
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
       (const void *)kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -8881,7 +9123,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__TILES GMM__COLUMN(6, GMM__ROW)
 #define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
-#define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__SM90(name, GMM__TILE)
+#define GMM__SMEM GMM__SM90(smem, GMM__TILE)          /* the struct in shared memory */
+#define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member)) /* address of a member; base: of the struct */
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
 /* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
@@ -8889,7 +9133,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
-#define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
+#define GMM__ALT_CFG(name) (int)GMM__SM90(name, GMM__ALT_TILE)
 #define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
 #else
 #define GMM__TILE_CHOICE 0
@@ -8926,8 +9170,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
-    (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
+    ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
+     GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
@@ -9019,20 +9264,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
 }
 
 /* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
-GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
-                                                    const uint32_t base, const uint32_t stage_bars,
-                                                    const uint32_t tile_full) {
+GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, const uint32_t base) {
+    const gmm_sm90_tile *const ring = smem->ring.tile;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
-    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
-    const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
+    const volatile int32_t *const small_m = &smem->ring.small_m;
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
-    gmm_sm90_deferred store = { &args, ring, 0, smem, 0, 0 };
+    gmm_sm90_deferred store = { &args, ring, 0, smem->slot[0], 0, 0 };
     uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x;
 #pragma unroll
@@ -9046,7 +9289,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
         /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
-        const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
+        const uint32_t scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
         uint32_t stage0 = base;
         gmm_sm90_operands operands;
         store.tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
@@ -9054,8 +9297,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         store.slots = slots;
         __syncwarp();
         /* a deferred store still reads the previous tile */
-        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index - (GMM__DEFERRED != 0));
+        gmm_sm90_wait_tile(bars, tile_index);
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {
@@ -9072,7 +9315,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
            of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
-            gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
+            gmm_mbarrier_wait(gmm_sm90_order(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
             for (; operands.k_tiles > 0; operands.k_tiles--, pipe.iter++) {
                 const uint32_t s = pipe.iter % GMM__CFG(stages);
@@ -9080,7 +9323,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 if (lane < (int)pipe.cluster_size)
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
-            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
+            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
             if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
@@ -9090,14 +9333,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
-        operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
+        operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
 #pragma unroll
         for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
 #define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, order + 8 * wg, &pipe, &store, deferred)
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands.k_tiles, packed_at, scales_at, operands.desc_a, \
                              &pipe)
@@ -9128,7 +9371,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
                                          ? NULL : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
-            const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
             for (x = 0; x < 2; x++) {
                 const float *const factors = x ? args.alpha2 : args.p.alpha;
@@ -9173,22 +9415,22 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = base + GMM__CFG(slots_offset) + (lane / 16 * 8 + lane % 8) * 128 +
+                const uint32_t st_at = GMM__SMEM_AT(slot) + (lane / 16 * 8 + lane % 8) * 128 +
                                        (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
                         if (u >= row_blocks) break;
-                        gmm_sm90_acquire_slot(slot_bars, store.part);
+                        gmm_sm90_acquire_slot(bars, store.part);
                     }
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + store.part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, store.part++);
+                    if (u % 4 == 3) gmm_sm90_commit_slot(bars, store.part++);
                 }
             } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* deferred store: pending until the next tile's mainloop */
@@ -9253,18 +9495,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
                    and of 1 row an XOR of this address */
-                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
+                const uint32_t to = GMM__SMEM_AT(slot) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = store.part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
+                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * row_blocks) break;
-                            gmm_sm90_acquire_slot(slot_bars, store.part);
+                            gmm_sm90_acquire_slot(bars, store.part);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
@@ -9276,7 +9518,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                         for (e = 0; e < 4; e++)
                             gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, store.part++);
+                        if (u % 8 == 7) gmm_sm90_commit_slot(bars, store.part++);
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
@@ -9286,7 +9528,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
-                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, store.part);
+                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(bars, store.part);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
@@ -9350,8 +9592,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
                 if (GMM__K_GROUPED)
                     for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, store.part++) {
-                        gmm_sm90_acquire_slot(slot_bars, store.part);
-                        gmm_sm90_commit_slot(slot_bars, store.part);
+                        gmm_sm90_acquire_slot(bars, store.part);
+                        gmm_sm90_commit_slot(bars, store.part);
                     }
                 else store.part = next_part;
             }
@@ -9366,7 +9608,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
-GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
+GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t bars, uint32_t cluster_size) {
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
@@ -9376,17 +9618,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
 #pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
     /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
-        gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+    for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
+        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i), 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
-        gmm_mbarrier_init(tile_full + 8 * i, 4);
+    for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store_empty and store_full of each slot */
-        gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+    for (i = 0; i < GMM_SM90_STORE_SLOTS; i++) {
+        gmm_mbarrier_init(gmm_sm90_store_empty(bars, i), GMM__K_GROUPED ? 2 : 1);
+        gmm_mbarrier_init(gmm_sm90_store_full(bars, i), GMM__K_GROUPED ? 4 : 128);
+    }
     gmm_fence_mbarrier_init();
 }
 
@@ -9395,13 +9638,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* whether the scheduler has chosen the second tile */
-    int32_t *const small_m = alt_tile + 1;                        /* whether small-M mode is on: see GMM__SMALL_M */
+    GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
+    gmm_sm90_tile *const ring = smem->ring.tile;
+    int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
-    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster_size, cta_rank, i;
 
@@ -9409,23 +9650,23 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
     cluster_size = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
-        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, tile_full, cluster_size);
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, cluster_size);
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 256) {
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
-        *warmup_tile = no_work;
+    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
+        smem->ring.warmup = no_work;
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
-        if (warp != 8) gmm_griddepcontrol_wait();
+        if (warp != GMM_SM90_PRODUCER_WARP) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
     }
 
-    if (warp >= 8) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+    if (warp >= GMM_SM90_CONSUMER_WARPS) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
         if (warp == GMM__SCHEDULER_WARP) {
             /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
                it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
@@ -9433,10 +9674,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
             const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : small_m + 1;
+                                              : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
-                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
+                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* row_align */ GMM__STEP, /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
@@ -9477,10 +9719,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
+                    int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING +
-                                                           tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
                         gmm_find_group32(work_ends, args.p.groups, work, &s.g);
@@ -9499,30 +9740,28 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 }
                 if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
                 else {
-                    if (lane < batch)
-                        gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) {
+        if (warp == GMM_SM90_PRODUCER_WARP) {
             /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
-               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
-            const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
+               warm-up tile without rows: it loads nothing, but brings code and parameters into the caches. */
+            const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
                 gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
                 gmm_sm90_box box;
                 uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
                 if (!warmup) {
-                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                      tile_index / GMM_SM90_TILE_RING & 1);
+                    if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+                    gmm_sm90_wait_tile(bars, tile_index);
                     if (t->row_blocks == 0) break;
                 }
                 k_tiles = gmm_sm90_k_tiles(t->k);
@@ -9546,7 +9785,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     const uint32_t full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
-                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
                         if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     } else box.active = 0;
                     __syncwarp();
@@ -9563,25 +9802,22 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
-            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
-                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
-                                 base + GMM__CFG(slots_offset));
-        if (GMM__CFG(tile_b) && warp == 9) {
+        if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales), pipe,
-                                 ring, tile_full);
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
+                                 ring, bars);
         }
     } else {
-        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
-        else GMM__SETMAXNREG_INC(96);
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
-        gmm_mbarrier_wait(tile_full, 0);
+        gmm_sm90_wait_tile(bars, 0);
         if (*(const volatile int32_t *)alt_tile)
-            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__ALT_TILE) *)gmm_shared, base);
         else
 #endif
-        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+        GMM__PART(gmm_sm90_consume_tiles_)(args, smem, base);
     }
 #endif
 }
@@ -9606,6 +9842,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__ALT_PART
 #undef GMM__PART
 #undef GMM__INSTANCE
+#undef GMM__SMEM_AT
+#undef GMM__SMEM
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__ALT_TILE
@@ -9628,15 +9866,16 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
 #define GMM__FAST GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
-#define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
-/* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
-#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
-#define GMM__STAGE_SCALE_BYTES \
-    (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
-     (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
-#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
+/* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
+#define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
+#define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member))
+#define GMM__STAGE_SCALES GMM__PART(gmm_fp8_stage_scales_)
+#define GMM__STAGE_SCALE_BYTES (int)sizeof(GMM__STAGE_SCALES)
+#define GMM__ROW_SCALE_BYTES (int)offsetof(GMM__STAGE_SCALES, col)
+#define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
 /* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
 #define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
@@ -9683,7 +9922,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     if (lane < pipe->cluster_size)
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
-    const uint32_t column_scales_at = pipe->bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
@@ -9752,24 +9991,23 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
-    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
+    GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
+    gmm_fp8_tile *const ring = smem->ring;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
-    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
-    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
-    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
     /* A has a scale per row and 128 elements */
-    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128;
+    const int scaled = !GMM__FAST && args.a_scale.scaling == GMM_SCALING_1X128;
     uint32_t cluster, cta_rank, i;
 
     cluster = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x)
-        ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
+    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
+        ((float *)smem->line_scales)[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
@@ -9779,13 +10017,17 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
-        for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__CFG(consumers); i++) /* store_empty and store_full of each slot */
-            gmm_mbarrier_init(store_empty + 8 * i, i % 2 ? 128 : GMM__CFG(store_boxes));
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
+#pragma unroll
+        for (i = 0; i < GMM__CFG(consumers); i++) {
+            gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
+            gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
+        }
         if (GMM__CFG(prefetch_tile)) {
-            gmm_mbarrier_init(prediction, 1);
-            gmm_mbarrier_init(prediction + 8, 1);
+            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
+            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
         }
         gmm_fence_mbarrier_init();
         gmm_prefetch_tensormap(&args.a);
@@ -9801,14 +10043,14 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         if (warp == SCHEDULER_WARP) {
             /* the scheduler warp, which is at most half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
-                                              : (int32_t *)(ring + GMM_SM90_TILE_RING);
+                                              : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
             const int32_t stride = (int32_t)(gridDim.x / cluster);
             const int raster_n = GMM__CFG(tile_n) == 128;
             gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
                                      GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
-            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             int mispredicted = 0, unresolved = prefetch_tile;
+            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
             /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
@@ -9825,7 +10067,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
                         ring[GMM_SM90_TILE_RING - 1] = f;
-                        gmm_mbarrier_arrive(prediction); /* the producer loads its operands right after the wait */
+                        gmm_mbarrier_arrive(prediction + GMM__OFFSET(gmm_fp8_prediction, full)); /* the producer loads its operands right after the wait */
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
@@ -9857,8 +10099,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     int peer_mispredicted = 0;
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
-                        gmm_mbarrier_wait(prediction + 8, 0);
-                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
+                        gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
+                        peer_mispredicted = *(volatile const int32_t *)(
+                            gmm_shared + GMM__CFG(prediction_offset) +
+                            GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
                     }
                     if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                         gmm_fp8_empty_tile(&args, &f);
@@ -9885,15 +10129,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     __syncwarp();
                     if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
                     if (lane == 0 && gmm_cluster_nctarank() > 1)
-                        gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
+                        gmm_fp8_send_mispredict(prediction, mispredicted);
                 }
                 if (tile_index >= GMM_SM90_TILE_RING / 2)
-                    gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
+                    gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
                     ring[tile_index % GMM_SM90_TILE_RING] = f;
                     if (gmm_fp8_has_outer_scale(&args))
                         gmm_fp8_plan_outer_scale(&args, &ring[tile_index % GMM_SM90_TILE_RING]);
-                    gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
+                    gmm_mbarrier_arrive(gmm_fp8_tile_full(bars, tile_index));
                 }
                 if (f.t.row_blocks == 0) break;
             }
@@ -9907,9 +10151,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 const CUtensorMap *map;
                 int active, multicast;
                 const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index, first);
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
                 if (f->t.row_blocks == 0) break;
-                if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
+                if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
                 /* the kernel before may write the table of weights */
                 if (first && args.p.b.table) gmm_griddepcontrol_wait();
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
@@ -9947,7 +10191,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     if (active)
                         gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
@@ -9962,11 +10206,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
             /* the scale loader; column scales are permuted to the order of the accumulators */
-            const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
                                                                 prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
@@ -9987,8 +10230,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    const uint32_t stage_scales = scales_at + s * GMM__STAGE_SCALE_BYTES;
-                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
                         gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
@@ -10012,8 +10255,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             }
             gmm_cp_async_wait_all();
         } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
-                                base + GMM__CFG(slots_offset));
+            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, bars, slot_bars, GMM__SMEM_AT(slot));
     } else {
         float acc[GMM__ACC];
         gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
@@ -10035,8 +10277,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
                the ring */
             __syncwarp();
-            gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                              tile_index / GMM_SM90_TILE_RING & 1);
+            gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
+                                    : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
             if (t->row_blocks == 0) break;
             if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
@@ -10048,21 +10290,22 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 __syncwarp();
                 if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
-                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
-                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
+                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
                     continue;
                 }
             }
             tid = gmm_tid_x() & 127;
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
-                gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
+                gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg + 4 * tid,
                                  (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
                                      (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
                                  64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
                 for (x = tid; x < GMM__CFG(tile_n); x += 128)
-                    gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
+                    gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg +
+                                         GMM__OFFSET(GMM__LINE_SCALES, col) + 4 * x,
                                      (args.b_scale.scale_table
                                           ? (const float *)args.b_scale.scale_table[t->g]
                                           : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
@@ -10073,20 +10316,20 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
                 GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                             scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
+                                             scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
                                              t->n0 % 128 != 0,
                                              t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
             if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
-                gmm_mbarrier_wait(tile_full, 0);
+                gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
                 f = ring;
                 t = &f->t;
                 if (t->cols <= 0) {
                     gmm_cp_async_wait_all();
-                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
-                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
+                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
                     continue;
                 }
             }
@@ -10096,7 +10339,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
             { /* epilogue: scales of tensors and lines, bias */
-                const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
+                const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
                 const int second_exponent = d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
@@ -10109,7 +10352,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
-                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, col_scales);
+                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8, col_scales);
                         col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
                         col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
                         acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
@@ -10145,13 +10388,13 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
             }
             /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
-            slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+            slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
             box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
 #pragma unroll
             for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
                 const int c0 = (int)i * box_cols;
                 if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
-                gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
                 if (d_flags & GMM_FP8_D_16BIT) {
                     const gmm_dtype dtype = args.p.d.dtype;
                     const uint32_t st_at = slot + (tid / 32 * 16 + tid % 16) * 128;
@@ -10193,8 +10436,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
-                    const char *const slot_data = gmm_shared + GMM__CFG(slots_offset) +
-                                                  8192 * GMM__CFG(store_boxes) * wg;
+                    const char *const slot_data = gmm_shared + offsetof(GMM__SMEM, slot) + GMM__CFG(slot_bytes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
@@ -10226,7 +10468,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     }
                 }
                 gmm_fence_proxy_async();
-                gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
             }
         }
     }
@@ -10235,9 +10477,12 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__WGMMA
 #undef GMM__ACC
 #undef GMM__STEP
-#undef GMM__LINE_SCALE_BYTES
+#undef GMM__LINE_SCALES
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
+#undef GMM__STAGE_SCALES
+#undef GMM__SMEM_AT
+#undef GMM__SMEM
 #undef GMM__KIND
 #undef GMM__PART
 #undef GMM__CFG

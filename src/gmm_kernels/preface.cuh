@@ -34,6 +34,3 @@
 #ifndef GMM__BODY
 #include "gmm_quant.h"
 
-#if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
-#define GMM__GEMM_DONE
-

@@ -1,3 +1,6 @@
+
+#if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
+#define GMM__GEMM_DONE
 /* .................................................................................... Common to all kernels ... */
 
 #include <cuda.h>

@@ -9,15 +9,16 @@
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
 #define GMM__FAST GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
-#define GMM__CFG(name) (int)GMM__CAT(gmm_fp8_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
-/* Bytes of the row scales of a stage, of all scales of a stage, and of the line scales of a consumer. */
-#define GMM__ROW_SCALE_BYTES (GMM__CFG(consumers) * (int)GMM__CAT(gmm_fp8_consumer_scales_, GMM__SCALED))
-#define GMM__STAGE_SCALE_BYTES \
-    (GMM__ROW_SCALE_BYTES + (int)GMM__CAT(gmm_fp8_tile_scales_, GMM__SCALED) + \
-     (int)GMM__CAT(gmm_fp8_column_scales_, GMM__SCALED) * GMM__CFG(tile_n))
-#define GMM__LINE_SCALE_BYTES (256 + 4 * GMM__CFG(tile_n))
+/* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
+#define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
+#define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member))
+#define GMM__STAGE_SCALES GMM__PART(gmm_fp8_stage_scales_)
+#define GMM__STAGE_SCALE_BYTES (int)sizeof(GMM__STAGE_SCALES)
+#define GMM__ROW_SCALE_BYTES (int)offsetof(GMM__STAGE_SCALES, col)
+#define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
 /* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
 #define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
@@ -64,7 +65,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     if (lane < pipe->cluster_size)
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
-    const uint32_t column_scales_at = pipe->bars - GMM__CFG(barriers_offset) + GMM__CFG(stage_scales_offset) +
+    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
     float partial[GMM__ACC];
     int u, e;
@@ -133,24 +134,23 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
-    gmm_fp8_tile *const ring = (gmm_fp8_tile *)(gmm_shared + GMM__CFG(ring_offset));
+    GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
+    gmm_fp8_tile *const ring = smem->ring;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
-    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
-    const uint32_t tile_empty = tile_full + 8 * GMM_SM90_TILE_RING;
-    const uint32_t store_empty = tile_empty + 8 * GMM_SM90_TILE_RING;
-    const uint32_t prediction = store_empty + 16 * GMM__CFG(consumers);
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
     /* A has a scale per row and 128 elements */
-    const int scaled = GMM__STAGE_SCALE_BYTES && args.a_scale.scaling == GMM_SCALING_1X128;
+    const int scaled = !GMM__FAST && args.a_scale.scaling == GMM_SCALING_1X128;
     uint32_t cluster, cta_rank, i;
 
     cluster = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < GMM__LINE_SCALE_BYTES / 4 * GMM__CFG(consumers); i += blockDim.x)
-        ((float *)(gmm_shared + GMM__CFG(line_scales_offset)))[i] = 1.0f;
+    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
+        ((float *)smem->line_scales)[i] = 1.0f;
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
@@ -160,13 +160,17 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
-        for (i = 0; i < 2 * GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
 #pragma unroll
-        for (i = 0; i < 2 * GMM__CFG(consumers); i++) /* store_empty and store_full of each slot */
-            gmm_mbarrier_init(store_empty + 8 * i, i % 2 ? 128 : GMM__CFG(store_boxes));
+        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
+#pragma unroll
+        for (i = 0; i < GMM__CFG(consumers); i++) {
+            gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
+            gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
+        }
         if (GMM__CFG(prefetch_tile)) {
-            gmm_mbarrier_init(prediction, 1);
-            gmm_mbarrier_init(prediction + 8, 1);
+            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
+            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
         }
         gmm_fence_mbarrier_init();
         gmm_prefetch_tensormap(&args.a);
@@ -182,14 +186,14 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         if (warp == SCHEDULER_WARP) {
             /* the scheduler warp, which is at most half a ring ahead of the producer */
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
-                                              : (int32_t *)(ring + GMM_SM90_TILE_RING);
+                                              : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
             const int32_t stride = (int32_t)(gridDim.x / cluster);
             const int raster_n = GMM__CFG(tile_n) == 128;
             gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
                                      GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
-            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             int mispredicted = 0, unresolved = prefetch_tile;
+            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
             uint32_t tile_index = 0;
             gmm_fp8_tile f;
             /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
@@ -206,7 +210,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
                         ring[GMM_SM90_TILE_RING - 1] = f;
-                        gmm_mbarrier_arrive(prediction); /* the producer loads its operands right after the wait */
+                        gmm_mbarrier_arrive(prediction + GMM__OFFSET(gmm_fp8_prediction, full)); /* the producer loads its operands right after the wait */
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
@@ -238,8 +242,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     int peer_mispredicted = 0;
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
-                        gmm_mbarrier_wait(prediction + 8, 0);
-                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + (prediction + 16 - base));
+                        gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
+                        peer_mispredicted = *(volatile const int32_t *)(
+                            gmm_shared + GMM__CFG(prediction_offset) +
+                            GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
                     }
                     if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                         gmm_fp8_empty_tile(&args, &f);
@@ -266,15 +272,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     __syncwarp();
                     if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
                     if (lane == 0 && gmm_cluster_nctarank() > 1)
-                        gmm_fp8_send_mispredict(prediction + 16, prediction + 8, mispredicted);
+                        gmm_fp8_send_mispredict(prediction, mispredicted);
                 }
                 if (tile_index >= GMM_SM90_TILE_RING / 2)
-                    gmm_mbarrier_wait(tile_empty + 8 * (oldest % GMM_SM90_TILE_RING), oldest / GMM_SM90_TILE_RING & 1);
+                    gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
                 if (lane == 0) {
                     ring[tile_index % GMM_SM90_TILE_RING] = f;
                     if (gmm_fp8_has_outer_scale(&args))
                         gmm_fp8_plan_outer_scale(&args, &ring[tile_index % GMM_SM90_TILE_RING]);
-                    gmm_mbarrier_arrive(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING));
+                    gmm_mbarrier_arrive(gmm_fp8_tile_full(bars, tile_index));
                 }
                 if (f.t.row_blocks == 0) break;
             }
@@ -288,9 +294,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 const CUtensorMap *map;
                 int active, multicast;
                 const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index, first);
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
                 if (f->t.row_blocks == 0) break;
-                if (lane == 0) gmm_mbarrier_arrive(tile_empty + 8 * (tile_index % GMM_SM90_TILE_RING));
+                if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
                 /* the kernel before may write the table of weights */
                 if (first && args.p.b.table) gmm_griddepcontrol_wait();
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
@@ -328,7 +334,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
                     if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     if (active)
                         gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
@@ -343,11 +349,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
             /* the scale loader; column scales are permuted to the order of the accumulators */
-            const uint32_t scales_at = base + GMM__CFG(stage_scales_offset);
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, tile_full, prediction, tile_index,
+                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
                                                                 prefetch_tile && tile_index == 0);
                 const float *rows, *cols;
                 int64_t step, block;
@@ -368,8 +373,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    const uint32_t stage_scales = scales_at + s * GMM__STAGE_SCALE_BYTES;
-                    gmm_mbarrier_wait(full + 8, (iter / GMM__CFG(stages) & 1) ^ 1);
+                    const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
 #pragma unroll
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
                         gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
@@ -393,8 +398,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             }
             gmm_cp_async_wait_all();
         } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, tile_full, store_empty,
-                                base + GMM__CFG(slots_offset));
+            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, bars, slot_bars, GMM__SMEM_AT(slot));
     } else {
         float acc[GMM__ACC];
         gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
@@ -416,8 +420,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
                the ring */
             __syncwarp();
-            gmm_mbarrier_wait(first ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                              tile_index / GMM_SM90_TILE_RING & 1);
+            gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
+                                    : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
             if (t->row_blocks == 0) break;
             if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
                 uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
@@ -429,21 +433,22 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 __syncwarp();
                 if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
-                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
-                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
+                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
                     continue;
                 }
             }
             tid = gmm_tid_x() & 127;
             if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
-                gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 4 * tid,
+                gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg + 4 * tid,
                                  (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
                                      (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
                                  64 * wg + tid < t->rows);
             if (args.b_scale.scaling == GMM_SCALING_ROW)
 #pragma unroll 1
                 for (x = tid; x < GMM__CFG(tile_n); x += 128)
-                    gmm_cp_async_f32(base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg + 256 + 4 * x,
+                    gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg +
+                                         GMM__OFFSET(GMM__LINE_SCALES, col) + 4 * x,
                                      (args.b_scale.scale_table
                                           ? (const float *)args.b_scale.scale_table[t->g]
                                           : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
@@ -454,20 +459,20 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
                 GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                             scaled ? base + GMM__CFG(stage_scales_offset) + 4 * (uint32_t)row : 0,
+                                             scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
                                              t->n0 % 128 != 0,
                                              t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
             if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
-                gmm_mbarrier_wait(tile_full, 0);
+                gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
                 f = ring;
                 t = &f->t;
                 if (t->cols <= 0) {
                     gmm_cp_async_wait_all();
-                    gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
-                    gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
+                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
                     continue;
                 }
             }
@@ -477,7 +482,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             outer_scale = f->outer_scale;
             d_flags = f->d_flags;
             { /* epilogue: scales of tensors and lines, bias */
-                const uint32_t scales = base + GMM__CFG(line_scales_offset) + GMM__LINE_SCALE_BYTES * wg;
+                const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
                 const int second_exponent = d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
@@ -490,7 +495,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
-                        gmm_ld_shared_v2_f32(scales + 256 + 8 * u + tid % 4 * 8, col_scales);
+                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8, col_scales);
                         col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
                         col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
                         acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
@@ -526,13 +531,13 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
             }
             /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
-            slot = base + GMM__CFG(slots_offset) + 8192 * GMM__CFG(store_boxes) * wg;
+            slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
             box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
 #pragma unroll
             for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
                 const int c0 = (int)i * box_cols;
                 if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
-                gmm_mbarrier_wait(store_empty + 16 * wg, part++ & 1);
+                gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
                 if (d_flags & GMM_FP8_D_16BIT) {
                     const gmm_dtype dtype = args.p.d.dtype;
                     const uint32_t st_at = slot + (tid / 32 * 16 + tid % 16) * 128;
@@ -574,8 +579,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 }
                 if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
                     gmm_fp8_consumer_sync(wg);
-                    const char *const slot_data = gmm_shared + GMM__CFG(slots_offset) +
-                                                  8192 * GMM__CFG(store_boxes) * wg;
+                    const char *const slot_data = gmm_shared + offsetof(GMM__SMEM, slot) + GMM__CFG(slot_bytes) * wg;
                     const int size = gmm_kmat_size(&args.p.d);
                     const int64_t pitch = args.p.d.ld * size;
                     const float beta = gmm_gemm_beta(&args.p, t->g);
@@ -607,7 +611,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     }
                 }
                 gmm_fence_proxy_async();
-                gmm_mbarrier_arrive(store_empty + 16 * wg + 8);
+                gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
             }
         }
     }
@@ -616,9 +620,12 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__WGMMA
 #undef GMM__ACC
 #undef GMM__STEP
-#undef GMM__LINE_SCALE_BYTES
+#undef GMM__LINE_SCALES
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
+#undef GMM__STAGE_SCALES
+#undef GMM__SMEM_AT
+#undef GMM__SMEM
 #undef GMM__KIND
 #undef GMM__PART
 #undef GMM__CFG

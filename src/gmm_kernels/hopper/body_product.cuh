@@ -9,7 +9,9 @@
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__TILES GMM__COLUMN(6, GMM__ROW)
 #define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
-#define GMM__CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__TILE)
+#define GMM__CFG(name) (int)GMM__SM90(name, GMM__TILE)
+#define GMM__SMEM GMM__SM90(smem, GMM__TILE)          /* the struct in shared memory */
+#define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member)) /* address of a member; base: of the struct */
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
 /* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
@@ -17,7 +19,7 @@
 #if GMM__TILES == 2
 #define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
 #define GMM__TILE_CHOICE args.tile
-#define GMM__ALT_CFG(name) (int)GMM__CAT(gmm_sm90_##name##_, GMM__ALT_TILE)
+#define GMM__ALT_CFG(name) (int)GMM__SM90(name, GMM__ALT_TILE)
 #define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
 #else
 #define GMM__TILE_CHOICE 0
@@ -54,8 +56,9 @@
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
-    (smem + GMM__CFG(slots_offset) + GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % 4) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? 11 : 9) /* index of the scheduler warp */
+    ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
+     GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
+#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
@@ -147,20 +150,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
 }
 
 /* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
-GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char *smem, const gmm_sm90_tile *ring,
-                                                    const uint32_t base, const uint32_t stage_bars,
-                                                    const uint32_t tile_full) {
+GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, const uint32_t base) {
+    const gmm_sm90_tile *const ring = smem->ring.tile;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
     const int w = warp & 3;
     const int tid = (int)threadIdx.x & 127;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    /* order: two mbarriers, one per ping-pong warp group: the last stage of its tile is full */
-    const uint32_t order = tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES);
-    const volatile int32_t *const small_m = (const volatile int32_t *)(ring + GMM_SM90_TILE_RING + 1) + 1;
+    const volatile int32_t *const small_m = &smem->ring.small_m;
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
-    gmm_sm90_deferred store = { &args, ring, 0, smem, 0, 0 };
+    gmm_sm90_deferred store = { &args, ring, 0, smem->slot[0], 0, 0 };
     uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int j, u, e, x;
 #pragma unroll
@@ -174,7 +175,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
         /* packed weights: the warp's codes and scales in stage 0 */
         const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
-        const uint32_t scales_at = base + GMM__CFG(scales) + 4 * (uint32_t)(col0 + 16 * w);
+        const uint32_t scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
         uint32_t stage0 = base;
         gmm_sm90_operands operands;
         store.tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
@@ -182,8 +183,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         store.slots = slots;
         __syncwarp();
         /* a deferred store still reads the previous tile */
-        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index - (GMM__DEFERRED != 0));
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index - (GMM__DEFERRED != 0));
+        gmm_sm90_wait_tile(bars, tile_index);
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {
@@ -200,7 +201,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
            of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
-            gmm_mbarrier_wait(order + 8 * (wg ^ 1), (tile_index - 1) / 2 & 1);
+            gmm_mbarrier_wait(gmm_sm90_order(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
             for (; operands.k_tiles > 0; operands.k_tiles--, pipe.iter++) {
                 const uint32_t s = pipe.iter % GMM__CFG(stages);
@@ -208,7 +209,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 if (lane < (int)pipe.cluster_size)
                     gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
             }
-            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(order + 8 * wg);
+            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
             if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
                 if (tile_index > 0) gmm_order_barrier(wg, 1);
                 gmm_order_barrier(wg ^ 1, 0);
@@ -218,14 +219,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
-        operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(b_stage_bytes), GMM__TA);
+        operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
 #pragma unroll
         for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
 #pragma unroll
             for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
         switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
 #define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, order + 8 * wg, &pipe, &store, deferred)
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands.k_tiles, packed_at, scales_at, operands.desc_a, \
                              &pipe)
@@ -256,7 +257,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
                                          ? NULL : gmm_kmat_data(&args.p.bias, t->g);
             const int row_blocks = t->row_blocks, rows = t->rows;
-            const uint32_t slot_bars = order + 16; /* barriers of the store slots */
 #pragma unroll 1
             for (x = 0; x < 2; x++) {
                 const float *const factors = x ? args.alpha2 : args.p.alpha;
@@ -301,22 +301,22 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
             if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
             if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = base + GMM__CFG(slots_offset) + (lane / 16 * 8 + lane % 8) * 128 +
+                const uint32_t st_at = GMM__SMEM_AT(slot) + (lane / 16 * 8 + lane % 8) * 128 +
                                        (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
 #pragma unroll
                 for (u = 0; u < GMM__CFG(m16); u++) {
                     if (u % 4 == 0) { /* rows past the end of D stay in the slot */
                         if (u >= row_blocks) break;
-                        gmm_sm90_acquire_slot(slot_bars, store.part);
+                        gmm_sm90_acquire_slot(bars, store.part);
                     }
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + store.part % 4 * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
-                    if (u % 4 == 3) gmm_sm90_commit_slot(slot_bars, store.part++);
+                    if (u % 4 == 3) gmm_sm90_commit_slot(bars, store.part++);
                 }
             } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
                 /* deferred store: pending until the next tile's mainloop */
@@ -381,18 +381,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
                 /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
                    and of 1 row an XOR of this address */
-                const uint32_t to = base + GMM__CFG(slots_offset) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
+                const uint32_t to = GMM__SMEM_AT(slot) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
                                     (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = store.part % 4 * GMM__CFG(slot_bytes) + u % 8 * 1024;
+                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * row_blocks) break;
-                            gmm_sm90_acquire_slot(slot_bars, store.part);
+                            gmm_sm90_acquire_slot(bars, store.part);
                         }
                         if (beta != 0.0f) {
 #pragma unroll
@@ -404,7 +404,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
 #pragma unroll
                         for (e = 0; e < 4; e++)
                             gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_commit_slot(slot_bars, store.part++);
+                        if (u % 8 == 7) gmm_sm90_commit_slot(bars, store.part++);
                     }
                 }
             } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
@@ -414,7 +414,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                     if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
                     gmm_consumer_sync(wg);
                 }
-                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(slot_bars, store.part);
+                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(bars, store.part);
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                     const int c0 = col0 + 64 * j;
@@ -478,8 +478,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, char 
                 }
                 if (GMM__K_GROUPED)
                     for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, store.part++) {
-                        gmm_sm90_acquire_slot(slot_bars, store.part);
-                        gmm_sm90_commit_slot(slot_bars, store.part);
+                        gmm_sm90_acquire_slot(bars, store.part);
+                        gmm_sm90_commit_slot(bars, store.part);
                     }
                 else store.part = next_part;
             }

@@ -2,7 +2,7 @@
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
-GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t tile_full, uint32_t cluster_size) {
+GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_t bars, uint32_t cluster_size) {
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
@@ -12,17 +12,18 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
 #pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(tile_full + 8 * i, 1);
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
     /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES; i++)
-        gmm_mbarrier_init(tile_full + 8 * i, 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+    for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
+        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i), 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2; i++) /* order barriers: the warps of a warp group */
-        gmm_mbarrier_init(tile_full + 8 * i, 4);
+    for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
 #pragma unroll
-    for (; i < GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10; i++) /* store_empty and store_full of each slot */
-        gmm_mbarrier_init(tile_full + 8 * i, i % 2 ? (GMM__K_GROUPED ? 4 : 128) : GMM__K_GROUPED ? 2 : 1);
+    for (i = 0; i < GMM_SM90_STORE_SLOTS; i++) {
+        gmm_mbarrier_init(gmm_sm90_store_empty(bars, i), GMM__K_GROUPED ? 2 : 1);
+        gmm_mbarrier_init(gmm_sm90_store_full(bars, i), GMM__K_GROUPED ? 4 : 128);
+    }
     gmm_fence_mbarrier_init();
 }
 
@@ -31,13 +32,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    gmm_sm90_tile *const ring = (gmm_sm90_tile *)(gmm_shared + GMM__CFG(ring_offset));
-    gmm_sm90_tile *const warmup_tile = ring + GMM_SM90_TILE_RING; /* an empty tile that warms the producer up */
-    int32_t *const alt_tile = (int32_t *)(warmup_tile + 1);       /* whether the scheduler has chosen the second tile */
-    int32_t *const small_m = alt_tile + 1;                        /* whether small-M mode is on: see GMM__SMALL_M */
+    GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
+    gmm_sm90_tile *const ring = smem->ring.tile;
+    int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = base + GMM__CFG(barriers_offset);
-    const uint32_t tile_full = gmm_sm90_full(stage_bars, GMM__CFG(stages));
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     uint32_t cluster_size, cta_rank, i;
 
@@ -45,23 +44,23 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
     cluster_size = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
-        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, tile_full, cluster_size);
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, cluster_size);
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 256) {
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, 0, 64, 0, 0 };
-        *warmup_tile = no_work;
+    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
+        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
+        smem->ring.warmup = no_work;
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
-        if (warp != 8) gmm_griddepcontrol_wait();
+        if (warp != GMM_SM90_PRODUCER_WARP) gmm_griddepcontrol_wait();
         gmm_griddepcontrol_launch_dependents();
     }
 
-    if (warp >= 8) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(ctas_per_sm) == 1 ? 40 : 48);
+    if (warp >= GMM_SM90_CONSUMER_WARPS) {
+        GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
         if (warp == GMM__SCHEDULER_WARP) {
             /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
                it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
@@ -69,10 +68,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
             const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : small_m + 1;
+                                              : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, NULL, GMM__K_GROUPED, 0, 0, 0, 0, 16, GMM__STEP,
-                                     GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+            gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
+                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* row_align */ GMM__STEP, /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
@@ -113,10 +113,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     }
                 }
                 if (!unchanged) {
-                    int32_t work = (int32_t)(blockIdx.x / cluster_size + tile_index * stride), lane_work = 0, n;
+                    int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
                     if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(tile_full + 8 * (GMM_SM90_TILE_RING +
-                                                           tile_index / GMM_SM90_TILE_BATCH % GMM_SM90_TILE_BATCHES),
+                        gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
                         gmm_find_group32(work_ends, args.p.groups, work, &s.g);
@@ -135,30 +134,28 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 }
                 if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
                 else {
-                    if (lane < batch)
-                        gmm_mbarrier_arrive(tile_full + 8 * ((tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING));
+                    if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
                     if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
                 }
             }
             if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
         }
-        if (warp == 8) {
+        if (warp == GMM_SM90_PRODUCER_WARP) {
             /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
-               warm-up tile without columns: it loads nothing, but brings code and parameters into the caches. */
-            const uint32_t b_block_bytes = GMM__CFG(b_stage_bytes) / (GMM__CFG(tile_n) / 64);
+               warm-up tile without rows: it loads nothing, but brings code and parameters into the caches. */
+            const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
             uint32_t iter = 0, tile_index;
             int warmup = GMM__CFG(consumers) == 2;
             if (!warmup) gmm_griddepcontrol_wait();
             for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-                const gmm_sm90_tile *const t = warmup ? warmup_tile : &ring[tile_index % GMM_SM90_TILE_RING];
+                const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
                 gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
                 gmm_sm90_box box;
                 uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
                 __syncwarp();
                 if (!warmup) {
-                    if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-                    gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                                      tile_index / GMM_SM90_TILE_RING & 1);
+                    if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+                    gmm_sm90_wait_tile(bars, tile_index);
                     if (t->row_blocks == 0) break;
                 }
                 k_tiles = gmm_sm90_k_tiles(t->k);
@@ -182,7 +179,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                     const uint32_t full = gmm_sm90_full(stage_bars, s);
                     if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
                     if (second < stages_at_once) {
-                        gmm_mbarrier_wait(full + 8, (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
                         if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
                     } else box.active = 0;
                     __syncwarp();
@@ -199,25 +196,22 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         }
-        if (GMM__K_GROUPED && warp >= 10 && lane < 2) /* store warps: every other part of D */
-            gmm_sm90_store_tiles(&args, ring, tile_full, (uint32_t)warp - 10,
-                                 tile_full + 8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 2),
-                                 base + GMM__CFG(slots_offset));
-        if (GMM__CFG(tile_b) && warp == 9) {
+        if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
+            gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales), pipe,
-                                 ring, tile_full);
+            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
+                                 ring, bars);
         }
     } else {
-        if (GMM__CFG(ctas_per_sm) == 1) GMM__SETMAXNREG_INC(232);
-        else GMM__SETMAXNREG_INC(96);
+        GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
-        gmm_mbarrier_wait(tile_full, 0);
+        gmm_sm90_wait_tile(bars, 0);
         if (*(const volatile int32_t *)alt_tile)
-            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__ALT_TILE) *)gmm_shared, base);
         else
 #endif
-        GMM__PART(gmm_sm90_consume_tiles_)(args, gmm_shared, ring, base, stage_bars, tile_full);
+        GMM__PART(gmm_sm90_consume_tiles_)(args, smem, base);
     }
 #endif
 }
@@ -242,6 +236,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__ALT_PART
 #undef GMM__PART
 #undef GMM__INSTANCE
+#undef GMM__SMEM_AT
+#undef GMM__SMEM
 #undef GMM__CFG
 #undef GMM__TILE
 #undef GMM__ALT_TILE

@@ -28,8 +28,7 @@ typedef struct gmm_fp8_args {
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
 } gmm_fp8_args;
 
-/* Rows of a tile per consumer; sizeof(gmm_fp8_tile). */
-enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
+enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
@@ -42,12 +41,16 @@ enum { GMM_FP8_BLOCK_ROWS = 64, GMM_FP8_TILE_BYTES = 64 };
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
     X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of scales in a stage per consumer, per tile, per column of the tile). */
+/* Scaling of partial sums: X(tag, value, column scales of a stage per tile, per column of the tile).
+   GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
-    X(fast, GMM_FP8_FAST, 0, 0, 0) \
-    X(1d2d, GMM_FP8_1D2D, 256, 16, 0) \
-    X(1d1d, GMM_FP8_1D1D, 256, 0, 4)
+    X(fast, GMM_FP8_FAST, 4, 0) \
+    X(1d2d, GMM_FP8_1D2D, 4, 0) \
+    X(1d1d, GMM_FP8_1D1D, 0, 1)
+#define GMM__FP8_SCALED_fast 0
+#define GMM__FP8_SCALED_1d2d 1
+#define GMM__FP8_SCALED_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
    serves fwd, dgrad and wgrad, so its name has no operation. */
@@ -63,69 +66,20 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
     X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
-/* Shared memory, in this order: stages (B, A), a store slot per consumer, barriers (full and empty of each stage;
-   tile_full and tile_empty of the ring; empty and full of each slot; two of the prediction), the tile ring, the group
-   tables (ends, work_ends, padded starts), per consumer the line scales of its 64 rows and of the tile's columns, the
-   scales of each stage. Offsets are in bytes. */
-#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant of a tile or of a scaling */
+#define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
+#define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
-    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(a_offset, tag) = 128 * (tile_n_), \
-    GMM__FP8(stage_bytes, tag) = 128 * (tile_n_) + 8192 * (consumers_), \
-    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, scaling_, consumer_, tile_, column_) \
-    GMM__FP8(scaling, tag) = scaling_, GMM__FP8(consumer_scales, tag) = consumer_, GMM__FP8(tile_scales, tag) = tile_, \
-    GMM__FP8(column_scales, tag) = column_,
+#define GMM__X(tag, value, tile_, column_) \
+    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(slots_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_), \
-    GMM__FP8(barriers_offset, tag) = GMM__FP8(stage_bytes, tag) * (stages_) + 8192 * (boxes_) * (consumers_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_slots_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(ring_offset, tag) = GMM__FP8(barriers_offset, tag) + 16 * (stages_) + 16 * GMM_SM90_TILE_RING + \
-                                 16 * (consumers_) + 32 * (prefetch_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_ring_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(line_scales_offset, tag) = (GMM__FP8(ring_offset, tag) + GMM_FP8_TILE_BYTES * GMM_SM90_TILE_RING + \
-                                         12 * ((groups_) + 1) + 15) / 16 * 16,
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_line_scales_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
-    GMM__FP8(stage_scales_offset, tag) = GMM__FP8(line_scales_offset, tag) + (256 + 4 * (tile_n_)) * (consumers_),
-enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_stage_scales_end };
-#undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile, kernel) \
-    gmm_fp8_smem_bytes_##tag##_##scaling##_##tile = GMM__FP8(stage_scales_offset, tile) + GMM__FP8(stages, tile) * \
-        (GMM__FP8(consumer_scales, scaling) * GMM__FP8(consumers, tile) + GMM__FP8(tile_scales, scaling) + \
-         GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile)),
-enum { GMM_FP8_KERNEL_LIST(GMM__X) gmm_fp8_smem_end };
-#undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile, kernel) \
-    static_assert(gmm_fp8_smem_bytes_##tag##_##scaling##_##tile <= 232448, \
-                  #kernel ": a CTA has at most 227 KiB of shared memory");
-GMM_FP8_KERNEL_LIST(GMM__X)
-#undef GMM__X
 
-/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
-static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
-
-/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
-GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
-    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
-}
-
-/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
-   same for all such operands. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
-}
 /* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
    to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
@@ -143,13 +97,113 @@ typedef struct gmm_fp8_tile {
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
+/* Barriers besides those of stages and slots. */
+typedef struct gmm_fp8_barriers {
+    uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
+    uint64_t tile_empty[GMM_SM90_TILE_RING]; /* the producer has read it */
+} gmm_fp8_barriers;
+/* Of kernels with a predicted first tile. */
+typedef struct gmm_fp8_prediction {
+    uint64_t full;             /* the predicted tile lies in the ring's last entry */
+    uint64_t peer_full;        /* the other CTA of the cluster has written peer_mispredicted */
+    int32_t peer_mispredicted; /* whether its prediction was wrong */
+    int32_t reserved[3];
+} gmm_fp8_prediction;
+
+/* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
+   writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    typedef struct GMM__FP8(stage, tag) { \
+        char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
+        char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
+    } GMM__FP8(stage, tag); \
+    typedef struct GMM__FP8(line_scales, tag) { /* of a consumer's rows and of the tile's columns; 1 if absent */ \
+        float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
+    } GMM__FP8(line_scales, tag); \
+    typedef struct GMM__FP8(tile_smem, tag) { \
+        GMM__FP8(stage, tag) stage[stages_]; \
+        char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; \
+        gmm_fp8_barriers bars; \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; \
+        GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
+        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
+        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; \
+    } GMM__FP8(tile_smem, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+/* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
+    GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
+    GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
+    GMM__FP8(line_scale_bytes, tag) = sizeof(GMM__FP8(line_scales, tag)), \
+    GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
+enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
+#undef GMM__X
+/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple of
+   128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
+    typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
+        float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
+        float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
+    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_); \
+    typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
+        GMM__FP8(tile_smem, tile_) tile; \
+        GMM__IF(GMM__FP8_SCALED_##scaling, \
+                GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
+    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_); \
+    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
+                      GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
+                          sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
+                  #kernel ": scales of stages follow the memory of the tile"); \
+    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
+                  #kernel ": a CTA has at most 227 KiB of shared memory");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+/* What addresses and TMA assume of the layout. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
+                  offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+    static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
+                      8 * ((groups_) + 1), \
+                  "tile " #tag ": the tables follow one another as in the workspace"); \
+    static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
+                  sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \
+                  "tile " #tag ": scales are read by vectors of 16 bytes");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+
+/* Bytes of a CTA's group tables (ends, work_ends, padded starts) in the workspace. */
+static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((size_t)groups + 1); }
+
+/* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
+GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
+    gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
+}
+
+/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
+   same for all such operands. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
+}
+/* Addresses of barriers of the tile ring. */
+GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+}
+GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+}
 /* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
-   last entry and whose barrier is `prediction`. */
-GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t tile_full, uint32_t prediction,
+   last entry; prediction: address of the gmm_fp8_prediction. */
+GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint32_t bars, uint32_t prediction,
                                                   uint32_t tile_index, int predicted) {
     const gmm_fp8_tile *const f = &ring[predicted ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-    gmm_mbarrier_wait(predicted ? prediction : tile_full + 8 * (tile_index % GMM_SM90_TILE_RING),
-                      tile_index / GMM_SM90_TILE_RING & 1);
+    gmm_mbarrier_wait(predicted ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
+                                : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
     return f;
 }
 
@@ -366,9 +420,11 @@ GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *fir
             f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
             f->padded_row == first->padded_row);
 }
-/* Sends the other CTA of the cluster (`word` and `bar` in its shared memory) whether this CTA mispredicted. One lane.
-   */
-GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t word, uint32_t bar, int mispredicted) {
+/* Sends the other CTA of the cluster whether this CTA mispredicted. prediction: address of the gmm_fp8_prediction. One
+   lane. */
+GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) {
+    const uint32_t word = prediction + GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted);
+    const uint32_t bar = prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full);
     gmm_mbarrier_arrive_expect_tx(bar, 4);
     gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }

@@ -1,18 +1,19 @@
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
-   waits until the consumer has written it (store_full) and stores it. slot_bars: store_empty of the first slot. Tiles
-   that have no rows for a consumer pass through the barriers once. */
+   waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
+   through the barriers once. slots: address of the first slot. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t tile_full, uint32_t slot_bars, uint32_t slots) {
+                                     uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
-    const uint32_t slot = slots + 8192 * (uint32_t)lane;
+    const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
+    const uint32_t empty = gmm_sm90_slot_empty(slot_bars, (uint32_t)consumer);
+    const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
-    slot_bars += 16 * (uint32_t)consumer;
     for (tile_index = 0;; tile_index++) {
         /* the entry is not overwritten before the consumers are two tiles further */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
         cols = f->t.row_blocks > consumer ? f->t.cols : 0;
@@ -23,12 +24,12 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             const int32_t y = f->d_y + 64 * consumer;
             GMM__BULK_WAIT_GROUP_READ(0);
             if (by_tma && (f->d_flags & GMM_FP8_D_LOAD) && !reduce) {
-                gmm_mbarrier_arrive_expect_tx(slot_bars, 8192);
-                gmm_tma_load(slot, &args->d, slot_bars, 0, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_mbarrier_arrive_expect_tx(empty, GMM_SM90_BOX_BYTES);
+                gmm_tma_load(slot, &args->d, empty, 0, f->t.n0 + x, y, f->d_z, f->d_w);
                 if (next < cols && !(f->d_flags & GMM_FP8_D_REDUCE))
                     gmm_tma_prefetch_l2(&args->d, f->t.n0 + next, y, f->d_z, f->d_w);
-            } else gmm_mbarrier_arrive(slot_bars);
-            gmm_mbarrier_wait(slot_bars + 8, part++ & 1);
+            } else gmm_mbarrier_arrive(empty);
+            gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
                 gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
@@ -79,7 +80,7 @@ typedef struct gmm_fp8_kernel {
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      gmm_fp8_smem_bytes_##tag##_##scaling_##_##tile, GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
       (const void *)kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X

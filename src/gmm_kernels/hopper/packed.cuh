@@ -102,16 +102,16 @@ GMM__DEVICE void gmm_sm90_packed_fragment_wide(const uint32_t codes[2], uint32_t
 GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, float *acc, uint32_t k_tiles,
                                           uint32_t packed_at, uint32_t scales_at, uint64_t desc_a,
                                           gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31;
-    uint32_t k, s = pipe->iter % pipe->stages, parity = pipe->iter / pipe->stages & 1;
+    gmm_sm90_stage s = gmm_sm90_stage_at(pipe->iter, pipe->stages);
+    uint32_t k;
     uint32_t scales[2][4], codes[4][2], fragments[4][4];
     int j, wide;
 #pragma unroll 1
     for (k = 0; k < k_tiles; k++) {
-        const uint32_t a = (uint32_t)desc_a + s * (pipe->stage_bytes >> 4);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
-        wide = gmm_sm90_packed_load(b_format, packed_at + s * pipe->stage_bytes, codes);
-        wide |= gmm_sm90_packed_scales(b_format, scales_at + s * pipe->stage_bytes, (int)(k & 1), scales);
+        const uint32_t a = (uint32_t)desc_a + s.index * (pipe->stage_bytes >> 4);
+        gmm_sm90_wait_full(pipe->bars, s);
+        wide = gmm_sm90_packed_load(b_format, packed_at + s.index * pipe->stage_bytes, codes);
+        wide |= gmm_sm90_packed_scales(b_format, scales_at + s.index * pipe->stage_bytes, (int)(k & 1), scales);
 #pragma unroll
         for (j = 0; j < 4; j++) gmm_sm90_packed_fragment(b_format, codes[j], scales[0][j], scales[1][j], fragments[j]);
         if (b_format == gmm_sm90_b_format_mx8 && wide)
@@ -124,26 +124,16 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
             gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        if (++s == pipe->stages) {
-            s = 0;
-            parity ^= 1;
-        }
+        gmm_sm90_release_stage(pipe, s.index);
+        gmm_sm90_stage_advance(&s, pipe->stages);
     }
     pipe->iter += k_tiles;
-}
-
-/* Releases the batch of the tile ring that this warp has read, if tile number `tile` opens the next one. */
-GMM__DEVICE void gmm_sm90_release_batch(uint32_t tile_full, uint32_t tile) {
-    if (tile > 0 && tile % GMM_SM90_TILE_BATCH == 0)
-        gmm_mbarrier_arrive(tile_full +
-                            8 * (GMM_SM90_TILE_RING + (tile / GMM_SM90_TILE_BATCH - 1) % GMM_SM90_TILE_BATCHES));
 }
 
 /* The scale loader: one warp copies the scales of every stage to shared memory, lane l those of columns l + 32 i.
    `width`: elements per scale; `scales`: address of the scales in stage 0. */
 GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_format, const int width, uint32_t scales,
-                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t tile_full) {
+                                      gmm_sm90_pipeline pipe, const gmm_sm90_tile *ring, uint32_t bars) {
     const uint32_t lane = threadIdx.x & 31;
     const gmm_scaling scaling = b_format == gmm_sm90_b_format_nv4 ? GMM_SCALING_NV16 : GMM_SCALING_MX32;
     uint32_t tile_index = 0;
@@ -154,8 +144,8 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
         uint32_t k, k_tiles;
         int32_t blocks, word_step, aligned;
         __syncwarp();
-        if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-        gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+        gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         k_tiles = gmm_sm90_k_tiles(t->k);
         blocks = (t->k + width - 1) / width;
@@ -177,7 +167,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
             const uint32_t to = scales + s * pipe.stage_bytes + 4 * lane;
             const int32_t word = (int32_t)(width == 16 ? k : k / 2);
             const int32_t left = blocks - 4 * word < 4 ? blocks - 4 * word : 4;
-            gmm_mbarrier_wait(full + 8, (pipe.iter / pipe.stages & 1) ^ 1);
+            gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
 #pragma unroll
             for (i = 0; i < 4; i++) {
                 const int32_t count = (int32_t)lane + 32 * i < t->cols ? left : 0;

@@ -62,14 +62,14 @@ typedef struct gmm_sm90_d_box {
 } gmm_sm90_d_box;
 
 /* A consumer warp group waits until the slot of part number `part` of D is empty, and commits it when it has written
-   the part. slot_bars: barriers of the first slot. Part n lies in slot n % 4, whichever warp group writes it. */
-GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t slot_bars, uint32_t part) {
-    gmm_mbarrier_wait(gmm_sm90_store_empty(slot_bars, part), part / 4 & 1);
+   the part. Part n lies in slot n % GMM_SM90_STORE_SLOTS, whichever warp group writes it. */
+GMM__DEVICE void gmm_sm90_acquire_slot(uint32_t bars, uint32_t part) {
+    gmm_mbarrier_wait(gmm_sm90_store_empty(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
 }
-GMM__DEVICE void gmm_sm90_commit_slot(uint32_t slot_bars, uint32_t part) {
+GMM__DEVICE void gmm_sm90_commit_slot(uint32_t bars, uint32_t part) {
     gmm_fence_proxy_async();
     __syncwarp();
-    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(slot_bars, part));
+    if ((gmm_tid_x() & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_store_full(bars, part));
 }
 /* Parts of 64 rows x 256 bytes of a tile of D, with elements of `size` bytes. */
 GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
@@ -84,10 +84,10 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
-GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t slot_bars,
+GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t bars,
                                      uint32_t slot, uint32_t part) {
-    gmm_mbarrier_wait(gmm_sm90_store_full(slot_bars, part), part / 4 & 1);
-    slot += part % 4 * 16384;
+    gmm_mbarrier_wait(gmm_sm90_store_full(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
+    slot += part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
     if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
     else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
     gmm_bulk_commit_group();
@@ -96,10 +96,10 @@ GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d
 /* The store warps of wgrad: each serves every other part of D, with two lanes that have a box each. In the order of
    tiles, and within a tile column block by column block from the first row to the last, it loads old D into the slot
    where beta is not 0, passes the slot to the consumers (store_empty), waits for their result (store_full) and stores
-   it. Tiles that the consumers store themselves pass through the same barriers. slot_bars, slots: barriers and address
-   of the first slot; part: the first part of this warp. */
-GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t tile_full,
-                                      uint32_t part, uint32_t slot_bars, uint32_t slots) {
+   it. Tiles that the consumers store themselves pass through the same barriers. slots: address of the first slot; part:
+   the first part of this warp. */
+GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t bars,
+                                      uint32_t part, uint32_t slots) {
     const int32_t lane = (int32_t)threadIdx.x & 31, size = gmm_kmat_size(&args->p.d), cols = 128 / size;
     /* boxes in the warp's two slots; two variables and a copy, since an array would lie in local memory */
     gmm_sm90_d_box current, previous;
@@ -110,15 +110,15 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
-    slots += 8192 * (uint32_t)lane;
+    slots += GMM_SM90_BOX_BYTES * (uint32_t)lane;
     for (;; part += 2, y += 128) {
-        const uint32_t slot_bar = gmm_sm90_store_empty(slot_bars, part);
-        if (part >= 4) gmm_sm90_store_part(args, &previous, slot_bars, slots, part - 4);
+        const uint32_t slot_bar = gmm_sm90_store_empty(bars, part);
+        if (part >= 4) gmm_sm90_store_part(args, &previous, bars, slots, part - 4);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
             __syncwarp(3); /* both lanes have read the previous tile */
-            if (lane == 0) gmm_sm90_release_batch(tile_full, tile_index);
-            gmm_mbarrier_wait(tile_full + 8 * (tile_index % GMM_SM90_TILE_RING), tile_index / GMM_SM90_TILE_RING & 1);
+            if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+            gmm_sm90_wait_tile(bars, tile_index);
             done = t->row_blocks == 0;
             x = t->n0 + lane * cols;
             y = 64 * (int32_t)(part - part_end);
@@ -144,14 +144,14 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         current.evict_first = evict_first;
         GMM__BULK_WAIT_GROUP_READ(0);
         if (current.active && beta != 0.0f) {
-            const uint32_t to = slots + part % 4 * 16384;
-            gmm_mbarrier_arrive_expect_tx(slot_bar, 8192);
+            const uint32_t to = slots + part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
+            gmm_mbarrier_arrive_expect_tx(slot_bar, GMM_SM90_BOX_BYTES);
             if (evict_first)
                 gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
             else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
-    if (part >= 2) gmm_sm90_store_part(args, &current, slot_bars, slots, part - 2);
+    if (part >= 2) gmm_sm90_store_part(args, &current, bars, slots, part - 2);
     GMM__BULK_WAIT_GROUP(0);
 }
 

@@ -61,18 +61,23 @@ typedef struct gmm_sm90_args {
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
 
-/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, bytes of their
-   scales, elements per scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). */
+/* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, elements per
+   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>: whether
+   a stage holds scales. */
 #define GMM_SM90_B_FORMAT_LIST(X) \
-    X(plain, 8192, 0, 1) \
-    X(mx8, 4096, 1024, 32) \
-    X(mx4, 2048, 1024, 32) \
-    X(nv4, 2048, 1024, 16)
-#define GMM__X(tag, bytes, scale_bytes, width) GMM__SM90(b_format, tag),
+    X(plain, 8192, 1) \
+    X(mx8, 4096, 32) \
+    X(mx4, 2048, 32) \
+    X(nv4, 2048, 16)
+#define GMM__SM90_PACKED_plain 0
+#define GMM__SM90_PACKED_mx8 1
+#define GMM__SM90_PACKED_mx4 1
+#define GMM__SM90_PACKED_nv4 1
+#define GMM__X(tag, bytes, width) GMM__SM90(b_format, tag),
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
-#define GMM__X(tag, bytes, scale_bytes, width) \
-    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scales, tag) = scale_bytes, GMM__SM90(scale_width, tag) = width, \
+#define GMM__X(tag, bytes, width) \
+    GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scale_width, tag) = width, \
     GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
@@ -136,14 +141,29 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
 
+/* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
+   groups, so that the other roles have one budget of registers. */
+enum {
+    GMM_SM90_CONSUMER_WARPS = 8,
+    GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
+    GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
+    GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
+    GMM_SM90_WARPS = 12
+};
+
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 384,
+    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
+    GMM_SM90_STORE_SLOTS = 4,
+    GMM_SM90_BOX_BYTES = 64 * 128,  /* of a TMA box of 64 lines of 128 bytes */
+    GMM_SM90_PART_BYTES = 64 * 256, /* of a part of D in wgrad: two boxes side by side, which fill a slot */
     GMM_SM90_SMALL_M = 128          /* most rows of a group in small-M mode */
 };
 
@@ -156,47 +176,28 @@ enum {
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
-/* Shared memory of a tile, in this order: stages (B, A, scales), 4 store slots, barriers (full and empty of each stage;
-   tile_full of the ring; one per batch of the ring, where readers release it; order; store_empty and store_full of each
-   slot), the tile ring and the warm-up tile of the producer, the tile choice and the small-M flag, the group tables
-   (ends, work_ends). Offsets are in bytes. */
+/* Constants of tiles: the columns of the list, and those that follow from them. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
     GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
-    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
-    GMM__SM90(b_stage_bytes, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_), \
-    GMM__SM90(scales, tag) = (consumers_) * (wgmma_m_) * GMM__SM90(b_bytes, b_format_) + (m16_) * 2048,
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_operands_end };
+    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
+/* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(stage_bytes, tag) = GMM__SM90(scales, tag) + GMM__SM90(scales, b_format_),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_stages_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(slot_bytes, tag) = (store_blocks_) * 2048, \
-    GMM__SM90(slots_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_), \
-    GMM__SM90(barriers_offset, tag) = GMM__SM90(stage_bytes, tag) * (stages_) + 4 * (store_blocks_) * 2048, \
-    GMM__SM90(ring_offset, tag) = (GMM__SM90(stage_bytes, tag) + 16) * (stages_) + 4 * (store_blocks_) * 2048 + \
-                                  8 * (GMM_SM90_TILE_RING + GMM_SM90_TILE_BATCHES + 10),
-enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_slots_end };
-#undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
-    GMM__SM90(smem_bytes, tag) = GMM__SM90(ring_offset, tag) + \
-                                 (GMM_SM90_TILE_RING + 1) * GMM_SM90_TILE_BYTES + 8 * ((smem_groups_) + 2),
-enum { GMM_SM90_TILE_BYTES = 40, GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+                  GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
+                  "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
+GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
-    static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
-                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -215,6 +216,3 @@ GMM_SM90_TILE_LIST(GMM__X)
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
-static_assert((int)gmm_sm90_barriers_offset_160x256 == (int)gmm_sm90_barriers_offset_256x128 &&
-              (int)gmm_sm90_ring_offset_160x256 == (int)gmm_sm90_ring_offset_256x128,
-              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");

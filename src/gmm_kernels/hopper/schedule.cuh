@@ -1,0 +1,152 @@
+/* ..................................................................................... Work tiles of products ... */
+
+/* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
+   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+
+   CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
+   c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
+   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. */
+#endif
+#if !defined(GMM__SCHEDULE_DONE) && \
+    (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
+#define GMM__SCHEDULE_DONE
+
+/* A work tile. */
+typedef struct gmm_sm90_tile {
+    int32_t g, k;        /* group; length of the contraction */
+    int32_t row, end;    /* the group's rows in the token matrices: [row, end) */
+    int32_t m0, n0;      /* first row (within the group) and first column of D */
+    int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
+    int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
+    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
+} gmm_sm90_tile;
+
+#ifndef __CUDACC__
+/* What the functions below read of a product's arguments (mma/gemm.cuh): extents of D and of the contraction; the one
+   that varies between groups is not read. */
+typedef struct gmm_gemm_args {
+    int32_t m, n, k;
+} gmm_gemm_args;
+#endif
+
+/* The upper 32 bits of a product. */
+GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
+#ifdef __CUDA_ARCH__
+    return __umulhi(a, b);
+#else
+    return (uint32_t)((uint64_t)a * b >> 32);
+#endif
+}
+
+/* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
+   multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
+typedef struct gmm_sm90_scheduler {
+    const gmm_gemm_args *p;
+    int32_t *ends;          /* [G + 1] ends of the groups' rows */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
+    int k_grouped;          /* wgrad: the rows of a group are the contraction */
+    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks;
+    int32_t g;              /* group in which the search for the next tile begins */
+    int32_t block_rows, row_align, col_align;
+} gmm_sm90_scheduler;
+
+/* Size of a CTA's cluster, and the CTA's number in it. Callers pass gmm_sm90_this_cta(), which reads special registers,
+   so that no general register holds the two between calls. */
+typedef struct gmm_sm90_cta {
+    int32_t cluster_size, cta_rank;
+} gmm_sm90_cta;
+
+/* The work number that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
+    return (int32_t)(block / cluster_size + index * (uint32_t)stride);
+}
+
+/* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
+GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
+    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
+}
+
+/* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
+GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
+
+/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
+   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
+   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
+   axis. */
+GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
+    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
+}
+
+/* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. */
+GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
+                                       int32_t cluster_size) {
+    const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
+    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+}
+/* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
+GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
+    const int32_t each = count / tiles, rest = count - tiles * each;
+    return i * each + (i < rest ? i : rest);
+}
+
+/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
+   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
+   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
+   otherwise get the same tile of every group. */
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
+                                    const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+    const gmm_gemm_args *p = s->p;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
+    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
+    uint32_t group_work;
+    t->row = s->ends[t->g];
+    t->end = s->ends[t->g + 1];
+    m = s->k_grouped ? p->m : t->end - t->row;
+    t->k = s->k_grouped ? t->end - t->row : p->k;
+    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
+    work -= s->work_ends[t->g];
+    if (rotated) {
+        const uint32_t rotated_work = (uint32_t)work + gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, group_work);
+        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
+    }
+    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    if (work < clusters_m * clusters_n) {
+        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
+        work -= 8 * band * clusters_n;
+        tn = work / height;
+        tm = 8 * band + work - tn * height;
+        if (raster_n) tn = tn * cluster_size + cta_rank;
+        else tm = tm * cluster_size + cta_rank;
+    } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
+        work = 2 * (work - clusters_m * clusters_n);
+        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
+        tm = raster_n ? work + cta_rank : tiles_m - 1;
+        tn = raster_n ? tiles_n - 1 : work + cta_rank;
+        if (tm >= tiles_m) {
+            tm = tiles_m - 1;
+            tn = tiles_n;
+        }
+    }
+    units = (m + s->row_align - 1) / s->row_align;
+    t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
+    t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
+    if (t->rows > m - t->m0) t->rows = m - t->m0;
+    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
+    units = (p->n + s->col_align - 1) / s->col_align;
+    t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
+    t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
+    if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
+}
+#endif /* GMM__SCHEDULE_DONE */
+#if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
+#define GMM__GEMM_REST_DONE

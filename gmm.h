@@ -988,10 +988,15 @@ GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantiz
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* The columnwise copy of matrices from the rowwise one, bit for bit: transposes the elements and the scales of their
-   blocks. For TENSOR and 128X128, whose blocks are the same in both directions, so that only one copy need be stored
-   and communicated.
-   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written.  Aliasing: none. */
+/* The columnwise copy of matrices from the rowwise one, without rounding: transposes the elements and the scales of
+   their blocks, and copies the amaxes of NV16. For TENSOR, 128X128 and NV16 with square blocks, whose blocks are the
+   same in both directions, so that only one copy need be stored and communicated. The result is bit for bit the
+   columnwise copy that gmm_quantize makes; with four_over_six it has the rowwise copy's choice of each scale, which
+   gmm_quantize makes for each direction by sums of errors in other order.
+   Blocks of NV16 may be cut short by the last rows and columns, of which E2M1 has even numbers. src and dst may have
+   different scale orders.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written; padding of scales
+       is zeroed.  Aliasing: of NV16, src.amax and dst.amax may be one array; else none. */
 typedef struct gmm_transposition {
     uint32_t struct_size;
     int32_t count;            /* >= 1 */
@@ -999,6 +1004,7 @@ typedef struct gmm_transposition {
     const gmm_options *options;
     const gmm_mat *src;       /* ROWWISE */
     const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
+    const gmm_format *format; /* by which src was quantized; NV16 needs it, others may leave it NULL */
 } gmm_transposition;
 
 /* Engine and workspace of GMM_OP_TRANSPOSE; none for one matrix.  Stream, graph: none. Errors: as the operation. */
@@ -1064,9 +1070,12 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
        phase CAST   writes all scales (and amaxes) of the copies, and the codes of the rank's own elements; other codes
                     keep their bits, also the other half of a byte of E2M1
    Delayed scaling needs no phase AMAX before CAST, which multiplies by `scale`; AMAX gives the amaxes for the history.
-   Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
-       without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
-       here; those of other scalings are made from gathered codes. cols even.  Aliasing: none. */
+   The codes of all ranks together are the copies that gmm_quantize makes of the whole matrices, bit for bit. In a
+   transposed columnwise copy the codes of a shard are not contiguous; where blocks are the same in both directions,
+   gmm_transpose makes that copy of the gathered rowwise codes instead.
+   Shapes: master [length], which may start and end within blocks and bytes; copies count x [rows, cols].
+   dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16 without transform, stochastic rounding, choice of
+       scales and amaxes per row. cols even.  Aliasing: rowwise.amax and columnwise.amax may be one array; else none. */
 typedef struct gmm_sharding {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1 */
@@ -1083,7 +1092,8 @@ typedef struct gmm_sharding {
     const float *scale;       /* delayed: [count]; NULL = ones */
 } gmm_sharding;
 
-/* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
+/* Floats of gmm_sharding.amax; 0 where the format is not one of these, which gmm_shard_cast refuses. `columnwise`: with
+   a columnwise copy. Pure. */
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
 
 /* Runs one phase. No workspace.  Stream, graph: enqueued; capturable.
@@ -2305,8 +2315,9 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
     const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
     const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
                            : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
+    const int transposes = call->op == GMM_OP_TRANSPOSE;
     const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
-                            call->op == GMM_OP_SHARD_CAST;
+                            call->op == GMM_OP_SHARD_CAST || (transposes && m->scaling == GMM_SCALING_NV16);
     gmm__add_operand(call, role, name, "",
                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
                      count, m->group_stride * bits / 8);
@@ -2314,7 +2325,9 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      m->scale_table, count, l->scale_bytes);
     /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
        columnwise values. */
-    if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
+    if (role == (transposes ? GMM__Y : GMM__DX) && m->amax == call->mat[transposes ? GMM__DY : GMM__Y].amax &&
+        !call->format.hadamard)
+        return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
 }
@@ -6767,20 +6780,10 @@ static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
-/* Reads a quantized destination and checks that it has the call's format. */
-static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                 gmm_direction direction) {
-    const gmm_format *f = &call->format;
-    gmm_status s;
-    gmm_mat expected;
-    if (!mat) {
-        memset(&call->mat[role], 0, sizeof call->mat[role]);
-        return GMM_OK;
-    }
-    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
-    if (s != GMM_OK) return s;
-    expected = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    mat = &call->mat[role];
+/* Checks that a quantized operand has the call's format. */
+static gmm_status gmm__check_copy(const gmm__call *call, int role, const char *argument, gmm_direction direction) {
+    const gmm_mat expected = gmm_mat_quantized(&call->format, direction, NULL, NULL, NULL);
+    const gmm_mat *mat = &call->mat[role];
     if (mat->dtype != expected.dtype || mat->scaling != expected.scaling || mat->scale_order != expected.scale_order)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
                            gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
@@ -6791,6 +6794,17 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
                            "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, expected.flags,
                            (unsigned)expected.hadamard);
     return GMM_OK;
+}
+/* Reads a quantized destination, and checks that it has the call's format. */
+static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                 gmm_direction direction) {
+    gmm_status s;
+    if (!mat) {
+        memset(&call->mat[role], 0, sizeof call->mat[role]);
+        return GMM_OK;
+    }
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
+    return s != GMM_OK ? s : gmm__check_copy(call, role, argument, direction);
 }
 
 /* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
@@ -6909,6 +6923,23 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+/* Reads the format of a transposition's source, which shows whether blocks of NV16 are square. */
+static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *format) {
+    const int nv = call->mat[GMM__DY].scaling == GMM_SCALING_NV16;
+    gmm_format *f = &call->format;
+    gmm_error error = GMM_ZERO;
+    gmm_status s;
+    if (!format)
+        return nv ? gmm__refuse(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with square "
+                                "blocks")
+                  : GMM_OK;
+    if ((s = gmm__read(call, "format", f, sizeof *f, format)) != GMM_OK) return s;
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
+    if (nv && f->scaling == GMM_SCALING_NV16 && !f->square)
+        return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 has "
+                           "other blocks, so that gmm_quantize or gmm_requantize has to make it");
+    return gmm__check_copy(call, GMM__DY, "src", GMM_ROWWISE);
+}
 static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
                                          const gmm_transposition *transposition, int query) {
     gmm_transposition *d = &call->d.transposition;
@@ -6919,14 +6950,19 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
-    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
-        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
-                           "both ways", gmm_scaling_name(src->scaling));
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128 && src->scaling != GMM_SCALING_NV16)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor, 128x128 or nv16 with square blocks, "
+                           "whose blocks are the same both ways", gmm_scaling_name(src->scaling));
+    if ((s = gmm__transpose_format(call, d->format)) != GMM_OK) return s;
     s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
                            gmm_scaling_name(src->scaling));
+    if (s == GMM_OK && (((dst->flags ^ src->flags) & (uint32_t)GMM_MAT_E4M3_256) || dst->hadamard))
+        return gmm__refuse(call, GMM_E_CONFIG, "dst", "flags 0x%x and hadamard 0x%x must be as transposition.src, 0x%x "
+                           "and 0: values are neither scaled anew nor transformed", (unsigned)dst->flags,
+                           (unsigned)dst->hadamard, (unsigned)src->flags);
     return s;
 }
 
@@ -6988,7 +7024,7 @@ GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t
         !gmm__shard_supports(&f) || count < 1 || rows < 1 || cols < 1)
         return 0;
     return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
-           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+           (columnwise && gmm__shard_separate(&f) ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
 }
 
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
@@ -7024,9 +7060,6 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call.path);
-    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
-        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
-                           "gathered codes", gmm_scaling_name(f->scaling));
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
         s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
@@ -7482,10 +7515,17 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
     (void)thread;
     for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
         for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
-            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
-                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
-                    dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
-    gmm__qview_transpose_scales(&src, &dst, i, j);
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++) {
+                const int64_t end = gmm__min_i64(r1, r0 + SIDE);
+                if (src.dtype == GMM_E2M1) /* rows are even: each line of the copy consists of whole bytes */
+                    for (r = r0; r < end; r += 2)
+                        dst.data[(c * dst.ld + r) / 2] =
+                            (uint8_t)(gmm_nibble(src.data, r * src.ld + c) |
+                                      gmm_nibble(src.data, (r + 1) * src.ld + c) << 4);
+                else
+                    for (r = r0; r < end; r++) dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
+            }
+    gmm__qview_transpose_scales(&src, &dst, i, j, 0, 1);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -7508,7 +7548,7 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
 static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int nv = a.format.scaling == GMM_SCALING_NV16;
-    int64_t i, lines, blocks;
+    int64_t i, end, lines, blocks;
     int k;
     (void)stream;
     if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
@@ -7516,11 +7556,11 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
         for (i = 0; i < a.length; i++) {
             const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
             const float v = gmm__shard_value(&a, i);
-            for (k = 0; k < 2 + nv; k++) {
-                float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+            for (k = 0; k < 2 + nv; k++)
+                if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                    float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
                     *dst = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*dst), v));
-            }
+                }
         }
         return GMM_OK;
     }
@@ -7528,7 +7568,8 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
         if (a.copy[k].dtype == GMM_NONE) continue;
         gmm__shard_scales(&a, k, &lines, &blocks);
         for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
-        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+        gmm__shard_parts(&a, k, &i, &end);
+        for (; i < end; i++) gmm__shard_store_part(&a, k, i);
     }
     return GMM_OK;
 }

@@ -6649,25 +6649,44 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
     }
 }
 
-/* Transposes codes of one byte, and scales, in tiles of 128 x 128 through shared memory; by 32-bit words where both
-   matrices are aligned. */
+/* Four codes of E2M1 as bytes, and bytes as codes of E2M1. */
+GMM__DEVICE uint32_t gmm__transpose_unpack4(uint32_t codes) {
+    const uint32_t pairs = (codes | codes << 8) & 0x00FF00FFu;
+    return (pairs | pairs << 4) & 0x0F0F0F0Fu;
+}
+GMM__DEVICE uint32_t gmm__transpose_pack4(uint32_t bytes) {
+    const uint32_t pairs = (bytes | bytes >> 4) & 0x00FF00FFu;
+    return (pairs | pairs >> 8) & 0xFFFFu;
+}
+/* Loads and stores four codes of a row. */
+GMM__DEVICE uint32_t gmm__transpose_load4(const uint8_t *src, int32_t e2m1) {
+    return e2m1 ? gmm__transpose_unpack4(*(const uint16_t *)src) : *(const uint32_t *)src;
+}
+GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t codes) {
+    if (e2m1) *(uint16_t *)dst = (uint16_t)gmm__transpose_pack4(codes);
+    else *(uint32_t *)dst = codes;
+}
+
+/* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
+   both matrices are aligned. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
-    const int32_t lane = gmm__lane();
+    const int32_t lane = gmm__lane(), e2m1 = a.src.dtype == GMM_E2M1, bytes4 = e2m1 ? 2 : 4;
+    const int64_t src_pitch = a.src.ld * bytes4 / 4, dst_pitch = a.dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
     for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
         const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
         const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
-        const uint8_t *src = src_view.data + row_tile * GMM_TILE * src_view.ld + col_tile * GMM_TILE;
-        uint8_t *dst = dst_view.data + col_tile * GMM_TILE * dst_view.ld + row_tile * GMM_TILE;
+        const uint8_t *src = src_view.data + (row_tile * src_view.ld + col_tile) * tile_bytes;
+        uint8_t *dst = dst_view.data + (col_tile * dst_view.ld + row_tile) * tile_bytes;
         const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
         const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
         const int words =
-            (((uintptr_t)src | (uintptr_t)src_view.ld | (uintptr_t)dst | (uintptr_t)dst_view.ld) & 3) == 0 &&
+            (((uintptr_t)src | (uintptr_t)src_pitch | (uintptr_t)dst | (uintptr_t)dst_pitch) & (bytes4 - 1)) == 0 &&
             (m | n) % 4 == 0;
         int32_t l, k;
         if (words) {
@@ -6677,21 +6696,29 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
 #pragma unroll
                 for (k = 0; k < 4; k++) {
                     const int32_t row = 4 * (l * GMM__QUANT_WARPS + gmm__warp()) + k;
-                    v[l][k] = row < m && 4 * lane < n ? *(const uint32_t *)(src + row * src_view.ld + 4 * lane) : 0u;
+                    v[l][k] = row < m && 4 * lane < n
+                                  ? gmm__transpose_load4(src + row * src_pitch + bytes4 * lane, e2m1) : 0u;
                 }
 #pragma unroll
             for (l = 0; l < GMM_TILE / 4 / GMM__QUANT_WARPS; l++)
                 gmm__transpose_rows4(v[l], l * GMM__QUANT_WARPS + gmm__warp(), tile);
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
-                for (k = lane; k < n; k += 32) codes[k * GMM__QUANT_CODES + l] = src[l * src_view.ld + k];
+                for (k = lane; k < n; k += 32)
+                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k) : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
-            if (!words)
-                for (k = lane; k < m; k += 32) dst[l * dst_view.ld + k] = codes[l * GMM__QUANT_CODES + k];
-            else if (4 * lane < m)
-                *(uint32_t *)(dst + l * dst_view.ld + 4 * lane) = tile[l * (GMM__QUANT_CODES / 4) + lane];
-        if (threadIdx.x == 0) gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile);
+            if (words) {
+                if (4 * lane < m)
+                    gmm__transpose_store4(dst + l * dst_pitch + bytes4 * lane, e2m1,
+                                          tile[l * (GMM__QUANT_CODES / 4) + lane]);
+            } else if (e2m1)
+                for (k = 2 * lane; k < m; k += 64)
+                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES + k] |
+                                                           codes[l * GMM__QUANT_CODES + k + 1] << 4);
+            else
+                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
+        gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x, GMM__QUANT_BLOCK);
         __syncthreads();
     }
 }
@@ -6731,13 +6758,14 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
     const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
-    int64_t i, lines, blocks;
+    int64_t i, begin, end, lines, blocks;
     int32_t k;
     for (k = 0; k < 2; k++) {
         if (a.copy[k].dtype == GMM_NONE) continue;
         gmm__shard_scales(&a, k, &lines, &blocks);
         for (i = first; i < a.count * lines * blocks; i += step) gmm__shard_store_scale(&a, k, i);
-        for (i = a.start / 2 + first; 2 * i < a.start + a.length; i += step) gmm__shard_store_pair(&a, k, i);
+        gmm__shard_parts(&a, k, &begin, &end);
+        for (i = begin + first; i < end; i += step) gmm__shard_store_part(&a, k, i);
     }
 }
 #endif

@@ -1282,12 +1282,26 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
-/* Copies the scale of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same
-   (TENSOR, 128X128). The last tile of a column also writes the padding of that line of scales. */
-GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
+/* Copies the scales of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same
+   (TENSOR, 128X128, NV16 of square blocks), and of NV16 also the amax. The last tile of a column also writes the
+   padding of these lines of scales. Called by threads `first`, first + step, ... of a sequence. */
+GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j,
+                                         int32_t first, int32_t step) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
-    if (tensor && (i || j)) return;
+    if (to->scaling == GMM_SCALING_NV16) {
+        const int64_t used = gmm__ceil_div(to->along, 16), end = gmm__round_up(used, 4);
+        for (k = first; k < 128 * 8; k += step) {
+            const int64_t line = j * 128 + k / 8, block = i * 8 + k % 8;
+            if (block < end)
+                to->scale[gmm__qview_scale(to, line, block)] =
+                    line < to->lines && block < used ? from->scale[gmm__qview_scale(from, block * 16, line / 16)]
+                                                     : (uint8_t)0;
+        }
+        if (first == 0 && i == 0 && j == 0) *to->amax = *from->amax;
+        return;
+    }
+    if (first || (tensor && (i || j))) return;
     ((float *)(void *)to->scale)[tensor ? 0 : gmm__qview_scale(to, j * 128, i)] =
         ((const float *)(const void *)from->scale)[tensor ? 0 : gmm__qview_scale(from, i * 128, j)];
     if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
@@ -1371,15 +1385,20 @@ typedef struct gmm__shard_args {
     gmm_mat copy[2]; /* by direction; dtype GMM_NONE = absent */
 } gmm__shard_args;
 
+/* Whether blocks of columnwise copies differ from those of rowwise copies, so that they have amaxes of their own. */
+GMM__HD int gmm__shard_separate(const gmm_format *f) {
+    return !f->square && (f->scaling == GMM_SCALING_1X128 || f->scaling == GMM_SCALING_MX32 ||
+                          f->scaling == GMM_SCALING_NV16);
+}
 /* Rows and columns of the blocks that share a scale. */
 GMM__HD void gmm__shard_extents(const gmm_format *f, int64_t rows, int64_t cols, int columnwise, int64_t extent[2]) {
     const int64_t along = gmm_block_along(f->scaling);
-    extent[0] = f->scaling == GMM_SCALING_TENSOR ? rows
-                : f->square || columnwise || f->scaling == GMM_SCALING_128X128 ? along : 1;
-    extent[1] = f->scaling == GMM_SCALING_TENSOR ? cols : columnwise && !f->square ? 1 : along;
+    const int separate = gmm__shard_separate(f);
+    extent[0] = f->scaling == GMM_SCALING_TENSOR ? rows : separate && !columnwise ? 1 : along;
+    extent[1] = f->scaling == GMM_SCALING_TENSOR ? cols : separate && columnwise ? 1 : along;
 }
 /* Number of blocks of all matrices. gmm__shard_amax_at is the index of a block's amax: those of NV16's matrices come
-   first, then those of rowwise blocks, then those of columnwise blocks unless blocks are square. */
+   first, then those of rowwise blocks, then those of columnwise blocks if they are separate. */
 GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t rows, int64_t cols, int columnwise) {
     int64_t extent[2];
     gmm__shard_extents(f, rows, cols, columnwise, extent);
@@ -1387,11 +1406,11 @@ GMM__HD int64_t gmm__shard_blocks(const gmm_format *f, int64_t count, int64_t ro
 }
 GMM__HD int64_t gmm__shard_amax_at(const gmm__shard_args *s, int columnwise, int64_t member, int64_t row, int64_t col) {
     const gmm_format *f = &s->format;
-    const int separate = columnwise && !f->square;
     const int64_t first = (f->scaling == GMM_SCALING_NV16 ? s->count : 0) +
-                          (separate ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
+                          (columnwise && gmm__shard_separate(f)
+                               ? gmm__shard_blocks(f, s->count, s->rows, s->cols, 0) : 0);
     int64_t extent[2];
-    gmm__shard_extents(f, s->rows, s->cols, separate, extent);
+    gmm__shard_extents(f, s->rows, s->cols, columnwise, extent);
     return first + (member * gmm__ceil_div(s->rows, extent[0]) + row / extent[0]) * gmm__ceil_div(s->cols, extent[1]) +
            col / extent[1];
 }
@@ -1459,6 +1478,10 @@ GMM__HD void gmm__shard_store_scale(const gmm__shard_args *s, int columnwise, in
         (scaling == GMM_SCALING_NV16 || scaling == GMM_SCALING_TENSOR))
         *v.amax = s->amax[member];
 }
+/* Whether a copy is transposed: the elements of a column are contiguous. */
+GMM__HD int gmm__shard_transposed(const gmm__shard_args *s, int columnwise) {
+    return columnwise && s->format.scaling != GMM_SCALING_MX32;
+}
 /* Stores the codes of elements 2 i and 2 i + 1 of all matrices, if they are in the shard. Two codes of E2M1 share a
    byte; a matrix has an even number of elements. */
 GMM__HD void gmm__shard_store_pair(const gmm__shard_args *s, int columnwise, int64_t i) {
@@ -1478,6 +1501,59 @@ GMM__HD void gmm__shard_store_pair(const gmm__shard_args *s, int columnwise, int
             v.data[index / 2] = (uint8_t)((v.data[index / 2] & (index & 1 ? 0x0F : 0xF0)) |
                                           code << (index & 1 ? 4 : 0));
     }
+}
+/* Rows of a strip. They have one scale in each column, and their codes fill bytes. */
+enum { GMM__SHARD_STRIP = 8 };
+GMM__HD int64_t gmm__shard_strips(const gmm__shard_args *s) { return gmm__ceil_div(s->rows, GMM__SHARD_STRIP); }
+/* Stores the codes of one column of a strip in the transposed copy, as far as they are in the shard. The strips of all
+   matrices follow one another: i = strip * cols + column. */
+GMM__HD void gmm__shard_store_column(const gmm__shard_args *s, int64_t i) {
+    const int64_t strip = i / s->cols, col = i % s->cols, member = strip / gmm__shard_strips(s);
+    const int64_t row = strip % gmm__shard_strips(s) * GMM__SHARD_STRIP;
+    const int64_t rows = s->rows - row < GMM__SHARD_STRIP ? s->rows - row : (int64_t)GMM__SHARD_STRIP;
+    const int64_t first = (member * s->rows + row) * s->cols + col - s->start; /* element of the strip's first row */
+    const gmm__qview v = gmm__qview_of(&s->copy[1], GMM_COLUMNWISE, 0, member, 0, 0, s->rows, s->cols);
+    const int32_t bits = v.dtype == GMM_E2M1 ? 4 : 8;
+    uint8_t *dst = v.data + (col * v.ld + row) * bits / 8;
+    uint32_t stored, mine = 0; /* bit r: the element of row r is in the shard */
+    const float encode_scale = gmm__shard_encode_scale(s, 1, member, row, col, &stored);
+    uint64_t codes = 0;
+    int32_t r;
+    for (r = 0; r < rows; r++) {
+        const int64_t e = first + r * s->cols;
+        if (e < 0 || e >= s->length) continue;
+        mine |= 1u << r;
+        codes |= (uint64_t)gmm_encode_small(v.dtype, gmm__fmul(gmm__shard_value(s, e), encode_scale)) << r * bits;
+    }
+    if (mine == (1u << GMM__SHARD_STRIP) - 1 && !((uintptr_t)dst & (uintptr_t)(bits - 1))) {
+        if (bits == 8) *(uint64_t *)(void *)dst = codes;
+        else *(uint32_t *)(void *)dst = (uint32_t)codes;
+        return;
+    }
+    for (r = 0; r < rows; r++) {
+        const uint8_t code = (uint8_t)(codes >> r * bits);
+        if (!(mine >> r & 1)) continue;
+        if (bits == 8) dst[r] = code;
+        else dst[r / 2] = (uint8_t)((dst[r / 2] & (r & 1 ? 0x0F : 0xF0)) | (code & 15) << (r & 1 ? 4 : 0));
+    }
+}
+/* The codes of a copy are stored in parts [*begin, *end). */
+GMM__HD void gmm__shard_parts(const gmm__shard_args *s, int columnwise, int64_t *begin, int64_t *end) {
+    const int64_t last = s->start + s->length - 1, size = s->rows * s->cols;
+    *begin = *end = 0;
+    if (s->length == 0) return;
+    if (gmm__shard_transposed(s, columnwise)) {
+        const int64_t strips = gmm__shard_strips(s);
+        *begin = (s->start / size * strips + s->start % size / s->cols / GMM__SHARD_STRIP) * s->cols;
+        *end = (last / size * strips + last % size / s->cols / GMM__SHARD_STRIP + 1) * s->cols;
+    } else {
+        *begin = s->start / 2;
+        *end = last / 2 + 1;
+    }
+}
+GMM__HD void gmm__shard_store_part(const gmm__shard_args *s, int columnwise, int64_t i) {
+    if (gmm__shard_transposed(s, columnwise)) gmm__shard_store_column(s, i);
+    else gmm__shard_store_pair(s, columnwise, i);
 }
 
 /* The functions of this header stand in one unit; what precedes stands in every unit of the implementation. */

@@ -52,6 +52,7 @@ static int variants(variant *v) {
     ADD("nvfp4", GMM_E2M1, GMM_SCALING_NV16, (void)0);
     ADD("nvfp4 swizzled", GMM_E2M1, GMM_SCALING_NV16, f->order = GMM_SCALES_SWIZZLED);
     ADD("nvfp4 square", GMM_E2M1, GMM_SCALING_NV16, f->square = 1);
+    ADD("nvfp4 square swizzled", GMM_E2M1, GMM_SCALING_NV16, (f->square = 1, f->order = GMM_SCALES_SWIZZLED));
     ADD("nvfp4 hadamard", GMM_E2M1, GMM_SCALING_NV16, f->hadamard = GMM_HADAMARD | GMM_HADAMARD_SIGNS);
     ADD("nvfp4 stochastic hadamard", GMM_E2M1, GMM_SCALING_NV16,
         (f->hadamard = GMM_HADAMARD | 0x1234, f->stochastic = 1));
@@ -61,7 +62,7 @@ static int variants(variant *v) {
 #undef ADD
     return n;
 }
-enum { VARIANTS = 19 };
+enum { VARIANTS = 20 };
 
 static void valid_variants(int arg) {
     variant v[VARIANTS];
@@ -1246,113 +1247,351 @@ static void refusals(int arg) {
     }
 }
 
-/* Sharded masters: the casts of all ranks' shards, with amaxes reduced between the phases, equal the cast of the
-   masters rounded to the model's dtype. Shard boundaries cut blocks and bytes; one rank has no rows. */
+/* Where a copy has element (row, col) of matrix u. */
+static int64_t element_at(const quant_run *r, int k, int64_t u, int64_t row, int64_t col) {
+    const int turned = k && r->c.f.scaling != GMM_SCALING_MX32;
+    const int64_t lines = turned ? r->c.cols : r->c.rows0, along = turned ? r->c.rows0 : r->c.cols;
+    const int64_t ld = r->copy[k].ld ? r->copy[k].ld : along;
+    const int64_t stride = r->copy[k].group_stride ? r->copy[k].group_stride : lines * ld;
+    return u * stride + (turned ? col * ld + row : row * ld + col);
+}
+static uint8_t code_at(gmm_dtype dtype, const uint8_t *data, int64_t i) {
+    return dtype == GMM_E2M1 ? gmm_nibble(data, i) : data[i];
+}
+
+/* Masters in shards. Rank k has elements [cut[k], cut[k + 1]). */
+enum { SHARD_RANKS = 4 };
+typedef struct shard_run {
+    quant_run r;
+    float *master; /* rounds to the values of r.src */
+    int64_t cut[SHARD_RANKS + 1];
+    gmm_sharding d;
+} shard_run;
+
+/* Describes rank k's shard. */
+static void shard_of(shard_run *s, int k) {
+    s->d.length = s->cut[k + 1] - s->cut[k];
+    s->d.start = s->d.length ? s->cut[k] : -1;
+    s->d.master = s->d.length ? (const float *)t_in(s->master + s->cut[k], (size_t)s->d.length * 4) : NULL;
+}
+/* The amaxes of all ranks, reduced to their maximum. */
+static void shard_amaxes(shard_run *s, int64_t amaxes) {
+    float *reduced = (float *)t_host((size_t)amaxes * 4);
+    memset(reduced, 0, (size_t)amaxes * 4);
+    s->d.phase = GMM_QUANT_AMAX;
+    for (int k = 0; k < SHARD_RANKS; k++) {
+        const float *mine;
+        shard_of(s, k);
+        t_poison(s->d.amax, 0xFF, (size_t)amaxes * 4);
+        T_OK(gmm_shard_cast(T.ctx, &s->d, T.stream));
+        mine = (const float *)t_get(s->d.amax, (size_t)amaxes * 4);
+        for (int64_t i = 0; i < amaxes; i++) {
+            T_CHECK(mine[i] >= 0.0f, "amax %lld is %g", (long long)i, (double)mine[i]);
+            if (mine[i] > reduced[i]) reduced[i] = mine[i];
+        }
+    }
+    t_upload(s->d.amax, reduced, (size_t)amaxes * 4);
+}
+#define shard_amaxes(...) T_CALL(shard_amaxes, __VA_ARGS__)
+
+/* Rank k casts into copies of its own: its codes, all scales and amaxes are written, and no other bit. */
+static void shard_casts(shard_run *s, int k) {
+    quant_run *r = &s->r;
+    const quant_case *c = &r->c;
+    const gmm_mat *copy[2] = { s->d.rowwise, s->d.columnwise };
+    for (int w = 0; w < 2; w++) {
+        t_poison(r->copy[w].data, 0xFF, (size_t)r->want[w].data_bytes);
+        t_poison(r->copy[w].scale, 0xFF, (size_t)r->want[w].scale_bytes);
+        if (!c->f.delayed) t_poison(r->copy[w].amax, 0xFF, (size_t)r->want[w].amaxes * 4);
+    }
+    shard_of(s, k);
+    T_OK(gmm_shard_cast(T.ctx, &s->d, T.stream));
+    for (int w = 0; w < 2; w++) {
+        const ref_image *want = &r->want[w];
+        uint8_t *image = (uint8_t *)t_host((size_t)want->data_bytes);
+        if (!copy[w]) continue;
+        memset(image, 0xFF, (size_t)want->data_bytes);
+        for (int64_t e = s->cut[k]; e < s->cut[k + 1]; e++) {
+            const int64_t at = element_at(r, w, e / (c->rows0 * c->cols), e / c->cols % c->rows0, e % c->cols);
+            ref_put_code(c->f.dtype, image, at, code_at(c->f.dtype, want->data, at));
+        }
+        t_same(w ? "columnwise codes of a rank" : "rowwise codes of a rank",
+               t_get(copy[w]->data, (size_t)want->data_bytes), image, (size_t)want->data_bytes);
+        t_same(w ? "columnwise scales" : "rowwise scales", t_get(copy[w]->scale, (size_t)want->scale_bytes),
+               want->scale, (size_t)want->scale_bytes);
+        if (want->amaxes && !c->f.delayed)
+            t_same("amaxes of a copy", t_get(copy[w]->amax, (size_t)want->amaxes * 4), want->amax,
+                   (size_t)want->amaxes * 4);
+    }
+}
+#define shard_casts(...) T_CALL(shard_casts, __VA_ARGS__)
+
+/* Masters of `count` matrices whose shards end within blocks and bytes, or after each `unit` elements. One rank has no
+   rows. */
+static void shard_build(shard_run *s, const quant_case *c, int64_t unit) {
+    const int64_t all = c->units * c->rows0 * c->cols;
+    memset(s, 0, sizeof *s);
+    build(&s->r, c);
+    s->cut[1] = s->cut[2] = t_int(1, all / 3 / unit) * unit;
+    s->cut[3] = t_int(all / 3 / unit + 1, 2 * all / 3 / unit) * unit | (unit == 1);
+    s->cut[4] = all;
+    s->master = (float *)t_host((size_t)all * 4);
+    for (int64_t i = 0; i < all; i++) /* the models' dtypes cannot represent the masters exactly */
+        s->master[i] = (float)(s->r.src.v[i] * (c->source == GMM_F32 ? 1.0 : 1.0 + ldexp(t_real(), -14)));
+    s->d.count = c->units;
+    s->d.rows = c->rows0;
+    s->d.cols = c->cols;
+    s->d.format = &s->r.c.f;
+    s->d.model = c->source;
+    s->d.scale = s->r.d.scale;
+}
+
+/* Sharded masters: each rank's cast equals its part of the cast of the masters rounded to the model's dtype, in both
+   directions and in each alone. */
 static void shards(int arg) {
-    static const int64_t shapes[3][2] = { { 96, 64 }, { 40, 34 }, { 130, 160 } };
+    static const int64_t shapes[4][3] = { { 3, 96, 64 }, { 5, 40, 34 }, { 1, 130, 160 }, { 3, 33, 48 } };
     variant v[VARIANTS];
     (void)variants(v);
-    for (int w = 0; w < 3; w++) {
-        enum { COUNT = 3, RANKS = 4 };
-        const int64_t rows = shapes[w][0], cols = shapes[w][1], size = rows * cols, all = COUNT * size;
-        const gmm_dtype model = floats[w];
-        quant_run r;
-        quant_case c = { .f = v[arg].format, .units = COUNT, .rows0 = rows, .cols = cols, .source = model };
+    for (int w = 0; w < 4; w++) {
+        shard_run s;
+        quant_case c = { .f = v[arg].format, .units = (int32_t)shapes[w][0], .rows0 = shapes[w][1],
+                         .cols = shapes[w][2], .source = floats[w % 3], .pad = w == 1 };
         const gmm_format *f = &c.f;
         const int takes = f->scaling != GMM_SCALING_ROW && !f->hadamard && !f->stochastic && !f->four_over_six &&
-                          !f->row_amax, both = f->scaling == GMM_SCALING_MX32;
-        const int64_t amaxes = gmm_shard_amaxes(f, COUNT, rows, cols, both);
-        int64_t cut[RANKS + 1] = { 0, t_int(1, size), 0, t_int(size + 1, 2 * size) | 1, all };
-        float *master = (float *)t_host((size_t)all * 4), *reduced = (float *)t_host((size_t)amaxes * 4 + 4), *amax;
-        gmm_sharding d = GMM_ZERO;
-        cut[2] = cut[1];
-        build(&r, &c);
-        for (int64_t i = 0; i < all; i++) { /* masters that the model's dtype cannot represent exactly */
-            master[i] = (float)(t_real() * ldexp(1.0, (int)t_int(-4, 4)));
-            r.src.v[i] = ref_round(model, (double)master[i]);
-        }
-        t_mat_put(&r.src);
-        d.count = COUNT;
-        d.rows = rows;
-        d.cols = cols;
-        d.format = f;
-        d.model = model;
-        d.rowwise = &r.copy[0];
-        d.columnwise = both ? &r.copy[1] : NULL;
-        d.scale = r.d.scale;
-        d.phase = GMM_QUANT_AMAX;
-        amax = (float *)t_alloc((size_t)amaxes * 4 + 4);
-        d.amax = amax;
-        if (!takes) {
-            T_CHECK(amaxes == 0, "%lld amaxes", (long long)amaxes);
-            T_REFUSED(GMM_E_CONFIG, gmm_shard_cast(T.ctx, &d, T.stream), "gmm_shard_cast", "format", NULL);
-            return;
-        }
-        memset(reduced, 0, (size_t)amaxes * 4);
-        for (int k = 0; k < RANKS; k++) {
-            const float *mine;
-            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
-            d.length = cut[k + 1] - cut[k];
-            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
-            t_poison(amax, 0xFF, (size_t)amaxes * 4);
-            T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
-            mine = (const float *)t_get(amax, (size_t)amaxes * 4);
-            for (int64_t i = 0; i < amaxes; i++)
-                if (mine[i] > reduced[i]) reduced[i] = mine[i];
-        }
-        t_upload(amax, reduced, (size_t)amaxes * 4);
-        d.phase = GMM_QUANT_CAST;
-        for (int k = 0; k < RANKS; k++) {
-            d.start = cut[k + 1] > cut[k] ? cut[k] : -1;
-            d.length = cut[k + 1] - cut[k];
-            d.master = d.length ? (const float *)t_in(master + cut[k], (size_t)d.length * 4) : NULL;
-            if (k == 1) { /* an empty shard: codes stay untouched */
-                void *before = t_get(r.copy[0].data, (size_t)r.want[0].data_bytes);
-                T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
-                t_same("codes of others", t_get(r.copy[0].data, (size_t)r.want[0].data_bytes), before,
-                       (size_t)r.want[0].data_bytes);
-            } else T_OK(gmm_shard_cast(T.ctx, &d, T.stream));
-        }
-        {
-            void *codes[2], *scales[2], *amaxes_of = NULL;
-            const size_t a = f->delayed ? 0 : (size_t)r.want[0].amaxes * 4;
-            for (int k = 0; k < 1 + both; k++) {
-                codes[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
-                scales[k] = t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes);
-                t_poison(r.copy[k].data, 0xFF, (size_t)r.want[k].data_bytes);
-                t_poison(r.copy[k].scale, 0xFF, (size_t)r.want[k].scale_bytes);
+                          !f->row_amax;
+        if (f->scaling == GMM_SCALING_NV16 && c.rows0 % 2) continue; /* lines of a columnwise copy fill bytes */
+        shard_build(&s, &c, w == 0 ? 16 * c.cols : 1);
+        if (w == 2) s.r.copy[1].amax = s.r.copy[0].amax; /* both copies may share one array */
+        for (int ways = 3; ways >= 1; ways--) {
+            const int64_t amaxes = gmm_shard_amaxes(f, c.units, c.rows0, c.cols, ways >> 1);
+            s.d.rowwise = ways & 1 ? &s.r.copy[0] : NULL;
+            s.d.columnwise = ways & 2 ? &s.r.copy[1] : NULL;
+            s.d.amax = (float *)t_alloc((size_t)amaxes * 4 + (size_t)!takes * 4);
+            if (!takes) {
+                s.d.phase = GMM_QUANT_AMAX;
+                shard_of(&s, 0);
+                T_CHECK(amaxes == 0, "%lld amaxes", (long long)amaxes);
+                T_REFUSED(GMM_E_CONFIG, gmm_shard_cast(T.ctx, &s.d, T.stream), "gmm_shard_cast", "format", NULL);
+                return;
             }
-            if (a) {
-                amaxes_of = t_get(r.copy[0].amax, a);
-                t_poison(r.copy[0].amax, 0xFF, a);
-            }
-            T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
-            for (int k = 0; k < 1 + both; k++) {
-                t_same("codes", codes[k], t_get(r.copy[k].data, (size_t)r.want[k].data_bytes),
-                       (size_t)r.want[k].data_bytes);
-                t_same("scales", scales[k], t_get(r.copy[k].scale, (size_t)r.want[k].scale_bytes),
-                       (size_t)r.want[k].scale_bytes);
-            }
-            if (a) t_same("amax", amaxes_of, t_get(r.copy[0].amax, a), a);
+            shard_amaxes(&s, amaxes);
+            s.d.phase = GMM_QUANT_CAST;
+            for (int k = 0; k < SHARD_RANKS; k++) shard_casts(&s, k);
         }
-        if (w || f->scaling != GMM_SCALING_128X128) continue;
+        T_OK(quantize(&s.r.d, GMM_OP_QUANTIZE)); /* the whole matrices at once */
+        check_copy(&s.r, 0);
+        check_copy(&s.r, 1);
+    }
+}
+static void shard_refusals(int arg) {
+    shard_run s;
+    quant_case c = { .f = named(GMM_E2M1, GMM_SCALING_NV16), .units = 3, .rows0 = 96, .cols = 64, .source = GMM_BF16 };
+    (void)arg;
+    c.f.square = 1;
+    shard_build(&s, &c, 1);
+    s.d.rowwise = &s.r.copy[0];
+    s.d.columnwise = &s.r.copy[1];
+    s.d.amax = (float *)t_alloc((size_t)gmm_shard_amaxes(&c.f, c.units, c.rows0, c.cols, 1) * 4);
+    s.d.phase = GMM_QUANT_CAST;
+    shard_of(&s, 3);
 #define SREFUSED(status, change, ...) do { \
-        gmm_sharding e = d; \
+        gmm_sharding e = s.d; \
+        gmm_mat m = s.r.copy[1]; \
+        e.columnwise = &m; \
         change; \
         T_REFUSED(status, gmm_shard_cast(T.ctx, &e, T.stream), "gmm_shard_cast", __VA_ARGS__, NULL); \
     } while (0)
-        SREFUSED(GMM_E_ARG, e.length++, "start", "length");
-        SREFUSED(GMM_E_ARG, e.start = -1, "start", "-1");
-        SREFUSED(GMM_E_NULL, e.master = NULL, "master");
-        SREFUSED(GMM_E_NULL, e.amax = NULL, "amax");
-        SREFUSED(GMM_E_NULL, e.rowwise = NULL, "rowwise");
-        SREFUSED(GMM_E_CONFIG, e.phase = GMM_QUANT_ALL, "phase", "0");
-        SREFUSED(GMM_E_CONFIG, e.columnwise = &r.copy[1], "columnwise");
-        SREFUSED(GMM_E_DTYPE, e.model = GMM_E4M3, "model", "e4m3");
-        SREFUSED(GMM_E_ARG, e.cols = 63, "cols", "63");
-        SREFUSED(GMM_E_ARG, e.count = 0, "count");
-        SREFUSED(GMM_E_VERSION, e.struct_size = 4096, "struct_size");
+    SREFUSED(GMM_E_ARG, e.length++, "start", "length");
+    SREFUSED(GMM_E_ARG, e.start = -1, "start", "-1");
+    SREFUSED(GMM_E_NULL, e.master = NULL, "master");
+    SREFUSED(GMM_E_NULL, e.amax = NULL, "amax");
+    SREFUSED(GMM_E_NULL, (e.rowwise = e.columnwise = NULL), "rowwise", "columnwise");
+    SREFUSED(GMM_E_CONFIG, e.phase = GMM_QUANT_ALL, "phase", "0");
+    SREFUSED(GMM_E_DTYPE, e.model = GMM_E4M3, "model", "e4m3");
+    SREFUSED(GMM_E_ARG, e.cols = 63, "cols", "63");
+    SREFUSED(GMM_E_ARG, (e.rows = 95, e.length = 1, e.start = 0), "columnwise", "95", "do not fill bytes");
+    SREFUSED(GMM_E_ARG, e.count = 0, "count");
+    SREFUSED(GMM_E_VERSION, e.struct_size = 4096, "struct_size");
+    SREFUSED(GMM_E_CONFIG, m.hadamard = GMM_HADAMARD, "columnwise", "hadamard");
+    SREFUSED(GMM_E_DTYPE, m.scale_order = GMM_SCALES_SWIZZLED, "columnwise", "order 1");
+    SREFUSED(GMM_E_STRIDE, m.ld = 97, "columnwise", "ld 97");
+    SREFUSED(GMM_E_NULL, m.amax = NULL, "columnwise", "amax");
+    SREFUSED(GMM_E_ARG, m.data = s.r.copy[0].data, "columnwise", "overlaps");
 #undef SREFUSED
+}
+
+/* -------------------------------------------------------------------------------------------- Transposed NVFP4 --- */
+
+/* Where a copy of `lines` lines has the scale of block b of line l. */
+static int64_t nv_scale_at(gmm_scale_order order, int64_t along, int64_t l, int64_t b) {
+    const int64_t J = up(blocks(along, 16), 4);
+    return order == GMM_SCALES_SWIZZLED ? ((l / 128) * (J / 4) + b / 4) * 512 + (l % 32) * 16 + ((l % 128) / 32) * 4 + b % 4
+                                        : l * J + b;
+}
+/* A destination of a transposition: its operand, and what its bytes shall be. */
+typedef struct nv_target { gmm_mat mat; uint8_t *data, *scale; int64_t ld, stride, data_bytes, scale_bytes; } nv_target;
+
+static nv_target nv_target_of(const quant_run *r, gmm_scale_order order, int64_t spare) {
+    const quant_case *c = &r->c;
+    const int64_t rows = c->rows0, cols = c->cols, per_matrix = up(cols, 128) * up(blocks(rows, 16), 4);
+    gmm_format f = c->f;
+    nv_target t = { .ld = rows + spare };
+    f.order = order;
+    t.stride = cols * t.ld + 2 * spare;
+    t.data_bytes = ((c->units - 1) * t.stride + (cols - 1) * t.ld + rows) / 2;
+    t.scale_bytes = c->units * per_matrix;
+    t.mat = gmm_mat_quantized(&f, GMM_COLUMNWISE, t_alloc((size_t)t.data_bytes), t_alloc((size_t)t.scale_bytes),
+                              (float *)t_alloc((size_t)c->units * 4));
+    t.mat.ld = t.ld;
+    t.mat.group_stride = t.stride;
+    t.data = (uint8_t *)t_host((size_t)t.data_bytes);
+    t.scale = (uint8_t *)t_host((size_t)t.scale_bytes);
+    memset(t.data, 0xFF, (size_t)t.data_bytes);
+    memset(t.scale, 0, (size_t)t.scale_bytes);
+    for (int64_t u = 0; u < c->units; u++)
+        for (int64_t j = 0; j < cols; j++) {
+            for (int64_t i = 0; i < rows; i++)
+                ref_put_code(GMM_E2M1, t.data, u * t.stride + j * t.ld + i,
+                             gmm_nibble(r->want[0].data, element_at(r, 0, u, i, j)));
+            for (int64_t b = 0; b < blocks(rows, 16); b++)
+                t.scale[u * per_matrix + nv_scale_at(order, rows, j, b)] =
+                    r->want[0].scale[u * r->want[0].scale_bytes / c->units +
+                                     nv_scale_at(c->f.order, cols, b * 16, j / 16)];
+        }
+    return t;
+}
+/* The elements and scales of the columnwise copy that quantization gives are those of the target. */
+static void nv_same_as_quantized(const quant_run *r, const nv_target *t, gmm_scale_order order) {
+    const quant_case *c = &r->c;
+    for (int64_t u = 0; u < c->units; u++)
+        for (int64_t j = 0; j < c->cols; j++)
+            for (int64_t i = 0; i < c->rows0; i++) {
+                const uint8_t *a = t->scale + u * t->scale_bytes / c->units;
+                const uint8_t *b = r->want[1].scale + u * r->want[1].scale_bytes / c->units;
+                T_CHECK(gmm_nibble(t->data, u * t->stride + j * t->ld + i) ==
+                            gmm_nibble(r->want[1].data, element_at(r, 1, u, i, j)) &&
+                        a[nv_scale_at(order, c->rows0, j, i / 16)] == b[nv_scale_at(c->f.order, c->rows0, j, i / 16)],
+                        "element %lld, %lld of matrix %lld", (long long)i, (long long)j, (long long)u);
+            }
+}
+#define nv_same_as_quantized(...) T_CALL(nv_same_as_quantized, __VA_ARGS__)
+
+/* Square NVFP4: the transposed rowwise copy is the columnwise copy, with scales of either order, at aligned and at odd
+   extents, in packed memory and in tables. `arg`: orders of source and destination, 4 times the choice of scales. */
+static void transposed_squares(int arg) {
+    static const int64_t shapes[6][3] = { { 3, 96, 64 }, { 1, 256, 384 }, { 5, 40, 34 }, { 3, 130, 162 }, { 1, 2, 2 },
+                                          { 3, 148, 20 } };
+    const gmm_scale_order order = (gmm_scale_order)(arg >> 1 & 1);
+    for (int w = 0; w < 12; w++) {
+        const int64_t *shape = shapes[w % 6];
+        const int table = w / 6 * (1 + w % 2); /* 1: in device memory; 2: on the host */
+        quant_run r;
+        quant_case c = { .f = named(GMM_E2M1, GMM_SCALING_NV16), .units = (int32_t)shape[0], .rows0 = shape[1],
+                         .cols = shape[2], .source = floats[w % 3], .pad = w % 4 == 3 ? 3 : 0, .specials = w % 3 == 2,
+                         .loose = w % 2 };
+        gmm_transposition d = GMM_ZERO;
+        gmm_info info = GMM_ZERO;
+        gmm_mat src, dst;
+        void *at[4][5];
+        nv_target t;
+        c.f.square = 1;
+        c.f.order = (gmm_scale_order)(arg & 1);
+        c.f.four_over_six = arg >> 2;
+        c.f.e4m3_256 = c.f.four_over_six == 1;
+        build(&r, &c);
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, 0);
+        t = nv_target_of(&r, order, w % 3 == 1 ? 6 : w % 3 == 2 ? 4 : 0);
+        if (!c.f.four_over_six) nv_same_as_quantized(&r, &t, order);
+        src = r.copy[0];
+        dst = t.mat;
+        if (w % 2) dst.amax = src.amax; /* one array for both */
+        for (int32_t u = 0; u < c.units && table; u++) {
+            at[0][u] = (uint8_t *)src.data + element_at(&r, 0, u, 0, 0) / 2;
+            at[1][u] = (uint8_t *)src.scale + u * r.want[0].scale_bytes / c.units;
+            at[2][u] = (uint8_t *)dst.data + u * t.stride / 2;
+            at[3][u] = (uint8_t *)dst.scale + u * t.scale_bytes / c.units;
+        }
+        for (int k = 0; k < 2 && table; k++) {
+            gmm_mat *m = k ? &dst : &src;
+            m->data = m->scale = NULL;
+            m->group_stride = 0;
+            m->flags |= table == 2 ? (uint32_t)GMM_MAT_TABLE_ON_HOST : 0;
+            m->table = table == 2 ? at[2 * k] : (void **)t_in(at[2 * k], sizeof at[0]);
+            m->scale_table = table == 2 ? at[2 * k + 1] : (void **)t_in(at[2 * k + 1], sizeof at[0]);
+        }
+        d.count = c.units;
+        d.rows = c.rows0;
+        d.cols = c.cols;
+        d.format = &c.f;
+        d.src = &src;
+        d.dst = &dst;
+        T_OK(gmm_transpose_query(T.ctx, &d, &info));
+        T_CHECK(c.units > 1 || info.workspace_bytes == 0, "workspace for one matrix");
+        T_OK(gmm_transpose(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        t_same("transposed elements", t_get(t.mat.data, (size_t)t.data_bytes), t.data, (size_t)t.data_bytes);
+        t_same("transposed scales", t_get(t.mat.scale, (size_t)t.scale_bytes), t.scale, (size_t)t.scale_bytes);
+        t_same("amax", t_get(dst.amax, (size_t)c.units * 4), r.want[0].amax, (size_t)c.units * 4);
+    }
+}
+static void transposition_refusals(int arg) {
+    gmm_transposition d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_format f = named(GMM_E2M1, GMM_SCALING_NV16);
+    const gmm_format fp8 = named(GMM_E4M3, GMM_SCALING_TENSOR);
+    gmm_mat src, dst;
+    (void)arg;
+    f.square = 1;
+    src = gmm_mat_quantized(&f, GMM_ROWWISE, t_alloc(4096), t_alloc(4096), (float *)t_alloc(8));
+    dst = gmm_mat_quantized(&f, GMM_COLUMNWISE, t_alloc(4096), t_alloc(4096), (float *)t_alloc(8));
+    d.count = 1;
+    d.rows = 64;
+    d.cols = 32;
+    d.format = &f;
+    d.src = &src;
+    d.dst = &dst;
+    T_OK(gmm_transpose_query(T.ctx, &d, &info));
+    T_OK(gmm_transpose(T.ctx, &d, NULL, 0, T.stream));
+#define XREFUSED(status, change, ...) do { \
+        gmm_transposition e = d; \
+        gmm_format g = f; \
+        gmm_mat from = src, to = dst; \
+        e.format = &g; \
+        e.src = &from; \
+        e.dst = &to; \
+        change; \
+        T_REFUSED(status, gmm_transpose_query(T.ctx, &e, &info), "gmm_transpose_query", __VA_ARGS__, NULL); \
+        T_REFUSED(status, gmm_transpose(T.ctx, &e, NULL, 0, T.stream), "gmm_transpose", __VA_ARGS__, NULL); \
+    } while (0)
+    XREFUSED(GMM_E_NULL, e.format = NULL, "format", "square");
+    XREFUSED(GMM_E_CONFIG, g.square = 0, "format", "1 x 16", "gmm_requantize");
+    XREFUSED(GMM_E_CONFIG, (g.square = 0, g.stochastic = 1), "format", "1 x 16");
+    XREFUSED(GMM_E_CONFIG, g.stochastic = 1, "stochastic", "square");
+    XREFUSED(GMM_E_CONFIG, g.hadamard = GMM_HADAMARD, "hadamard", "square");
+    XREFUSED(GMM_E_CONFIG, from.flags |= (uint32_t)GMM_MAT_ROW_AMAX, "src", "flags 0x2");
+    XREFUSED(GMM_E_CONFIG, from.flags |= (uint32_t)GMM_MAT_E4M3_256, "src", "flags 0x4");
+    XREFUSED(GMM_E_CONFIG, to.flags |= (uint32_t)GMM_MAT_E4M3_256, "dst", "flags 0x4");
+    XREFUSED(GMM_E_CONFIG, to.hadamard = GMM_HADAMARD, "dst", "hadamard", "transformed");
+    XREFUSED(GMM_E_DTYPE, from.scale_order = GMM_SCALES_SWIZZLED, "src", "order 1");
+    XREFUSED(GMM_E_DTYPE, e.format = &fp8, "src", "e4m3");
+    XREFUSED(GMM_E_DTYPE, to.scaling = GMM_SCALING_MX32, "dst", "mx32");
+    XREFUSED(GMM_E_ARG, e.rows = 63, "dst", "63", "do not fill bytes");
+    XREFUSED(GMM_E_ARG, e.cols = 31, "src", "31", "do not fill bytes");
+    XREFUSED(GMM_E_STRIDE, to.ld = 65, "dst", "ld 65");
+#undef XREFUSED
+    {
+        gmm_mat to = dst;
+        d.dst = &to;
+        to.amax = NULL;
+        T_REFUSED(GMM_E_NULL, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst", "amax", NULL);
+        to.amax = src.amax;
+        T_OK(gmm_transpose(T.ctx, &d, NULL, 0, T.stream));
+        d.count = 2;
+        to.amax = src.amax + 1;
+        T_REFUSED(GMM_E_ARG, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst.amax", "overlaps", NULL);
+        d.count = 1;
+        to.amax = (float *)src.data;
+        T_REFUSED(GMM_E_ARG, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst.amax", "overlaps", NULL);
     }
 }
 
@@ -1426,6 +1665,8 @@ static void replays(int arg) {
 #endif
 
 void tests_quantize(void) {
+    static const char *const orders[] = { "compact", "swizzled" };
+    static const char *const choices[] = { "", " four over six", " four over six by squares" };
     variant v[VARIANTS];
     const int n = variants(v);
     t_add_host(valid_variants, 0, "quantize variants are valid formats");
@@ -1450,6 +1691,11 @@ void tests_quantize(void) {
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);
+    t_add(shard_refusals, 0, "quantize sharded masters refusals");
+    for (int i = 0; i < 12; i++)
+        t_add(transposed_squares, i, "transpose square nvfp4%s, scales %s to %s", choices[i / 4], orders[i & 1],
+              orders[i >> 1 & 1]);
+    t_add(transposition_refusals, 0, "transpose square nvfp4 refusals");
     t_add(largest_values, 0, "dequantize the largest values");
     for (int i = 0; i < 2; i++)
         t_add(transformed_padding, i, "quantize padding of transformed groups%s", i ? ", swizzled" : "");

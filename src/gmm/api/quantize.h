@@ -63,10 +63,15 @@ GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantiz
 GMMDEF gmm_status gmm_requantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
                                  size_t workspace_bytes, gmm_stream stream);
 
-/* The columnwise copy of matrices from the rowwise one, bit for bit: transposes the elements and the scales of their
-   blocks. For TENSOR and 128X128, whose blocks are the same in both directions, so that only one copy need be stored
-   and communicated.
-   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written.  Aliasing: none. */
+/* The columnwise copy of matrices from the rowwise one, without rounding: transposes the elements and the scales of
+   their blocks, and copies the amaxes of NV16. For TENSOR, 128X128 and NV16 with square blocks, whose blocks are the
+   same in both directions, so that only one copy need be stored and communicated. The result is bit for bit the
+   columnwise copy that gmm_quantize makes; with four_over_six it has the rowwise copy's choice of each scale, which
+   gmm_quantize makes for each direction by sums of errors in other order.
+   Blocks of NV16 may be cut short by the last rows and columns, of which E2M1 has even numbers. src and dst may have
+   different scale orders.
+   Shapes: src, dst count x [rows, cols]. Elements of dst between `rows` and its ld are not written; padding of scales
+       is zeroed.  Aliasing: of NV16, src.amax and dst.amax may be one array; else none. */
 typedef struct gmm_transposition {
     uint32_t struct_size;
     int32_t count;            /* >= 1 */
@@ -74,6 +79,7 @@ typedef struct gmm_transposition {
     const gmm_options *options;
     const gmm_mat *src;       /* ROWWISE */
     const gmm_mat *dst;       /* COLUMNWISE, of the same dtype and scaling */
+    const gmm_format *format; /* by which src was quantized; NV16 needs it, others may leave it NULL */
 } gmm_transposition;
 
 /* Engine and workspace of GMM_OP_TRANSPOSE; none for one matrix.  Stream, graph: none. Errors: as the operation. */
@@ -139,9 +145,12 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
        phase CAST   writes all scales (and amaxes) of the copies, and the codes of the rank's own elements; other codes
                     keep their bits, also the other half of a byte of E2M1
    Delayed scaling needs no phase AMAX before CAST, which multiplies by `scale`; AMAX gives the amaxes for the history.
-   Shapes: master [length]; copies count x [rows, cols].  dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16
-       without transform, stochastic rounding, choice of scales and amaxes per row. Only MX32 has a columnwise copy
-       here; those of other scalings are made from gathered codes. cols even.  Aliasing: none. */
+   The codes of all ranks together are the copies that gmm_quantize makes of the whole matrices, bit for bit. In a
+   transposed columnwise copy the codes of a shard are not contiguous; where blocks are the same in both directions,
+   gmm_transpose makes that copy of the gathered rowwise codes instead.
+   Shapes: master [length], which may start and end within blocks and bytes; copies count x [rows, cols].
+   dtypes: copies as `format`: TENSOR, 1X128, 128X128, MX32, NV16 without transform, stochastic rounding, choice of
+       scales and amaxes per row. cols even.  Aliasing: rowwise.amax and columnwise.amax may be one array; else none. */
 typedef struct gmm_sharding {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1 */
@@ -158,7 +167,8 @@ typedef struct gmm_sharding {
     const float *scale;       /* delayed: [count]; NULL = ones */
 } gmm_sharding;
 
-/* Floats of gmm_sharding.amax; 0 where the format is not one of these. `columnwise`: with a columnwise copy. Pure. */
+/* Floats of gmm_sharding.amax; 0 where the format is not one of these, which gmm_shard_cast refuses. `columnwise`: with
+   a columnwise copy. Pure. */
 GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t rows, int64_t cols, int columnwise);
 
 /* Runs one phase. No workspace.  Stream, graph: enqueued; capturable.

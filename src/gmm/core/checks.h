@@ -366,8 +366,9 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
     const int64_t bits = gmm_dtype_bits(m->dtype), count = extents.matrices ? extents.matrices : 1;
     const int64_t amaxes = m->flags & (uint32_t)GMM_MAT_ROW_AMAX ? count * extents.rows
                            : extents.matrices ? extents.matrices : (int64_t)call->groups.count;
+    const int transposes = call->op == GMM_OP_TRANSPOSE;
     const int writes_amax = call->op == GMM_OP_QUANTIZE || call->op == GMM_OP_REQUANTIZE ||
-                            call->op == GMM_OP_SHARD_CAST;
+                            call->op == GMM_OP_SHARD_CAST || (transposes && m->scaling == GMM_SCALING_NV16);
     gmm__add_operand(call, role, name, "",
                      gmm__rows_box(m->data, l->data_rows, (l->data_cols * bits + 7) / 8, m->ld * bits / 8), m->table,
                      count, m->group_stride * bits / 8);
@@ -375,7 +376,9 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      m->scale_table, count, l->scale_bytes);
     /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
        columnwise values. */
-    if (role == GMM__DX && m->amax == call->mat[GMM__Y].amax && !call->format.hadamard) return;
+    if (role == (transposes ? GMM__Y : GMM__DX) && m->amax == call->mat[transposes ? GMM__DY : GMM__Y].amax &&
+        !call->format.hadamard)
+        return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
                   amaxes * (int64_t)sizeof *m->amax);
 }

@@ -44,20 +44,10 @@ static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
                               : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
-/* Reads a quantized destination and checks that it has the call's format. */
-static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
-                                 gmm_direction direction) {
-    const gmm_format *f = &call->format;
-    gmm_status s;
-    gmm_mat expected;
-    if (!mat) {
-        memset(&call->mat[role], 0, sizeof call->mat[role]);
-        return GMM_OK;
-    }
-    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
-    if (s != GMM_OK) return s;
-    expected = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    mat = &call->mat[role];
+/* Checks that a quantized operand has the call's format. */
+static gmm_status gmm__check_copy(const gmm__call *call, int role, const char *argument, gmm_direction direction) {
+    const gmm_mat expected = gmm_mat_quantized(&call->format, direction, NULL, NULL, NULL);
+    const gmm_mat *mat = &call->mat[role];
     if (mat->dtype != expected.dtype || mat->scaling != expected.scaling || mat->scale_order != expected.scale_order)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s %s order %d must be the format's %s %s order %d",
                            gmm_dtype_name(mat->dtype), gmm_scaling_name(mat->scaling), (int)mat->scale_order,
@@ -68,6 +58,17 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
                            "0x%x", (unsigned)mat->flags, (unsigned)mat->hadamard, expected.flags,
                            (unsigned)expected.hadamard);
     return GMM_OK;
+}
+/* Reads a quantized destination, and checks that it has the call's format. */
+static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
+                                 gmm_direction direction) {
+    gmm_status s;
+    if (!mat) {
+        memset(&call->mat[role], 0, sizeof call->mat[role]);
+        return GMM_OK;
+    }
+    s = gmm__read_quant(call, role, argument, mat, gmm__unit_extents(call), direction);
+    return s != GMM_OK ? s : gmm__check_copy(call, role, argument, direction);
 }
 
 /* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
@@ -186,6 +187,23 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
 
+/* Reads the format of a transposition's source, which shows whether blocks of NV16 are square. */
+static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *format) {
+    const int nv = call->mat[GMM__DY].scaling == GMM_SCALING_NV16;
+    gmm_format *f = &call->format;
+    gmm_error error = GMM_ZERO;
+    gmm_status s;
+    if (!format)
+        return nv ? gmm__refuse(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with square "
+                                "blocks")
+                  : GMM_OK;
+    if ((s = gmm__read(call, "format", f, sizeof *f, format)) != GMM_OK) return s;
+    if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
+    if (nv && f->scaling == GMM_SCALING_NV16 && !f->square)
+        return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 has "
+                           "other blocks, so that gmm_quantize or gmm_requantize has to make it");
+    return gmm__check_copy(call, GMM__DY, "src", GMM_ROWWISE);
+}
 static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
                                          const gmm_transposition *transposition, int query) {
     gmm_transposition *d = &call->d.transposition;
@@ -196,14 +214,19 @@ static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, cons
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
-    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128)
-        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor or 128x128, whose blocks are the same "
-                           "both ways", gmm_scaling_name(src->scaling));
+    if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128 && src->scaling != GMM_SCALING_NV16)
+        return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor, 128x128 or nv16 with square blocks, "
+                           "whose blocks are the same both ways", gmm_scaling_name(src->scaling));
+    if ((s = gmm__transpose_format(call, d->format)) != GMM_OK) return s;
     s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
                            gmm_scaling_name(src->scaling));
+    if (s == GMM_OK && (((dst->flags ^ src->flags) & (uint32_t)GMM_MAT_E4M3_256) || dst->hadamard))
+        return gmm__refuse(call, GMM_E_CONFIG, "dst", "flags 0x%x and hadamard 0x%x must be as transposition.src, 0x%x "
+                           "and 0: values are neither scaled anew nor transformed", (unsigned)dst->flags,
+                           (unsigned)dst->hadamard, (unsigned)src->flags);
     return s;
 }
 
@@ -265,7 +288,7 @@ GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t
         !gmm__shard_supports(&f) || count < 1 || rows < 1 || cols < 1)
         return 0;
     return (f.scaling == GMM_SCALING_NV16 ? count : 0) + gmm__shard_blocks(&f, count, rows, cols, 0) +
-           (columnwise && f.scaling == GMM_SCALING_MX32 && !f.square ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
+           (columnwise && gmm__shard_separate(&f) ? gmm__shard_blocks(&f, count, rows, cols, 1) : 0);
 }
 
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
@@ -301,9 +324,6 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
     if (!d->rowwise && !d->columnwise)
         return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
                            call.path);
-    if (d->columnwise && f->scaling != GMM_SCALING_MX32)
-        return gmm__refuse(&call, GMM_E_CONFIG, "columnwise", "must be NULL with %s: transposed copies are made from "
-                           "gathered codes", gmm_scaling_name(f->scaling));
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
         s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);

@@ -413,10 +413,17 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
     (void)thread;
     for (r0 = i * GMM_TILE; r0 < r1; r0 += SIDE)
         for (c0 = j * GMM_TILE; c0 < c1; c0 += SIDE)
-            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++)
-                for (r = r0; r < gmm__min_i64(r1, r0 + SIDE); r++)
-                    dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
-    gmm__qview_transpose_scales(&src, &dst, i, j);
+            for (c = c0; c < gmm__min_i64(c1, c0 + SIDE); c++) {
+                const int64_t end = gmm__min_i64(r1, r0 + SIDE);
+                if (src.dtype == GMM_E2M1) /* rows are even: each line of the copy consists of whole bytes */
+                    for (r = r0; r < end; r += 2)
+                        dst.data[(c * dst.ld + r) / 2] =
+                            (uint8_t)(gmm_nibble(src.data, r * src.ld + c) |
+                                      gmm_nibble(src.data, (r + 1) * src.ld + c) << 4);
+                else
+                    for (r = r0; r < end; r++) dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
+            }
+    gmm__qview_transpose_scales(&src, &dst, i, j, 0, 1);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -439,7 +446,7 @@ static gmm_status gmm__cpu_launch_scale_update(const gmm__plan *plan, gmm_stream
 static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int nv = a.format.scaling == GMM_SCALING_NV16;
-    int64_t i, lines, blocks;
+    int64_t i, end, lines, blocks;
     int k;
     (void)stream;
     if (plan->call->d.shard.phase == GMM_QUANT_AMAX) {
@@ -447,11 +454,11 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
         for (i = 0; i < a.length; i++) {
             const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
             const float v = gmm__shard_value(&a, i);
-            for (k = 0; k < 2 + nv; k++) {
-                float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
-                if (k == 2 || a.copy[k].dtype != GMM_NONE)
+            for (k = 0; k < 2 + nv; k++)
+                if (k == 2 || a.copy[k].dtype != GMM_NONE) {
+                    float *dst = &a.amax[k == 2 ? member : gmm__shard_amax_at(&a, k, member, row, col)];
                     *dst = gmm_f32_from_bits(gmm_amax_bits(gmm_f32_bits(*dst), v));
-            }
+                }
         }
         return GMM_OK;
     }
@@ -459,7 +466,8 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
         if (a.copy[k].dtype == GMM_NONE) continue;
         gmm__shard_scales(&a, k, &lines, &blocks);
         for (i = 0; i < a.count * lines * blocks; i++) gmm__shard_store_scale(&a, k, i);
-        for (i = a.start / 2; 2 * i < a.start + a.length; i++) gmm__shard_store_pair(&a, k, i);
+        gmm__shard_parts(&a, k, &i, &end);
+        for (; i < end; i++) gmm__shard_store_part(&a, k, i);
     }
     return GMM_OK;
 }

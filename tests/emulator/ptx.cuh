@@ -203,8 +203,8 @@ GMM__DEVICE void gmm_cvt_f16x2_e4m3x2(uint32_t codes, uint32_t dst[2]) {
 GMM__DEVICE float gmm_mul_rn_f32(float a, float b) { return a * b; }
 GMM__DEVICE float gmm_add_rn_f32(float a, float b) { return a + b; }
 GMM__DEVICE uint32_t gmm_prmt(uint32_t a, uint32_t b, uint32_t selector) { return __byte_perm(a, b, selector); }
-GMM__DEVICE float emulated_half(gmm_dtype dtype, uint32_t pair, int high) {
-    const uint16_t h = (uint16_t)(high ? pair >> 16 : pair);
+GMM__DEVICE float emulated_half(gmm_dtype dtype, uint32_t word, int high) {
+    const uint16_t h = (uint16_t)(high ? word >> 16 : word);
     return dtype == GMM_BF16 ? gmm_bf16_to_f32(h) : gmm_f16_to_f32(h);
 }
 GMM__DEVICE uint32_t gmm_mul_bf16x2(uint32_t a, uint32_t b) {
@@ -216,7 +216,7 @@ GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
                          emulated_half(GMM_F16, a, 0) * emulated_half(GMM_F16, b, 0));
 }
 
-/* --- maxima. A half of a pair is NaN above `infinity`; without `keeps_nan` the other operand wins. --- */
+/* --- maxima. A half of a word is NaN above `infinity`; without `keeps_nan` the other operand wins. --- */
 GMM__DEVICE uint32_t emulated_max_half(gmm_dtype dtype, uint32_t a, uint32_t b, int keeps_nan) {
     const uint32_t infinity = dtype == GMM_BF16 ? 0x7F80u : 0x7C00u;
     const int a_nan = (a & 0x7FFF) > infinity, b_nan = (b & 0x7FFF) > infinity;
@@ -226,7 +226,7 @@ GMM__DEVICE uint32_t emulated_max_half(gmm_dtype dtype, uint32_t a, uint32_t b, 
     return (a & 0x8000 ? 0x8000 - (int32_t)(a & 0x7FFF) - 1 : 0x8000 + (int32_t)a) >
                    (b & 0x8000 ? 0x8000 - (int32_t)(b & 0x7FFF) - 1 : 0x8000 + (int32_t)b) ? a : b;
 }
-GMM__DEVICE uint32_t emulated_max_pair(gmm_dtype dtype, uint32_t a, uint32_t b, int keeps_nan) {
+GMM__DEVICE uint32_t emulated_max_x2(gmm_dtype dtype, uint32_t a, uint32_t b, int keeps_nan) {
     return emulated_max_half(dtype, a >> 16, b >> 16, keeps_nan) << 16 |
            emulated_max_half(dtype, a & 0xFFFF, b & 0xFFFF, keeps_nan);
 }
@@ -235,17 +235,17 @@ GMM__DEVICE uint32_t emulated_max_f32(uint32_t a, uint32_t b, int keeps_nan) {
     if ((x != x && y != y) || (keeps_nan && (x != x || y != y))) return 0x7FFFFFFFu;
     return x != x || y > x ? b : a;
 }
-GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) { return emulated_max_pair(GMM_BF16, a, b, 0); }
-GMM__DEVICE uint32_t gmm_max_f16x2(uint32_t a, uint32_t b) { return emulated_max_pair(GMM_F16, a, b, 0); }
+GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) { return emulated_max_x2(GMM_BF16, a, b, 0); }
+GMM__DEVICE uint32_t gmm_max_f16x2(uint32_t a, uint32_t b) { return emulated_max_x2(GMM_F16, a, b, 0); }
 GMM__DEVICE uint32_t gmm_max_abs_f32(uint32_t a, uint32_t b) { return emulated_max_f32(a, b & 0x7FFFFFFFu, 0); }
-GMM__DEVICE uint32_t gmm_max_nan_bf16x2(uint32_t a, uint32_t b) { return emulated_max_pair(GMM_BF16, a, b, 1); }
-GMM__DEVICE uint32_t gmm_max_nan_f16x2(uint32_t a, uint32_t b) { return emulated_max_pair(GMM_F16, a, b, 1); }
+GMM__DEVICE uint32_t gmm_max_nan_bf16x2(uint32_t a, uint32_t b) { return emulated_max_x2(GMM_BF16, a, b, 1); }
+GMM__DEVICE uint32_t gmm_max_nan_f16x2(uint32_t a, uint32_t b) { return emulated_max_x2(GMM_F16, a, b, 1); }
 GMM__DEVICE uint32_t gmm_max_nan_abs_f32(uint32_t a, uint32_t b) { return emulated_max_f32(a, b & 0x7FFFFFFFu, 1); }
 GMM__DEVICE uint32_t gmm_max_xorsign_abs_bf16x2(uint32_t a, uint32_t b) {
-    return emulated_max_pair(GMM_BF16, a & 0x7FFF7FFFu, b & 0x7FFF7FFFu, 0) | ((a ^ b) & 0x80008000u);
+    return emulated_max_x2(GMM_BF16, a & 0x7FFF7FFFu, b & 0x7FFF7FFFu, 0) | ((a ^ b) & 0x80008000u);
 }
 GMM__DEVICE uint32_t gmm_max_xorsign_abs_f16x2(uint32_t a, uint32_t b) {
-    return emulated_max_pair(GMM_F16, a & 0x7FFF7FFFu, b & 0x7FFF7FFFu, 0) | ((a ^ b) & 0x80008000u);
+    return emulated_max_x2(GMM_F16, a & 0x7FFF7FFFu, b & 0x7FFF7FFFu, 0) | ((a ^ b) & 0x80008000u);
 }
 GMM__DEVICE uint32_t gmm_max_abs_abs_f32(uint32_t a, uint32_t b) {
     return emulated_max_f32(a & 0x7FFFFFFFu, b & 0x7FFFFFFFu, 0);

@@ -299,6 +299,13 @@ const char *device_late_copy(void *to, const void *from, int words, uint64_t nan
         e = cudaLaunchKernel((const void *)kernel, (dim3){1, 1, 1}, (dim3){1, 1, 1}, parameters, 0, D.stream);
     return text(e);
 }
+int device_emulated(void) {
+    cudaLibrary_t library;
+    const cudaError_t e = cudaLibraryLoadData(&library, late_text, NULL, NULL, 0, NULL, NULL, 0);
+    (void)cudaGetLastError();
+    if (e == cudaSuccess) (void)cudaLibraryUnload(library);
+    return e == cudaErrorNotSupported;
+}
 int device_processors(void) {
     int n = 0;
     (void)cudaDeviceGetAttribute(&n, cudaDevAttrMultiProcessorCount, 0);

@@ -10,6 +10,8 @@ int device_count(void);
 /* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);
+/* Whether the device is the emulator (tests/emulator), which loads no PTX, and whose tensor cores round sums to fp32. */
+int device_emulated(void);
 /* Bytes of the device's memory that are free. */
 size_t device_memory(size_t *total);
 

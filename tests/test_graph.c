@@ -309,6 +309,7 @@ static void limits(int arg) {
    with a block of the product. */
 enum { FREED_ROWS = 24576, FREED_WIDE = 4096 };
 static void freed(int arg) {
+    if (device_emulated()) t_skip("the emulator loads no PTX");
     enum { ROWS_ = FREED_ROWS, WIDE = FREED_WIDE, TURNS = 8 };
     const gmm_op op = (gmm_op)(GMM_OP_LINEAR_FWD + arg);
     const int64_t size = ROWS_;

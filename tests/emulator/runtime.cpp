@@ -362,7 +362,10 @@ cudaError_t cudaGetLastError(void) {
     last_error = cudaSuccess;
     return e;
 }
-const char *cudaGetErrorString(cudaError_t e) { return e == cudaSuccess ? "no error" : "an error of the emulator"; }
+const char *cudaGetErrorString(cudaError_t e) {
+    return e == cudaSuccess ? "no error" : e == cudaErrorNotSupported ? "operation not supported"
+                                                                      : "an error of the emulator";
+}
 
 /* Virtual memory: a reservation cannot be touched where nothing is mapped. */
 static CUresult memory_granularity(size_t *bytes, const CUmemAllocationProp *, CUmemAllocationGranularity_flags) {
@@ -421,6 +424,7 @@ UNSUPPORTED(cudaIpcOpenMemHandle, void **, cudaIpcMemHandle_t, unsigned)
 UNSUPPORTED(cudaIpcCloseMemHandle, void *)
 UNSUPPORTED(cudaLibraryLoadData, cudaLibrary_t *, const void *, cudaJitOption *, void **, unsigned, cudaLibraryOption *,
             void **, unsigned)
+UNSUPPORTED(cudaLibraryUnload, cudaLibrary_t)
 UNSUPPORTED(cudaLibraryGetKernel, cudaKernel_t *, cudaLibrary_t, const char *)
 UNSUPPORTED(cudaKernelSetAttributeForDevice, cudaKernel_t, cudaFuncAttribute, int, int)
 UNSUPPORTED(cudaMemcpyBatchAsync, const void *const *, const void *const *, const size_t *, size_t,

@@ -14085,11 +14085,12 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
     const gmm__ck_match *scale = NULL;
-    int mx;
+    int mx, scaled = 0;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
         const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
         if (matches[i].kind == GMM_CKPT_BIAS) l->bias = 1;
+        scaled |= matches[i].kind >= GMM_CKPT_SCALE;
         if (matches[i].kind == GMM_CKPT_SCALE && match && !scale && r->half == row->half &&
             matches[i].state == match->state && matches[i].part == match->part)
             scale = &matches[i];
@@ -14118,7 +14119,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     m[0] = t->shape[expert_dims];
     m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1];
     if (mx) m[1] *= 32;
-    else if (t->dtype == GMM_U8 && (l->scaling == GMM_SCALING_NV16 || l->scaling == GMM_SCALING_MX32)) m[1] *= 2;
+    else if (t->dtype == GMM_U8 && scaled) m[1] *= 2; /* two codes per byte */
     if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
         if (m[wide] % rank_experts)

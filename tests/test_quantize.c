@@ -1581,6 +1581,7 @@ static void transposition_refusals(int arg) {
 #undef XREFUSED
     {
         gmm_mat to = dst;
+        void *workspace;
         d.dst = &to;
         to.amax = NULL;
         T_REFUSED(GMM_E_NULL, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst", "amax", NULL);
@@ -1588,7 +1589,10 @@ static void transposition_refusals(int arg) {
         T_OK(gmm_transpose(T.ctx, &d, NULL, 0, T.stream));
         d.count = 2;
         to.amax = src.amax + 1;
-        T_REFUSED(GMM_E_ARG, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst.amax", "overlaps", NULL);
+        T_OK(gmm_transpose_query(T.ctx, &d, &info));
+        workspace = t_workspace(info.workspace_bytes);
+        T_REFUSED(GMM_E_ARG, gmm_transpose(T.ctx, &d, workspace, info.workspace_bytes, T.stream), "dst.amax",
+                  "overlaps", NULL);
         d.count = 1;
         to.amax = (float *)src.data;
         T_REFUSED(GMM_E_ARG, gmm_transpose(T.ctx, &d, NULL, 0, T.stream), "dst.amax", "overlaps", NULL);

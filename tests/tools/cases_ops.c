@@ -537,6 +537,9 @@ static int transpose_open(case_run *r) {
     d->rows = r->rows;
     d->cols = r->K;
     d->options = &r->options;
+#ifndef CASE_FORMER_TRANSPOSITION
+    d->format = f;
+#endif
     d->src = case_operand(r, f, GMM_ROWWISE, count, r->rows, r->K);
     d->dst = case_storage(r, "dst", f, GMM_COLUMNWISE, count, r->rows, r->K);
     return r->status != GMM_OK || ready(r, gmm_transpose_query(case_context, d, &info), &info);
@@ -567,7 +570,7 @@ static int shard_open(case_run *r) {
     gmm_sharding *d = &r->d.shard;
     const gmm_format *f = role_of(r);
     const int64_t count = matrices(r), all = count * r->rows * r->K;
-    const int columnwise = f->scaling == GMM_SCALING_MX32;
+    const int columnwise = f->scaling == GMM_SCALING_MX32 || f->square;
     r->format = *f;
     d->count = (int32_t)count;
     d->rows = r->rows;

@@ -76,9 +76,9 @@ static const char *const PATTERNS[] = {
     "cast.requantize.{fp8-tensor,fp8-1x128,mx8,nv4-plain}.bf16.grouped.g5.k256.t210.skew",
     "cast.dequantize.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8,nv4-plain}.bf16.{grouped.g5,count2}.k256.t210.skew."
         "{rowwise,columnwise}.{to32,to16}",
-    "cast.transpose.{fp8-tensor,fp8-1x128}.bf16.weight.count3.k256.t160",
+    "cast.transpose.{fp8-tensor,fp8-1x128,nv4}.bf16.weight.count3.k256.t160",
     "cast.update.t37.n{1,16}.{recent,}",
-    "cast.shard.{fp8-delayed,fp8-tensor,fp8-1x128,mx8,nv4-plain}.bf16.weight.count3.k256.t96",
+    "cast.shard.{fp8-delayed,fp8-tensor,fp8-1x128,mx8,nv4}.bf16.weight.count3.k256.t96",
     /* small operations */
     "small.accumulate.{f32,f16,bf16}.count{1,3}.t33.k77.{to32,to16,add.to32}",
     "small.convert.{f32,f16,bf16}.t33.k77.{to32,to16}",

@@ -56,12 +56,12 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
 
 /* Four codes of E2M1 as bytes, and bytes as codes of E2M1. */
 GMM__DEVICE uint32_t gmm__transpose_unpack4(uint32_t codes) {
-    const uint32_t pairs = (codes | codes << 8) & 0x00FF00FFu;
-    return (pairs | pairs << 4) & 0x0F0F0F0Fu;
+    const uint32_t halves = (codes | codes << 8) & 0x00FF00FFu;
+    return (halves | halves << 4) & 0x0F0F0F0Fu;
 }
 GMM__DEVICE uint32_t gmm__transpose_pack4(uint32_t bytes) {
-    const uint32_t pairs = (bytes | bytes >> 4) & 0x00FF00FFu;
-    return (pairs | pairs >> 8) & 0xFFFFu;
+    const uint32_t halves = (bytes | bytes >> 4) & 0x00FF00FFu;
+    return (halves | halves >> 8) & 0xFFFFu;
 }
 /* Loads and stores four codes of a row. */
 GMM__DEVICE uint32_t gmm__transpose_load4(const uint8_t *src, int32_t e2m1) {

@@ -1,8 +1,9 @@
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
-   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
-   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the
+   scheduler warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of
+   this header.
 
    CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
    c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
@@ -149,8 +150,9 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
 }
 
 #ifndef __CUDACC__
-/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane (gmm_sm90_count_work,
-   gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same tile of every group. */
+/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
+   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same tile of
+   every group. */
 GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
     int32_t g;
     for (g = s->work_ends[0] = 0; g < groups; g++) {

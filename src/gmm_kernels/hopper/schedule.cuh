@@ -151,8 +151,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
 
 #ifndef __CUDACC__
 /* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
-   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same tile of
-   every group. */
+   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same
+   tile of every group. */
 GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
     int32_t g;
     for (g = s->work_ends[0] = 0; g < groups; g++) {

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else needs to. It
- * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it.
+ * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it, but for GMM_KERNELS_SCHEDULE.
  *
  * CONTENTS
  *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
@@ -19,6 +19,8 @@
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
  *                        rename the file.
+ *     GMM_KERNELS_SCHEDULE   C and C++ compilers see the arithmetic of the Hopper products' work tiles (gmm_sm90_tile),
+ *                        for tests
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument
@@ -1665,8 +1667,9 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
-   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
-   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the
+   scheduler warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of
+   this header.
 
    CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
    c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
@@ -1811,6 +1814,35 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
+
+#ifndef __CUDACC__
+/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
+   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same
+   tile of every group. */
+GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
+    int32_t g;
+    for (g = s->work_ends[0] = 0; g < groups; g++) {
+        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
+        s->work_ends[g + 1] = s->work_ends[g] + gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows,
+                              s->max_blocks), s->tiles_n, cluster_size, s->raster_n);
+    }
+}
+/* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
+GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid,
+                              int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
+    const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
+    const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
+    gmm_sm90_cta cta;
+    if (work >= s->work_ends[groups]) return 0;
+    cta.cluster_size = cluster_size;
+    cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
+    t->g = 0;
+    while (s->work_ends[t->g + 1] <= work) t->g++;
+    if (rotation == 2) rotation = stride % (s->work_ends[t->g + 1] - s->work_ends[t->g]) == 0;
+    gmm_sm90_schedule_tile(s, s->raster_n, work, rotation, cta, t);
+    return 1;
+}
+#endif
 #endif /* GMM__SCHEDULE_DONE */
 #if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
 #define GMM__GEMM_REST_DONE
@@ -1823,7 +1855,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
    every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
-   Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
+   Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
+   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48].
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full (order
@@ -1835,10 +1868,39 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
 
-   Pipeline, with the barrier that each arrow waits for:
-       scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
-       producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
-       store     --store_empty-->   consumers --store_full--> store (wgrad)
+   Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
+       scheduler  --tile_full[16]-->  producer, consumers, store, scale loader  --batch_empty[4]-->  scheduler
+       producer   --full[stage]-->    consumers  --empty[stage]-->  producer (of both CTAs if an operand is multicast)
+       scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
+       store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
+       consumers  --order[i]-->       the other consumers (ping-pong)
+
+   mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
+   of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
+   the phase before the first.
+       barrier         completed by, arrivals per phase                            waited for by      parity of wait
+       full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
+                       packed weights also the 32 lanes of the scale loader (33)
+       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
+                       cluster (4 consumers x cluster size)                        scale loader
+       tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
+       batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
+                       warps, producer; wgrad: 2 store warps; packed: scale loader)
+       order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
+                       its tile is full (4)                                                           of its last tile
+       slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
+                       is not 0 (2)
+       slot[n % 4].full   warps of the warp group that wrote part n (4)            store warp         n / 4
+   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i holds the stores of wgrad in the order of
+   tiles.
+
+   Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
+       tile                stages              slots       tile            stages              slots
+       160x256             4 x (32 + 20)       4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
+       256x128             4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
+       176x128             5 x (16 + 22)       4 x 8       mx8_48x128      6 x (8 + 6 + 1)     4 x 4
+       192x128             4 x (16 + 24)       4 x 16      mx4, nv4 64x128  7 x (4 + 8 + 1)    4 x 4
+       128x128             5 x (16 + 16)       4 x 16
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
    same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
@@ -1878,8 +1940,8 @@ typedef struct gmm_sm90_args {
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
 
 /* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, elements per
-   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>: whether
-   a stage holds scales. */
+   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>:
+   whether a stage holds scales. */
 #define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 1) \
     X(mx8, 4096, 32) \
@@ -2102,7 +2164,8 @@ GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t bars, uint32_t part) {
     return gmm_sm90_slot_full(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
 }
 GMM__DEVICE uint32_t gmm_sm90_tile_full(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+    return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 GMM__DEVICE uint32_t gmm_sm90_batch_empty(uint32_t bars, uint32_t batch) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, batch_empty) +
@@ -2208,7 +2271,8 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
-                  offsetof(GMM__SM90(smem, tag), bars) == offsetof(GMM__SM90(smem, tag), stage_bars) + 16 * (stages_) && \
+                  offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
+                      16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
                       4 * ((smem_groups_) + 1), \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace"); \
@@ -2226,6 +2290,11 @@ GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
 }
+/* Which element of a warp group's product of wgmma (M = 64) is accumulator `u` of a thread in warp `warp` (0 to 3) of
+   the warp group: its row, along M, and its column, along N. swap_ab exchanges them: the 16-bit Hopper products have
+   columns of D along M and rows of D along N; the FP8 products have rows along M. */
+GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + lane / 4 + (u & 2 ? 8 : 0); }
+GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
 #define GMM__WGMMA_WAIT(groups) asm volatile("wgmma.wait_group.sync.aligned %0;" : : "n"(groups) : "memory")
@@ -3204,7 +3273,39 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
    Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
-   scheduler, store.
+   scheduler, store. The tile list has the registers of consumers and of the other warps.
+
+   Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
+       scheduler    --tile_full[16]-->  all others;  producer  --tile_empty[16]-->  scheduler
+       producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
+                                                                               where an operand is multicast)
+       store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
+       scheduler    --prediction.full-->  producer, consumers (the predicted first tile)
+       scheduler of the other CTA  --prediction.peer_full-->  scheduler
+
+   mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
+       barrier             completed by, arrivals per phase                         waited for by        parity of wait
+       full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
+                           with 1x128 scales also the scale loader's lanes (33)
+       empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
+                           x cluster size)                                          scale loader
+       tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
+       tile_empty[n % 16]  producer lane 0, when it has read tile n (1); the        scheduler, for       n / 16
+                           scheduler is at most half a ring ahead of it             tile n + 8
+       slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
+                           with old D where it is loaded
+       slot[c].full        threads of consumer c (128)                              store lanes of c     n
+       prediction.full     scheduler lane 0 (1)                                     producer, scale      0
+                                                                                    loader, consumers
+       prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
+                           (1, st.async)
+   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i orders the products of two consumers in 1d1d.
+
+   Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
+
+   Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
+       192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
+       128x192_full_slot      3 x (24 + 16)   2 x 48
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
    every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
@@ -3340,8 +3441,8 @@ GMM_FP8_TILE_LIST(GMM__X)
     GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
-/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple of
-   128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
+   of 128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
@@ -3389,7 +3490,8 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
 }
 /* Addresses of barriers of the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +
@@ -3709,7 +3811,8 @@ typedef struct gmm_fp8_kernel {
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), GMM__FP8(prefetch_tile, tile), \
+      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
+      GMM__FP8(prefetch_tile, tile), \
       (const void *)kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -9419,14 +9522,16 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
                     bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                    const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                    const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0);
+                    const int bytes = gmm_kmat_size(&args.p.bias);
                     gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
                     gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], gmm_wgmma_acc_n(lane, u % 16));
+                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16],
+                                                     gmm_wgmma_acc_n(lane, u % 16) + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
@@ -9454,7 +9559,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
+                                                  j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -9530,7 +9636,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
                     if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
+                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
+                                                     u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * row_blocks) break;
@@ -9706,7 +9813,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             int32_t *const work_ends = ends + args.p.groups + 1;
             gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
                                      /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
-                                     /* row_align */ GMM__STEP, /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+                                     /* row_align */ GMM__STEP,
+                                     /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
             int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
             uint32_t tile_index;
@@ -10015,6 +10123,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 }
 #endif
 
+/* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
@@ -10027,10 +10136,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
     const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
-    /* A has a scale per row and 128 elements */
-    const int scaled = !GMM__FAST && args.a_scale.scaling == GMM_SCALING_1X128;
+    const int scaled = !GMM__FAST && args.a_scale.scaling == GMM_SCALING_1X128; /* A has a scale per 128 elements */
     uint32_t cluster, cta_rank, i;
-
     cluster = gmm_cluster_nctarank();
     cta_rank = gmm_cluster_ctarank();
     /* line scales that the call does not have stay 1 */
@@ -10039,9 +10146,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            /* full: the producer lane, and the lanes of the scale loader */
             gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
-            /* empty: consumer warps of the CTAs that read the stage */
             gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
@@ -10095,7 +10200,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     gmm_cluster_wait_acquire(); /* the barriers are initialised */
                     if (lane == 0) {
                         ring[GMM_SM90_TILE_RING - 1] = f;
-                        gmm_mbarrier_arrive(prediction + GMM__OFFSET(gmm_fp8_prediction, full)); /* the producer loads its operands right after the wait */
+                        /* the producer loads its operands right after the wait */
+                        gmm_mbarrier_arrive(prediction + GMM__OFFSET(gmm_fp8_prediction, full));
                     }
                     __syncwarp();
                     gmm_griddepcontrol_wait();
@@ -10128,8 +10234,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     unresolved = 0;
                     if (gmm_cluster_nctarank() > 1) {
                         gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
-                        peer_mispredicted = *(volatile const int32_t *)(
-                            gmm_shared + GMM__CFG(prediction_offset) +
+                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + GMM__CFG(prediction_offset) +
                             GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
                     }
                     if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
@@ -10380,7 +10485,8 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
-                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8, col_scales);
+                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
+                                             col_scales);
                         col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
                         col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
                         acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
@@ -10403,7 +10509,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
-                        const int c = 2 * u + tid % 4 * 2;
+                        const int c = gmm_wgmma_acc_n(tid % 32, u);
                         const int count = cols - c > 2 ? 2 : cols - c;
                         float v[4];
                         GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */

@@ -2,7 +2,7 @@
  * SPDX-License-Identifier: MIT
  *
  * Quick start: none of its own. The CUDA half of gmm.h's implementation includes this file; nothing else needs to. It
- * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it.
+ * is empty without GMM_IMPLEMENTATION, and where a C compiler reads it, but for GMM_KERNELS_SCHEDULE.
  *
  * CONTENTS
  *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
@@ -19,6 +19,8 @@
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
  *                        rename the file.
+ *     GMM_KERNELS_SCHEDULE   C and C++ compilers see the arithmetic of the Hopper products' work tiles (gmm_sm90_tile),
+ *                        for tests
  *
  * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
  * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument

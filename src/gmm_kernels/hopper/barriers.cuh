@@ -68,7 +68,8 @@ GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t bars, uint32_t part) {
     return gmm_sm90_slot_full(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
 }
 GMM__DEVICE uint32_t gmm_sm90_tile_full(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+    return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 GMM__DEVICE uint32_t gmm_sm90_batch_empty(uint32_t bars, uint32_t batch) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, batch_empty) +

@@ -277,14 +277,16 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
                     bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
 #pragma unroll
                 for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                    const int c = t->n0 + col0 + 64 * j + 16 * w + lane / 4, bytes = gmm_kmat_size(&args.p.bias);
+                    const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0);
+                    const int bytes = gmm_kmat_size(&args.p.bias);
                     gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
                     gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
                 }
 #pragma unroll
                 for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2);
-                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], u % 16 * 2 + lane % 4 * 2 + 1);
+                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], gmm_wgmma_acc_n(lane, u % 16));
+                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16],
+                                                     gmm_wgmma_acc_n(lane, u % 16) + 1);
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
@@ -312,7 +314,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 #pragma unroll
                     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
                         const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
+                                                  j * 8192 + u % 4 * 2048,
                                               gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
                                               gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                     }
@@ -388,7 +391,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
                     if (col0 + 64 * j >= t->cols) break;
 #pragma unroll
                     for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
+                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
+                                                     u % 8 * 1024;
                         float old[4];
                         if (u % 8 == 0) {
                             if (u >= 2 * row_blocks) break;

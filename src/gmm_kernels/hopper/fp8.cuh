@@ -6,7 +6,39 @@
    columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
    Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
-   scheduler, store.
+   scheduler, store. The tile list has the registers of consumers and of the other warps.
+
+   Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
+       scheduler    --tile_full[16]-->  all others;  producer  --tile_empty[16]-->  scheduler
+       producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
+                                                                               where an operand is multicast)
+       store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
+       scheduler    --prediction.full-->  producer, consumers (the predicted first tile)
+       scheduler of the other CTA  --prediction.peer_full-->  scheduler
+
+   mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
+       barrier             completed by, arrivals per phase                         waited for by        parity of wait
+       full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
+                           with 1x128 scales also the scale loader's lanes (33)
+       empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
+                           x cluster size)                                          scale loader
+       tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
+       tile_empty[n % 16]  producer lane 0, when it has read tile n (1); the        scheduler, for       n / 16
+                           scheduler is at most half a ring ahead of it             tile n + 8
+       slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
+                           with old D where it is loaded
+       slot[c].full        threads of consumer c (128)                              store lanes of c     n
+       prediction.full     scheduler lane 0 (1)                                     producer, scale      0
+                                                                                    loader, consumers
+       prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
+                           (1, st.async)
+   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i orders the products of two consumers in 1d1d.
+
+   Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
+
+   Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
+       192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
+       128x192_full_slot      3 x (24 + 16)   2 x 48
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
    every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
@@ -142,8 +174,8 @@ GMM_FP8_TILE_LIST(GMM__X)
     GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
-/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple of
-   128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+/* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
+   of 128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
@@ -191,7 +223,8 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
 }
 /* Addresses of barriers of the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) + GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) +
+           GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +

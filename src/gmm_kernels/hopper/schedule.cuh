@@ -1,8 +1,9 @@
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
-   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the scheduler
-   warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the
+   scheduler warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of
+   this header.
 
    CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
    c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
@@ -147,6 +148,35 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
+
+#ifndef __CUDACC__
+/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
+   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same
+   tile of every group. */
+GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
+    int32_t g;
+    for (g = s->work_ends[0] = 0; g < groups; g++) {
+        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
+        s->work_ends[g + 1] = s->work_ends[g] + gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows,
+                              s->max_blocks), s->tiles_n, cluster_size, s->raster_n);
+    }
+}
+/* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
+GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid,
+                              int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
+    const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
+    const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
+    gmm_sm90_cta cta;
+    if (work >= s->work_ends[groups]) return 0;
+    cta.cluster_size = cluster_size;
+    cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
+    t->g = 0;
+    while (s->work_ends[t->g + 1] <= work) t->g++;
+    if (rotation == 2) rotation = stride % (s->work_ends[t->g + 1] - s->work_ends[t->g]) == 0;
+    gmm_sm90_schedule_tile(s, s->raster_n, work, rotation, cta, t);
+    return 1;
+}
+#endif
 #endif /* GMM__SCHEDULE_DONE */
 #if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
 #define GMM__GEMM_REST_DONE

@@ -49,7 +49,8 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
-                  offsetof(GMM__SM90(smem, tag), bars) == offsetof(GMM__SM90(smem, tag), stage_bars) + 16 * (stages_) && \
+                  offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
+                      16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
                       4 * ((smem_groups_) + 1), \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace"); \

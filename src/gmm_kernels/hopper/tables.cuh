@@ -7,7 +7,8 @@
    every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
-   Warp roles of a CTA (384 threads). Warps 0 to 7 are two consumer warp groups; warps 8 to 11 run with few registers.
+   Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
+   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48].
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full (order
@@ -19,10 +20,39 @@
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
 
-   Pipeline, with the barrier that each arrow waits for:
-       scheduler --tile_full[16]--> producer, consumers, store, scale loader --batch released--> scheduler
-       producer  --full[s]-->       consumers --empty[s]--> producer (of both CTAs where an operand is multicast)
-       store     --store_empty-->   consumers --store_full--> store (wgrad)
+   Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
+       scheduler  --tile_full[16]-->  producer, consumers, store, scale loader  --batch_empty[4]-->  scheduler
+       producer   --full[stage]-->    consumers  --empty[stage]-->  producer (of both CTAs if an operand is multicast)
+       scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
+       store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
+       consumers  --order[i]-->       the other consumers (ping-pong)
+
+   mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
+   of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
+   the phase before the first.
+       barrier         completed by, arrivals per phase                            waited for by      parity of wait
+       full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
+                       packed weights also the 32 lanes of the scale loader (33)
+       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
+                       cluster (4 consumers x cluster size)                        scale loader
+       tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
+       batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
+                       warps, producer; wgrad: 2 store warps; packed: scale loader)
+       order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
+                       its tile is full (4)                                                           of its last tile
+       slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
+                       is not 0 (2)
+       slot[n % 4].full   warps of the warp group that wrote part n (4)            store warp         n / 4
+   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i holds the stores of wgrad in the order of
+   tiles.
+
+   Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
+       tile                stages              slots       tile            stages              slots
+       160x256             4 x (32 + 20)       4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
+       256x128             4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
+       176x128             5 x (16 + 22)       4 x 8       mx8_48x128      6 x (8 + 6 + 1)     4 x 4
+       192x128             4 x (16 + 24)       4 x 16      mx4, nv4 64x128  7 x (4 + 8 + 1)    4 x 4
+       128x128             5 x (16 + 16)       4 x 16
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
    same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
@@ -62,8 +92,8 @@ typedef struct gmm_sm90_args {
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
 
 /* Formats of B: 16-bit elements, or packed codes with scales: X(tag, bytes of 64 columns per stage, elements per
-   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>: whether
-   a stage holds scales. */
+   scale). Packed codes are dequantized into registers, from which wgmma takes them (RS). GMM__SM90_PACKED_<tag>:
+   whether a stage holds scales. */
 #define GMM_SM90_B_FORMAT_LIST(X) \
     X(plain, 8192, 1) \
     X(mx8, 4096, 32) \

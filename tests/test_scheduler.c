@@ -1,0 +1,214 @@
+/* test_scheduler.c - the work tiles of the Hopper products: every element of D in one tile, in the promised order. */
+#include "test.h"
+
+#define GMM_KERNELS_SCHEDULE
+#include "gmm_kernels.cuh"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MOST_GROUPS = 4096, MOST_ROWS = 1 << 16 };
+
+/* Tiles as the kernels schedule them; rotation as in gmm_sm90_nth_tile. */
+static const struct kind {
+    const char *name;
+    int32_t block_rows, max_blocks, row_align, col_align, tile_n;
+    int raster_n, k_grouped, rotation;
+} kinds[] = {
+    { "256x128", 16, 16, 8, 64, 128, 1, 0, 1 },        { "160x256", 16, 10, 8, 64, 256, 0, 0, 1 },
+    { "96x256", 16, 6, 8, 64, 256, 0, 0, 1 },          { "176x128", 16, 11, 8, 64, 128, 1, 0, 1 },
+    { "48x128", 16, 3, 8, 64, 128, 1, 0, 1 },          { "wgrad 192x128", 16, 12, 64, 128, 128, 1, 1, 2 },
+    { "wgrad 128x128", 16, 8, 64, 128, 128, 1, 1, 2 }, { "fp8 192x128", 64, 3, 64, 128, 128, 1, 0, 0 },
+    { "fp8 128x192", 64, 2, 64, 64, 192, 0, 0, 0 },    { "fp8 wgrad 192x128", 64, 3, 64, 128, 128, 1, 1, 2 },
+    { "fp8 wgrad 128x192", 64, 2, 64, 192, 192, 0, 1, 2 },
+};
+
+/* Sizes of groups: X(name, rows of group g of G). */
+#define SPLITS(X) \
+    X(uniform, 200) \
+    X(small, 1 + g % 9) \
+    X(skewed, 3000 / (g + 1)) \
+    X(empty, 0) \
+    X(gaps, g % 3 ? 0 : 17 * g % 700) \
+    X(hot, g == G / 2 ? 5000 : 0)
+#define X(name, rows) \
+    static int32_t split_##name(int32_t g, int32_t G) { \
+        (void)g; \
+        (void)G; \
+        return rows; \
+    }
+SPLITS(X)
+#undef X
+static const struct {
+    const char *name;
+    int32_t (*rows)(int32_t g, int32_t G);
+} splits[] = {
+#define X(name, rows) { #name, split_##name },
+    SPLITS(X)
+#undef X
+};
+
+/* The first of part i where `count` units are divided into parts, the first ones a unit longer. */
+static int32_t part_begin(int32_t count, int32_t parts, int32_t i) {
+    int32_t begin = 0;
+    for (int32_t j = 0; j < i; j++) begin += count / parts + (j < count % parts);
+    return begin;
+}
+static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
+
+/* A group's tiles in the promised order, as rows and columns of tiles, two entries per CTA of a cluster: bands of 8
+   clusters along the rows, in a band column by column; then what an odd number of tiles leaves, along the other axis.
+   A second CTA without a tile has row -1. Returns the number of clusters. */
+static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, int32_t cluster, int32_t (*order)[4]) {
+    const int32_t clusters_m = k->raster_n ? tiles_m : tiles_m / cluster;
+    const int32_t clusters_n = k->raster_n ? tiles_n / cluster : tiles_n;
+    int32_t count = 0;
+    for (int32_t band = 0; band < clusters_m; band += 8)
+        for (int32_t n = 0; n < clusters_n; n++)
+            for (int32_t m = band; m < least(clusters_m, band + 8); m++, count++) {
+                order[count][0] = k->raster_n ? m : m * cluster;
+                order[count][1] = k->raster_n ? n * cluster : n;
+                order[count][2] = order[count][0] + (k->raster_n ? 0 : cluster - 1);
+                order[count][3] = order[count][1] + (k->raster_n ? cluster - 1 : 0);
+            }
+    if (cluster == 2 && (k->raster_n ? tiles_n : tiles_m) % 2)
+        for (int32_t i = 0; i < (k->raster_n ? tiles_m : tiles_n); i += 2, count++) {
+            const int second = i + 1 < (k->raster_n ? tiles_m : tiles_n);
+            order[count][0] = k->raster_n ? i : tiles_m - 1;
+            order[count][1] = k->raster_n ? tiles_n - 1 : i;
+            order[count][2] = !second ? -1 : k->raster_n ? i + 1 : tiles_m - 1;
+            order[count][3] = !second ? -1 : k->raster_n ? tiles_n - 1 : i + 1;
+        }
+    return count;
+}
+
+/* One problem on one grid. */
+static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, int32_t m_all, int32_t n, uint32_t grid,
+                        int32_t cluster) {
+    static int32_t work_ends[MOST_GROUPS + 1], shift[MOST_GROUPS], order[1 << 14][4];
+    static unsigned char seen[1 << 20];
+    const gmm_gemm_args extents = { m_all, n, 777 };
+    const int32_t units_n = (n + k->col_align - 1) / k->col_align;
+    int32_t max_rows = 0, nonempty = 0, ordered = -1, tiles_m = 0, count = 0;
+    int64_t cells = 0;
+    gmm_sm90_scheduler s = GMM_ZERO;
+    for (int32_t g = 0; g < G; g++) {
+        const int32_t rows = ends[g + 1] - ends[g];
+        max_rows = rows > max_rows ? rows : max_rows;
+        nonempty += rows > 0;
+        shift[g] = -1;
+    }
+    s.p = &extents;
+    s.ends = (int32_t *)(uintptr_t)ends;
+    s.work_ends = work_ends;
+    s.k_grouped = k->k_grouped;
+    s.raster_n = k->raster_n;
+    s.max_blocks = k->max_blocks;
+    s.block_rows = k->block_rows;
+    s.row_align = k->row_align;
+    s.col_align = k->col_align;
+    s.tiles_n = (n + k->tile_n - 1) / k->tile_n;
+    if (!k->k_grouped && nonempty > 0 && max_rows <= k->block_rows * k->max_blocks)
+        s.tiles_n = gmm_sm90_filling_tiles(nonempty, s.tiles_n, units_n, (int32_t)grid, cluster);
+    T_CHECK(s.tiles_n >= 1 && s.tiles_n <= units_n, "%d tiles of %d columns", (int)s.tiles_n, (int)n);
+    gmm_sm90_sum_work(&s, G, cluster);
+    memset(seen, 0, sizeof seen);
+    for (int32_t work = 0; work < work_ends[G]; work++) {
+        gmm_sm90_tile t[2];
+        int32_t m = 0, units_m, first, position;
+        memset(t, 0, sizeof t);
+        for (int32_t rank = 0; rank < cluster; rank++) {
+            const uint32_t stride = grid / (uint32_t)cluster;
+            const uint32_t block = (uint32_t)work % stride * (uint32_t)cluster + (uint32_t)rank;
+            T_CHECK(gmm_sm90_nth_tile(&s, G, block, grid, cluster, k->rotation, (uint32_t)work / stride, &t[rank]),
+                    "work %d has no tile", (int)work);
+        }
+        const int32_t g = t[0].g, in_group = work - work_ends[g];
+        T_CHECK(g >= 0 && g < G && in_group >= 0 && work < work_ends[g + 1], "work %d in group %d", (int)work, (int)g);
+        if (g != ordered) { /* works of a group follow one another */
+            T_CHECK(g > ordered, "group %d after %d", (int)g, (int)ordered);
+            ordered = g;
+            m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
+            tiles_m = ((m + k->block_rows - 1) / k->block_rows + k->max_blocks - 1) / k->max_blocks;
+            count = promised(k, tiles_m, s.tiles_n, cluster, order);
+            T_CHECK(count == work_ends[g + 1] - work_ends[g], "group %d: work %d, not %d", (int)g,
+                    (int)(work_ends[g + 1] - work_ends[g]), (int)count);
+        }
+        m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
+        units_m = (m + k->row_align - 1) / k->row_align;
+        for (first = 0; shift[g] < 0 && first < count; first++) /* where the group's order begins */
+            if (t[0].m0 == k->row_align * part_begin(units_m, tiles_m, order[first][0]) &&
+                t[0].n0 == k->col_align * part_begin(units_n, s.tiles_n, order[first][1]))
+                shift[g] = first;
+        T_CHECK(shift[g] >= 0 && (k->rotation != 0 || shift[g] == 0), "group %d begins nowhere", (int)g);
+        position = (in_group + shift[g]) % count;
+        for (int32_t rank = 0; rank < cluster; rank++) {
+            const gmm_sm90_tile *const c = &t[rank];
+            const int32_t tm = order[position][2 * rank], tn = order[position][2 * rank + 1];
+            T_CHECK(c->g == g && c->row == ends[g] && c->end == ends[g + 1] &&
+                    c->k == (k->k_grouped ? ends[g + 1] - ends[g] : 777), "group, rows or k of work %d", (int)work);
+            T_CHECK(c->row_blocks >= 1 && c->row_blocks <= k->max_blocks && c->rows <= k->block_rows * c->row_blocks,
+                    "work %d: %d blocks for %d rows", (int)work, (int)c->row_blocks, (int)c->rows);
+            if (tm < 0) {
+                T_CHECK(c->cols <= 0 && c->multicast == 0, "work %d: a tile behind the last", (int)work);
+                continue;
+            }
+            T_CHECK(c->m0 == k->row_align * part_begin(units_m, tiles_m, tm) &&
+                    c->n0 == k->col_align * part_begin(units_n, s.tiles_n, tn),
+                    "work %d: tile at %d, %d, not tile %d, %d", (int)work, (int)c->m0, (int)c->n0, (int)tm, (int)tn);
+            T_CHECK(c->rows > 0 && c->m0 + c->rows <= m && c->cols > 0 && c->cols <= k->tile_n && c->n0 + c->cols <= n,
+                    "work %d: %d x %d at %d, %d", (int)work, (int)c->rows, (int)c->cols, (int)c->m0, (int)c->n0);
+            for (int32_t i = c->m0 / k->row_align; i * k->row_align < c->m0 + c->rows; i++)
+                for (int32_t j = c->n0 / k->col_align; j * k->col_align < c->n0 + c->cols; j++, cells++) {
+                    const int64_t row0 = k->k_grouped ? (int64_t)g * units_m : ends[g] / k->row_align + g;
+                    const int64_t cell = (row0 + i) * units_n + j;
+                    T_CHECK(cell < (int64_t)sizeof seen && !seen[cell], "work %d: twice", (int)work);
+                    seen[cell] = 1;
+                }
+        }
+        if (cluster == 2) { /* multicast: a common operand; the CTA without a tile receives nothing */
+            const int same_cols = t[0].n0 == t[1].n0 && t[0].cols == t[1].cols && t[1].cols > 0;
+            const int same_rows = t[0].m0 == t[1].m0 && t[0].rows == t[1].rows && t[1].cols > 0;
+            T_CHECK(t[0].multicast == t[1].multicast && t[0].multicast == (same_cols ? 1 : same_rows ? 2 : 0),
+                    "work %d: multicast %d", (int)work, (int)t[0].multicast);
+        } else T_CHECK(t[0].multicast == 0, "work %d: multicast", (int)work);
+    }
+    for (int32_t g = 0; g < G; g++) { /* nothing is left out */
+        const int32_t m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
+        cells -= (int64_t)((m + k->row_align - 1) / k->row_align) * units_n;
+    }
+    T_CHECK(cells == 0, "%lld cells too many", (long long)cells);
+    for (uint32_t block = 0; block < grid; block++) { /* every CTA ends */
+        gmm_sm90_tile t;
+        const uint32_t stride = grid / (uint32_t)cluster, b = block / (uint32_t)cluster, all = (uint32_t)work_ends[G];
+        const uint32_t works = all > b ? (all - b + stride - 1) / stride : 0;
+        T_CHECK(!gmm_sm90_nth_tile(&s, G, block, grid, cluster, k->rotation, works, &t), "CTA %u ends late", block);
+    }
+}
+
+static void tiles(int arg) {
+    static const int32_t counts[] = { 0, 1, 2, 7, 33, 128, 4096 }, widths[] = { 1, 64, 200, 1032 };
+    static const struct {
+        uint32_t grid;
+        int32_t cluster;
+    } grids[] = { { 1, 1 }, { 3, 1 }, { 132, 1 }, { 2, 2 }, { 12, 2 }, { 132, 2 } };
+    static int32_t ends[MOST_GROUPS + 1];
+    const struct kind *k = &kinds[arg];
+    for (int64_t sp = 0; sp < T_COUNT(splits); sp++)
+        for (int64_t c = 0; c < T_COUNT(counts); c++)
+            for (int64_t i = 0; i < T_COUNT(grids) * T_COUNT(widths); i++) {
+                const int32_t G = counts[c], n = widths[i / T_COUNT(grids)];
+                const uint32_t grid = grids[i % T_COUNT(grids)].grid;
+                if (G == 4096 && (n > 64 || grid == 3 || grid == 12)) continue; /* few of the largest */
+                for (int32_t g = ends[0] = 0; g < G; g++)
+                    ends[g + 1] = least(ends[g] + splits[sp].rows(g, G), MOST_ROWS);
+                t_about("%s: %s rows of %d groups, n %d, grid %u in clusters of %d", k->name, splits[sp].name, (int)G,
+                        (int)n, grid, (int)grids[i % T_COUNT(grids)].cluster);
+                check_tiles(k, ends, G, k->k_grouped ? G > 128 ? 100 : 1000 : 0, n, grid,
+                            grids[i % T_COUNT(grids)].cluster);
+            }
+}
+
+void tests_scheduler(void) {
+    for (int i = 0; i < (int)T_COUNT(kinds); i++) t_add_host(tiles, i, "scheduler tiles %s", kinds[i].name);
+}

@@ -353,11 +353,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
                 if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
-                    float scale0, scale1;
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    const float scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
+                    const float scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
@@ -370,8 +369,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                         acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
                         acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
                     }
-                    /* all threads have read the scales before one of them loads those of the next tile */
-                    if (by_line) gmm_fp8_consumer_sync(wg);
+                    if (by_line) gmm_fp8_consumer_sync(wg); /* the next tile's scales overwrite these */
                 } else if (outer_scale != 1.0f) {
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);

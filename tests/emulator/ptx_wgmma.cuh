@@ -1,9 +1,5 @@
 /* wgmma, in C++: the functions of src/gmm_kernels/common/ptx_wgmma.cuh. Thread t of a warp
    group holds rows 16 (t / 32) + t % 32 / 4 and 8 further of columns 8 j + 2 (t % 4) and the next. */
-GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
-    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
-           (smem & 0x3FFFF) >> 4;
-}
 GMM__DEVICE void gmm_wgmma_fence(void) {}
 GMM__DEVICE void gmm_wgmma_commit(void) { emulated_wgmma_commit(); }
 #define GMM__WGMMA_WAIT(groups) emulated_wgmma_wait(groups)

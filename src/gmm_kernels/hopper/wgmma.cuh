@@ -1,0 +1,12 @@
+/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
+   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
+GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
+    return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
+           (smem & 0x3FFFF) >> 4;
+}
+/* Which element of a warp group's product of wgmma (M = 64) is accumulator `u` of a thread in warp `warp` (0 to 3) of
+   the warp group: its row, along M, and its column, along N. swap_ab exchanges them: the 16-bit Hopper products have
+   columns of D along M and rows of D along N; the FP8 products have rows along M. */
+GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + lane / 4 + (u & 2 ? 8 : 0); }
+GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
+

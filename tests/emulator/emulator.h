@@ -1,6 +1,6 @@
 /* emulator.h - runs CUDA kernels on the CPU, for tests on machines without a GPU: the threads of a CTA, or of the CTAs of
-   a cluster, are fibers that a scheduler resumes in an order drawn at random, and that give way where they
-   synchronize. Streams are synchronous. What is asynchronous (TMA, cp.async, wgmma) happens at a moment drawn at random
+   a cluster, are fibers that a scheduler resumes in an order drawn at random, and that yield where they synchronize.
+   Streams are synchronous. What is asynchronous (TMA, cp.async, wgmma) happens at a moment drawn at random
    between its issue and the wait for it. GMM_EMULATOR_SEED chooses the order.
 
    The implementation is compiled from its own sources, by a C++ compiler, with the parts that hold inline PTX replaced

@@ -6936,8 +6936,8 @@ static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *forma
     if ((s = gmm__read(call, "format", f, sizeof *f, format)) != GMM_OK) return s;
     if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
     if (nv && f->scaling == GMM_SCALING_NV16 && !f->square)
-        return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 has "
-                           "other blocks, so that gmm_quantize or gmm_requantize has to make it");
+        return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 "
+                           "has other blocks, so that gmm_quantize or gmm_requantize has to make it");
     return gmm__check_copy(call, GMM__DY, "src", GMM_ROWWISE);
 }
 static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,

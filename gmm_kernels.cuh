@@ -650,7 +650,7 @@ enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 3 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
     int64_t *offsets;  /* [G + 1] */
-    int32_t *tiles[GMM_OFFSETS_TILES]; /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; each may be NULL */
+    int32_t *tiles[GMM_OFFSETS_TILES]; /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; NULL: none */
     int32_t tile_rows[GMM_OFFSETS_TILES];
 } gmm_offsets_args;
 
@@ -2244,13 +2244,14 @@ typedef struct gmm_sm90_ring {
         char b[(consumers_) * (wgmma_m_)][GMM__SM90(b_bytes, b_format_)]; /* [64 columns] */ \
         char a[m16_][2048];                                               /* [16 rows] */ \
         GMM__IF(GMM__SM90_PACKED_##b_format_, uint32_t scales[256];) \
-    } GMM__SM90(stage, tag); \
+    } GMM__SM90(stage, tag);
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     typedef struct GMM__SM90(smem, tag) { \
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
-        gmm_sm90_stage_barriers stage_bars[stages_]; \
-        gmm_sm90_barriers bars; \
-        gmm_sm90_ring ring; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
         int32_t ends[(smem_groups_) + 1], work_ends[(smem_groups_) + 1]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
@@ -2269,13 +2270,19 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(GMM__SM90(stage_bytes, tag) % 1024 == 0 && GMM__SM90(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
-                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
                       4 * ((smem_groups_) + 1), \
-                  "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace"); \
+                  "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -3417,21 +3424,24 @@ typedef struct gmm_fp8_prediction {
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
-    } GMM__FP8(stage, tag); \
-    typedef struct GMM__FP8(line_scales, tag) { /* of a consumer's rows and of the tile's columns; 1 if absent */ \
+    } GMM__FP8(stage, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+/* Scales of a consumer's rows and of the tile's columns; 1 if absent. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    typedef struct GMM__FP8(line_scales, tag) { \
         float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
-    } GMM__FP8(line_scales, tag); \
+    } GMM__FP8(line_scales, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
-        GMM__FP8(stage, tag) stage[stages_]; \
-        char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
-        gmm_sm90_stage_barriers stage_bars[stages_]; \
-        gmm_fp8_barriers bars; \
-        gmm_sm90_slot_barriers slot_bars[consumers_]; \
-        GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
         int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
-        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; \
-    } GMM__FP8(tile_smem, tag);
+        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
@@ -3449,12 +3459,18 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
         float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
-    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_); \
+    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_);
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
         GMM__FP8(tile_smem, tile_) tile; \
         GMM__IF(GMM__FP8_SCALED_##scaling, \
                 GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
-    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_); \
+    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_);
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
                       GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
                           sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
@@ -3467,7 +3483,10 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
-                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -6810,7 +6829,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
                 for (k = lane; k < n; k += 32)
-                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k) : src[l * src_pitch + k];
+                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
+                                                           : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (words) {

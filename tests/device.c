@@ -114,7 +114,8 @@ void *device_edge(size_t bytes, int at_end, const char **why) {
     if (V.count == 16 || V.granularity(&page, &prop, CU_MEM_ALLOC_GRANULARITY_MINIMUM) != CUDA_SUCCESS) return NULL;
     mapped = (bytes + page - 1) / page * page;
     if (V.reserve(&base, mapped + 2 * page, 0, 0, 0) != CUDA_SUCCESS) return NULL;
-    if (V.create(&handle, mapped, &prop, 0) != CUDA_SUCCESS || V.map(base + page, mapped, 0, handle, 0) != CUDA_SUCCESS ||
+    if (V.create(&handle, mapped, &prop, 0) != CUDA_SUCCESS ||
+        V.map(base + page, mapped, 0, handle, 0) != CUDA_SUCCESS ||
         V.access(base + page, mapped, &access, 1) != CUDA_SUCCESS)
         return NULL;
     V.edge[V.count].base = base;

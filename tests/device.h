@@ -10,7 +10,7 @@ int device_count(void);
 /* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);
-/* Whether the device is the emulator (tests/emulator), which loads no PTX, and whose tensor cores round sums to fp32. */
+/* Whether the device is the emulator (tests/emulator), which loads no PTX, and whose tensor cores add in fp32. */
 int device_emulated(void);
 /* Bytes of the device's memory that are free. */
 size_t device_memory(size_t *total);
@@ -19,8 +19,8 @@ size_t device_memory(size_t *total);
 void *device_alloc(size_t bytes, size_t alignment, int huge);
 void device_reset(void);
 
-/* Device memory of `bytes` behind or in front of pages that are not mapped: with `at_end` it ends where the mapping does,
-   and is only aligned as far as `bytes` is divisible, else it begins with it. NULL with a text. */
+/* Device memory of `bytes` behind or in front of pages that are not mapped: with `at_end` it ends where the mapping
+   does, and is only aligned as far as `bytes` is divisible, else it begins with it. NULL with a text. */
 void *device_edge(size_t bytes, int at_end, const char **why);
 void device_edges_free(void);
 

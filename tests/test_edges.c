@@ -94,9 +94,11 @@ static void quantize(operand *o, const gmm_groups *groups, const gmm_format *for
     gmm_info info = GMM_ZERO;
     gmm_layout l = GMM_ZERO;
     o->format = *format;
-    if (count) T_OK_TEXT(gmm_layout_of(format->dtype, format->scaling, format->order, direction, rows, cols, &l, NULL), "");
-    else T_OK_TEXT(gmm_layout_of_groups(format->dtype, format->scaling, format->order, direction, groups->count,
-                                        groups->capacity, cols, &l, NULL), "");
+    if (count)
+        T_OK_TEXT(gmm_layout_of(format->dtype, format->scaling, format->order, direction, rows, cols, &l, NULL), "");
+    else
+        T_OK_TEXT(gmm_layout_of_groups(format->dtype, format->scaling, format->order, direction, groups->count,
+                                       groups->capacity, cols, &l, NULL), "");
     o->data_bytes = (size_t)(l.data_bytes * (count ? count : 1));
     o->scale_bytes = (size_t)(l.scale_bytes * (count ? count : 1));
     o->copy = gmm_mat_quantized(&o->format, direction, t_alloc(o->data_bytes), t_alloc(o->scale_bytes), NULL);
@@ -178,7 +180,8 @@ void tests_edges(void) {
     static const char *const op[] = {"fwd", "dgrad", "wgrad"}, *const dtype[] = {"bf16", "f16", "f32"};
     static const int rests[] = {1, 63, 64, 127};
     for (int k = 0; k < 36; k++)
-        t_add_gpu(linear, k, "edges of memory, linear %s %s, last tile of %d", op[k / 3 % 3], dtype[k % 3], rests[k / 9]);
+        t_add_gpu(linear, k, "edges of memory, linear %s %s, last tile of %d", op[k / 3 % 3], dtype[k % 3],
+                  rests[k / 9]);
     for (int k = 0; k < 12; k++)
         t_add_gpu(fp8, k, "edges of memory, fp8 1x128 %s, last tile of %d", op[k % 3], rests[k / 3]);
     for (int k = 0; k < 2; k++) t_add_gpu(two_groups, k, "edges wgrad of 384 and 256 rows into %s", k ? "f32" : "bf16");

@@ -390,8 +390,8 @@ static void shape_case(int arg) {
     lin_alone(&r);
 }
 
-/* The bits of a row do not depend on how many rows its group has, nor on its place among them: runs of rows alone, whose
-   lengths are at and beside the heights of tiles. arg: 3 times dgrad, plus the dtype. */
+/* The bits of a row do not depend on how many rows its group has, nor on its place among them: runs of rows alone,
+   whose lengths are at and beside the heights of tiles. arg: 3 times dgrad, plus the dtype. */
 static void batch_invariance(int arg) {
     static const int64_t sizes[] = {5, 390, 0}, lengths[] = {1, 7, 8, 16, 17, 63, 64, 65, 127, 129, 192, 257, 389};
     lin_spec s = {.op = arg / 3 ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD, .in = lin_dtype(arg % 3), .groups = 3,
@@ -850,7 +850,8 @@ void tests_linear(void) {
                   lin_op(ops[k / 3]), name[k % 3], (int)shapes[i].groups, (long long)shapes[i].rows,
                   (long long)shapes[i].K, (long long)shapes[i].N);
     for (int k = 0; k < 6; k++)
-        t_add(batch_invariance, k, "linear %s %s rows alone and in groups of other sizes", lin_op(ops[k / 3]), name[k % 3]);
+        t_add(batch_invariance, k, "linear %s %s rows alone and in groups of other sizes", lin_op(ops[k / 3]),
+              name[k % 3]);
     for (int k = 0; k < 12; k++)
         t_add(odd_addresses, k, "linear %s %s at odd addresses after a query without any", lin_op(ops[k / 3]),
               name[k % 3]);

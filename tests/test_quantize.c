@@ -1425,7 +1425,7 @@ static void shard_refusals(int arg) {
 /* Where a copy of `lines` lines has the scale of block b of line l. */
 static int64_t nv_scale_at(gmm_scale_order order, int64_t along, int64_t l, int64_t b) {
     const int64_t J = up(blocks(along, 16), 4);
-    return order == GMM_SCALES_SWIZZLED ? ((l / 128) * (J / 4) + b / 4) * 512 + (l % 32) * 16 + ((l % 128) / 32) * 4 + b % 4
+    return order == GMM_SCALES_SWIZZLED ? (l / 128 * (J / 4) + b / 4) * 512 + l % 32 * 16 + l % 128 / 32 * 4 + b % 4
                                         : l * J + b;
 }
 /* A destination of a transposition: its operand, and what its bytes shall be. */

@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench.sh cpu ARGS...: the CPU benchmark, the GPU one with plots where $B/gpu_bench.run holds a command, and that of the
-# expert MLP where $B/mlp_bench.run does.
+# bench.sh cpu ARGS...: the CPU benchmark, the GPU one with plots where $B/gpu_bench.run holds a command, and that of
+# the expert MLP where $B/mlp_bench.run does.
 # bench.sh gtp ARGS...: the benchmark of GTP, with plots, and beside nccl-tests in PATH or $NCCL_TESTS.
 # Called by the Makefile with B, P and NCCL_TESTS set.
 which=$1

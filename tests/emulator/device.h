@@ -105,8 +105,16 @@ template <typename T> static inline unsigned __match_any_sync(unsigned mask, T v
 }
 
 /* --- atomics: no thread is interrupted between two synchronizations --- */
-template <typename T, typename U> static inline T atomicAdd(T *p, U v) { const T old = *p; *p = (T)(old + (T)v); return old; }
-template <typename T, typename U> static inline T atomicOr(T *p, U v) { const T old = *p; *p = (T)(old | (T)v); return old; }
+template <typename T, typename U> static inline T atomicAdd(T *p, U v) {
+    const T old = *p;
+    *p = (T)(old + (T)v);
+    return old;
+}
+template <typename T, typename U> static inline T atomicOr(T *p, U v) {
+    const T old = *p;
+    *p = (T)(old | (T)v);
+    return old;
+}
 template <typename T, typename U> static inline T atomicMax(T *p, U v) {
     const T old = *p;
     if ((T)v > old) *p = (T)v;

@@ -50,8 +50,8 @@ typedef struct fiber {
 } fiber;
 
 typedef struct barrier_state { uint32_t generation; int32_t arrived; } barrier_state;
-/* Exchanges of the lanes whose mask begins with the same lane. A lane writes into the slot of its generation; lanes that
-   are still to read the generation before find it in another slot. */
+/* Exchanges of the lanes whose mask begins with the same lane. A lane writes into the slot of its generation; lanes
+   that are still to read the generation before find it in another slot. */
 typedef struct exchange_state {
     barrier_state barrier;
     emulated_value value[EXCHANGE_SLOTS][32];
@@ -429,8 +429,8 @@ static void fill_values(void) {
     }
 }
 
-/* Lane l holds rows l / 4 and l / 4 + 8 of a, column l / 4 of b; columns of k 2 (l % 4), the next one, and both 8 further;
-   and of d columns 2 (l % 4) and the next. */
+/* Lane l holds rows l / 4 and l / 4 + 8 of a, column l / 4 of b; of k columns 2 (l % 4), the next one, and both 8
+   further; and of d columns 2 (l % 4) and the next. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b) {
     const uint32_t mine[6] = { a[0], a[1], a[2], a[3], b[0], b[1] };
     const emulated_value *all = emulated_exchange(0xFFFFFFFFu, mine, sizeof mine);
@@ -464,7 +464,8 @@ static void wgmma_row(const fiber *f, const emulated_tile *t, int mn, float *v, 
         for (k = 0; k < 16; k++) {
             const uint32_t at = start + (uint32_t)(mn / 64) * leading + (uint32_t)(k / 8) * stride +
                                 (uint32_t)(k % 8 * 128 + mn % 64 * 2);
-            v[k * step] = values16[t->type][*(const uint16_t *)(const void *)(base + ((at ^ (at >> 7 & 7) << 4) & 0x3FFFF))];
+            const void *from = base + ((at ^ (at >> 7 & 7) << 4) & 0x3FFFF);
+            v[k * step] = values16[t->type][*(const uint16_t *)from];
         }
     else
         for (i = 0; i < 32; i += 16) {

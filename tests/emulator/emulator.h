@@ -1,7 +1,7 @@
-/* emulator.h - runs CUDA kernels on the CPU, for tests on machines without a GPU: the threads of a CTA, or of the CTAs of
-   a cluster, are fibers that a scheduler resumes in an order drawn at random, and that yield where they synchronize.
-   Streams are synchronous. What is asynchronous (TMA, cp.async, wgmma) happens at a moment drawn at random
-   between its issue and the wait for it. GMM_EMULATOR_SEED chooses the order.
+/* emulator.h - runs CUDA kernels on the CPU, for tests on machines without a GPU: the threads of a CTA, or of the CTAs
+   of a cluster, are fibers that a scheduler resumes in an order drawn at random, and that yield where they synchronize.
+   Streams are synchronous. What is asynchronous (TMA, cp.async, wgmma) happens at a moment drawn at random between its
+   issue and the wait for it. GMM_EMULATOR_SEED chooses the order.
 
    The implementation is compiled from its own sources, by a C++ compiler, with the parts that hold inline PTX replaced
    by those of this folder (build.sh); this library stands in the place of the CUDA runtime (runtime.cpp). What it does
@@ -73,9 +73,9 @@ void emulated_mbarrier_wait(uint32_t bar, uint32_t parity);
 typedef enum emulated_type { EMULATED_BF16, EMULATED_F16, EMULATED_E4M3, EMULATED_E5M2 } emulated_type;
 /* mma.sync m16n8k16 with the registers of its lanes. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b);
-/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle; mn_major: its tile is [k][mn]. d = a b + d
-   for `n8` blocks of eight columns of b, or d = a b without `adds`, at some time until the wait for its group: shared
-   memory is read, and d is written, only then. `regs`: the registers of a, or NULL for `a`. */
+/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle; mn_major: its tile is [k][mn].
+   d = a b + d for `n8` blocks of eight columns of b, or d = a b without `adds`, at some time until the wait for its
+   group: shared memory is read, and d is written, only then. `regs`: the registers of a, or NULL for `a`. */
 typedef struct emulated_tile { uint64_t desc; int mn_major; emulated_type type; } emulated_tile;
 void emulated_wgmma(int n8, float *d, const emulated_tile *a, const uint32_t *regs, const emulated_tile *b, int adds);
 void emulated_wgmma_commit(void);

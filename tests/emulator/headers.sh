@@ -1,6 +1,6 @@
 #!/bin/sh
-# headers.sh FOLDER: the headers for the emulator, in FOLDER: assembled from src/, but for the parts with inline PTX, which
-# this folder replaces. Kernels take their parameters by reference, and dynamic shared memory comes from a function.
+# headers.sh FOLDER: the headers for the emulator, in FOLDER: assembled from src/, but for the parts with inline PTX,
+# which this folder replaces. Kernels take their parameters by reference; dynamic shared memory comes from a function.
 set -e
 out=$1 here=tests/emulator
 mkdir -p "$out"
@@ -14,6 +14,6 @@ for manifest in src/*/PARTS; do
         printf '#line 1 "%s"\n' "$from"
         cat "$from"
     done | sed -E -e 's/const __grid_constant__ ([A-Za-z_0-9]+) /const \1 \&/' \
-        -e 's/extern __shared__ (__align__\([0-9]+\) )?([a-z_0-9]+) ([a-z_]+)\[\];/\2 *const \3 = (\2 *)emulated_dynamic_shared();/' \
-        > "$out/$header"
+        -e 's/extern __shared__ (__align__\([0-9]+\) )?([a-z_0-9]+) ([a-z_]+)\[\];/\2 *const \3 = (\2 *)DYNAMIC;/' \
+        -e 's/\)DYNAMIC;/)emulated_dynamic_shared();/' > "$out/$header"
 done

@@ -52,10 +52,12 @@ GMM__DEVICE void gmm_cluster_wait_acquire(void) { emulated_cluster_wait(); }
 
 /* --- shared and global memory --- */
 #define EMULATED_LOAD(v, address, align) \
-    if ((uintptr_t)(address) % (align)) emulated_fail("load from %p, no multiple of %d", (const void *)(address), align); \
+    if ((uintptr_t)(address) % (align)) \
+        emulated_fail("load from %p, no multiple of %d", (const void *)(address), align); \
     memcpy(v, (const void *)(address), align)
 #define EMULATED_STORE(address, v, align) \
-    if ((uintptr_t)(address) % (align)) emulated_fail("store to %p, no multiple of %d", (const void *)(address), align); \
+    if ((uintptr_t)(address) % (align)) \
+        emulated_fail("store to %p, no multiple of %d", (const void *)(address), align); \
     memcpy((void *)(address), v, align)
 #define EMULATED_SMEM(smem) ((char *)(uintptr_t)(smem))
 GMM__DEVICE float gmm_ld_shared_f32(uint32_t smem) {
@@ -139,8 +141,12 @@ GMM__DEVICE void gmm_stmatrix_x4_trans_if(int enabled, uint32_t smem, uint32_t a
 }
 
 /* --- mma.sync m16n8k16 --- */
-GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) { emulated_mma(EMULATED_BF16, d, a, b); }
-GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b) { emulated_mma(EMULATED_F16, d, a, b); }
+GMM__DEVICE void gmm_mma_bf16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    emulated_mma(EMULATED_BF16, d, a, b);
+}
+GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b) {
+    emulated_mma(EMULATED_F16, d, a, b);
+}
 
 /* --- cp.async --- */
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) { emulated_cp_async(smem, src, 16, 16); }

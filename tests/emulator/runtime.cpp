@@ -259,7 +259,9 @@ cudaError_t cudaEventRecordWithFlags(cudaEvent_t event, cudaStream_t stream, uns
     event->seconds = now();
     return result(cudaSuccess);
 }
-cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) { return cudaEventRecordWithFlags(event, stream, 0); }
+cudaError_t cudaEventRecord(cudaEvent_t event, cudaStream_t stream) {
+    return cudaEventRecordWithFlags(event, stream, cudaEventRecordDefault);
+}
 cudaError_t cudaEventQuery(cudaEvent_t) { return result(cudaSuccess); }
 cudaError_t cudaEventSynchronize(cudaEvent_t) { return result(cudaSuccess); }
 cudaError_t cudaEventElapsedTime(float *milliseconds, cudaEvent_t begin, cudaEvent_t end) {

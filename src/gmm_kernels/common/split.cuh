@@ -23,7 +23,7 @@ enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 3 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
     int64_t *offsets;  /* [G + 1] */
-    int32_t *tiles[GMM_OFFSETS_TILES]; /* [G + 1] prefix sums of the groups' tiles of tile_rows rows; each may be NULL */
+    int32_t *tiles[GMM_OFFSETS_TILES]; /* [G + 1] prefix sums of the groups' tiles of tile_rows rows each; NULL: none */
     int32_t tile_rows[GMM_OFFSETS_TILES];
 } gmm_offsets_args;
 

@@ -148,21 +148,24 @@ typedef struct gmm_fp8_prediction {
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
-    } GMM__FP8(stage, tag); \
-    typedef struct GMM__FP8(line_scales, tag) { /* of a consumer's rows and of the tile's columns; 1 if absent */ \
+    } GMM__FP8(stage, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+/* Scales of a consumer's rows and of the tile's columns; 1 if absent. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+    typedef struct GMM__FP8(line_scales, tag) { \
         float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
-    } GMM__FP8(line_scales, tag); \
+    } GMM__FP8(line_scales, tag);
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
-        GMM__FP8(stage, tag) stage[stages_]; \
-        char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
-        gmm_sm90_stage_barriers stage_bars[stages_]; \
-        gmm_fp8_barriers bars; \
-        gmm_sm90_slot_barriers slot_bars[consumers_]; \
-        GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
         int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
-        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; \
-    } GMM__FP8(tile_smem, tag);
+        alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
@@ -180,12 +183,18 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
         float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
-    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_); \
+    } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_);
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
         GMM__FP8(tile_smem, tile_) tile; \
         GMM__IF(GMM__FP8_SCALED_##scaling, \
                 GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
-    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_); \
+    } GMM__FP8_INSTANCE(smem, tag, scaling, tile_);
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling, tile_, kernel) \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
                       GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
                           sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
@@ -198,7 +207,10 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
-                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \

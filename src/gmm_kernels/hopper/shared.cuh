@@ -22,13 +22,14 @@ typedef struct gmm_sm90_ring {
         char b[(consumers_) * (wgmma_m_)][GMM__SM90(b_bytes, b_format_)]; /* [64 columns] */ \
         char a[m16_][2048];                                               /* [16 rows] */ \
         GMM__IF(GMM__SM90_PACKED_##b_format_, uint32_t scales[256];) \
-    } GMM__SM90(stage, tag); \
+    } GMM__SM90(stage, tag);
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     typedef struct GMM__SM90(smem, tag) { \
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
-        gmm_sm90_stage_barriers stage_bars[stages_]; \
-        gmm_sm90_barriers bars; \
-        gmm_sm90_ring ring; \
+        gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
         int32_t ends[(smem_groups_) + 1], work_ends[(smem_groups_) + 1]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
@@ -47,13 +48,19 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(GMM__SM90(stage_bytes, tag) % 1024 == 0 && GMM__SM90(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
-                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle"); \
+                  "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
                       4 * ((smem_groups_) + 1), \
-                  "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace"); \
+                  "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)

@@ -110,7 +110,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
                 for (k = lane; k < n; k += 32)
-                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k) : src[l * src_pitch + k];
+                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
+                                                           : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (words) {

@@ -2542,12 +2542,13 @@ static void quantized_normalizers(int format) {
         for (int grouped = 0; grouped < 2; grouped++)
             for (int parity = 0; parity < 2; parity++)
                 for (int map = 0; map < 2; map++) {
-                    gmm_ckpt_table *t = table_new();
                     gmm_ckpt_linear l = linear_of("fc", w.experts, w.rows, w.cols, grouped, 0);
                     const gmm_ckpt_move *moves;
+                    gmm_ckpt_table *t;
                     int64_t n;
                     plan_run m;
                     if (form == 2 && (grouped || w.f->scaling == GMM_SCALING_TENSOR)) continue; /* see `quantized` */
+                    t = table_new();
                     qweight_add(t, &w, form, &s, NULL);
                     m = normalize(t, map ? NULL : "fc.", &l, 1, (gmm_ckpt_parity)parity);
                     apply(&m, 0);

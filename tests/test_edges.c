@@ -145,7 +145,7 @@ static void fp8(int arg) {
     for (int at_end = -1; at_end < 2; at_end++) {
         gmm_linear d = r.d;
         gmm_mat *const pa = at_end < 0 ? &a.copy : &a.edge, *const pb = at_end < 0 ? &b.copy : &b.edge;
-        gmm_mat out = r.out.mat;
+        gmm_mat out = r.out.mat, x, dy;
         gmm_grad grad = r.grad;
         if (at_end >= 0) {
             move(&a, at_end);
@@ -156,9 +156,15 @@ static void fp8(int arg) {
         }
         if (!wgrad) pb->columnwise = at_end < 0 ? &columns.copy : &columns.edge;
         grad.mat = &out;
-        if (d.x) d.x = pa;
+        if (wgrad) { /* linear_wgrad reads the columnwise copies of both */
+            x = *pa;
+            dy = *pb;
+            x.columnwise = pa;
+            dy.columnwise = pb;
+        }
+        if (d.x) d.x = wgrad ? &x : pa;
         if (d.w) d.w = pb;
-        if (d.dy) d.dy = wgrad ? pb : pa;
+        if (d.dy) d.dy = wgrad ? &dy : pa;
         if (d.y) d.y = &out;
         if (d.dx) d.dx = &out;
         if (d.dw) d.dw = &grad;

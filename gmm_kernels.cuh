@@ -224,6 +224,9 @@ GMM__DEVICE void gmm_st_shared_f32(uint32_t smem, float v) {
 GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(smem), "f"(a), "f"(b) : "memory");
 }
+GMM__DEVICE void gmm_st_shared_v4_u32(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
 }
@@ -2358,21 +2361,21 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(30, 15, "240", "%120", "%121", "%122") \
     X(32, 16, "256", "%128", "%129", "%130")
 
-/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, asm operand of descriptor
-   B). */
+/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, of descriptor B and of
+   scale_d). */
 #define GMM_WGMMA_RS_LIST(X) \
-    X(1, "16", "%8,%9,%10,%11", "%12") \
-    X(2, "32", "%16,%17,%18,%19", "%20") \
-    X(3, "48", "%24,%25,%26,%27", "%28") \
-    X(4, "64", "%32,%33,%34,%35", "%36") \
-    X(5, "80", "%40,%41,%42,%43", "%44") \
-    X(6, "96", "%48,%49,%50,%51", "%52") \
-    X(7, "112", "%56,%57,%58,%59", "%60") \
-    X(8, "128", "%64,%65,%66,%67", "%68") \
-    X(9, "144", "%72,%73,%74,%75", "%76") \
-    X(10, "160", "%80,%81,%82,%83", "%84") \
-    X(11, "176", "%88,%89,%90,%91", "%92") \
-    X(12, "192", "%96,%97,%98,%99", "%100")
+    X(1, "16", "%8,%9,%10,%11", "%12", "%13") \
+    X(2, "32", "%16,%17,%18,%19", "%20", "%21") \
+    X(3, "48", "%24,%25,%26,%27", "%28", "%29") \
+    X(4, "64", "%32,%33,%34,%35", "%36", "%37") \
+    X(5, "80", "%40,%41,%42,%43", "%44", "%45") \
+    X(6, "96", "%48,%49,%50,%51", "%52", "%53") \
+    X(7, "112", "%56,%57,%58,%59", "%60", "%61") \
+    X(8, "128", "%64,%65,%66,%67", "%68", "%69") \
+    X(9, "144", "%72,%73,%74,%75", "%76", "%77") \
+    X(10, "160", "%80,%81,%82,%83", "%84", "%85") \
+    X(11, "176", "%88,%89,%90,%91", "%92", "%93") \
+    X(12, "192", "%96,%97,%98,%99", "%100", "%101")
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
@@ -2399,16 +2402,17 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
 
-/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
-   weights, `desc_b` describes rows of tokens. */
-GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
+/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d = A B + d, or d = A B where `scale_d` is
+   0. B is K-major. */
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b,
+                                   const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n16) {
-#define GMM__X(u, n, regs, desc) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
+#define GMM__X(u, n, regs, desc, c) \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " c ", 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
-                         "l"(desc_b)); break;
+                         "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;
@@ -2434,6 +2438,11 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
+}
+/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to that
+   of the next 8 rows, and to that of the next 16 bytes along K. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, uint32_t next_k) {
+    return (uint64_t)(next_rows >> 4) << 32 | (uint64_t)(next_k >> 4) << 16 | (smem & 0x3FFFF) >> 4;
 }
 /* Which element of a warp group's product of wgmma (M = 64) is accumulator `u` of a thread in warp `warp` (0 to 3) of
    the warp group: its row, along M, and its column, along N. swap_ab exchanges them: the 16-bit Hopper products have
@@ -3295,7 +3304,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
        barrier             completed by, arrivals per phase                         waited for by        parity of wait
        full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
-                           with 1x128 scales also the scale loader's lanes (33)
+                           with scales also the scale loader: 1d2d its lanes
+                           (33), 1d1d lane 0 (2)
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size)                                          scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
@@ -3308,18 +3318,19 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                                                                                     loader, consumers
        prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
                            (1, st.async)
-   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i orders the products of two consumers in 1d1d.
+   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i lets consumer i issue a stage of 1d1d.
 
    Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
 
    Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
        192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
-       128x192_full_slot      3 x (24 + 16)   2 x 48
+       128x128                4 x (16 + 16)   2 x 32
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
    every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
-   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
-   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+   128 columns, 1d1d by a scale per row and one per column, whose products a bf16 wgmma computes
+   (gmm_fp8_scale_fragment). The scale loader brings them to shared memory with the stage. Scales of whole tensors
+   and of lines are applied once, in the epilogue.
 
    Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
    while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
@@ -3337,25 +3348,29 @@ typedef struct gmm_fp8_args {
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
+enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
-   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
+   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with many,
+   192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
-    X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
+    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
+    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0, 1) \
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
+    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
-/* Scaling of partial sums: X(tag, value, column scales of a stage per tile, per column of the tile).
-   GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals of
+   the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
-    X(fast, GMM_FP8_FAST, 4, 0) \
-    X(1d2d, GMM_FP8_1D2D, 4, 0) \
-    X(1d1d, GMM_FP8_1D1D, 0, 1)
+    X(fast, GMM_FP8_FAST, 16, 0, 0) \
+    X(1d2d, GMM_FP8_1D2D, 16, 0, 32) \
+    X(1d1d, GMM_FP8_1D1D, 0, 16, 1)
+#define GMM__FP8_IS_1D1D_fast 0
+#define GMM__FP8_IS_1D1D_1d2d 0
+#define GMM__FP8_IS_1D1D_1d1d 1
 #define GMM__FP8_SCALED_fast 0
 #define GMM__FP8_SCALED_1d2d 1
 #define GMM__FP8_SCALED_1d1d 1
@@ -3369,22 +3384,23 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
     X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot, gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90) \
-    X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot, gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x128, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x128, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
     X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
-    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, tile_, column_) \
-    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_,
+#define GMM__X(tag, value, tile_, column_, arrivals_) \
+    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_, \
+    GMM__FP8(loader_arrivals, tag) = arrivals_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
 
@@ -3420,21 +3436,21 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
     } GMM__FP8(stage, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-/* Scales of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+/* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
-        float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
+        float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -3445,7 +3461,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -3454,11 +3470,11 @@ GMM_FP8_TILE_LIST(GMM__X)
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
-   of 128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+   of 128 and of those behind it; with 1d1d an operand of wgmma (gmm_fp8_store_column_scale). */
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
-        float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
+        char col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
     } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_);
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -3471,22 +3487,18 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
-    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
-                      GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
-                          sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
-                  #kernel ": scales of stages follow the memory of the tile"); \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
                   #kernel ": a CTA has at most 227 KiB of shared memory");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -3502,6 +3514,37 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 /* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
+}
+
+/* Products of scales in 1d1d. A bf16 tensor core multiplies a column of row scales by a row of column scales, into
+   accumulators that lie as those of the product do. An fp32 scale is the sum of three bf16, its parts of 8 bits each,
+   and of K = 16 products nine are those of a part by a part. A column's line of B has 16 bytes and is read twice, as K
+   = 0 to 7 and as K = 8 to 15. By number of the part, - is 0:
+       B, column          0 1 2 - 0 1 2 -
+       A, row, first K    0 0 0 0 2 2 2 2
+       A, row, second K   1 1 1 1 - - - -
+   A power of two has one part, and the product of two of them is exact. */
+GMM__DEVICE float gmm_fp8_leading_part(float scale) {
+    return gmm_f32_from_bits(__float_as_uint(scale) & 0xFFFF0000u);
+}
+/* The fragment of A of a thread, whose rows have these scales: lane l holds K = 2 (l % 4), and the next one. */
+GMM__DEVICE void gmm_fp8_scale_fragment(const float scales[2], uint32_t a[4]) {
+    const int left = (threadIdx.x & 3) < 2;
+    int e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        const float rest = scales[e] - gmm_fp8_leading_part(scales[e]);
+        const float third = rest - gmm_fp8_leading_part(rest);
+        a[e] = __byte_perm(__float_as_uint(left ? scales[e] : third), 0, 0x3232);
+        a[2 + e] = left ? __byte_perm(__float_as_uint(rest), 0, 0x3232) : 0;
+    }
+}
+/* Writes a column's line of B. */
+GMM__DEVICE void gmm_fp8_store_column_scale(uint32_t smem, float scale) {
+    const float first = gmm_fp8_leading_part(scale), rest = scale - first, second = gmm_fp8_leading_part(rest);
+    const uint32_t low = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+    const uint32_t high = __float_as_uint(rest - second) >> 16;
+    gmm_st_shared_v4_u32(smem, low, high, low, high);
 }
 
 /* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
@@ -3802,7 +3845,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90, e4m3, 1d1d, 0, 128x192_full_slot)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 0, 128x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
@@ -3814,7 +3857,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90, e5m2, 1d1d, 0, 128x192_full_slot)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 0, 128x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
@@ -10024,6 +10067,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
 #define GMM__FAST GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
+#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALED)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
@@ -10054,19 +10098,128 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
+#if GMM__IS_1D1D
+/* Scales of a stage that a lane of the scale loader holds: of every 32nd row and column of the tile. */
+#define GMM__LANE_ROWS (2 * GMM__CFG(consumers))
+#define GMM__LANE_COLS (GMM__CFG(tile_n) / 32)
+typedef struct GMM__PART(gmm_fp8_lane_scales_) {
+    float row[GMM__LANE_ROWS], col[GMM__LANE_COLS];
+} GMM__PART(gmm_fp8_lane_scales_);
+/* Reads them, and 0 behind the last row and column. */
+GMM__DEVICE void GMM__PART(gmm_fp8_read_scales_)(GMM__PART(gmm_fp8_lane_scales_) *v, const float *rows,
+                                                 const float *cols, int32_t rows_left, int32_t cols_left) {
+    int x;
+#pragma unroll
+    for (x = 0; x < GMM__LANE_ROWS; x++) v->row[x] = 32 * x < rows_left ? rows[32 * x] : 0.0f;
+#pragma unroll
+    for (x = 0; x < GMM__LANE_COLS; x++) v->col[x] = 32 * x < cols_left ? cols[32 * x] : 0.0f;
+}
+/* Passes those of stage number `iter` to the consumers, when its memory is free. */
+GMM__DEVICE void GMM__PART(gmm_fp8_pass_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
+                                                 uint32_t stage_bars, uint32_t stage_scales_at) {
+    const uint32_t lane = threadIdx.x & 31, s = iter % GMM__CFG(stages);
+    const uint32_t to = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+    int x;
+    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+#pragma unroll
+    for (x = 0; x < GMM__LANE_ROWS; x++) gmm_st_shared_f32(to + 4 * lane + 128 * x, v->row[x]);
+#pragma unroll
+    for (x = 0; x < GMM__LANE_COLS; x++)
+        gmm_fp8_store_column_scale(to + GMM__ROW_SCALE_BYTES + 16 * lane + 512 * x, v->col[x]);
+    gmm_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) gmm_mbarrier_arrive(gmm_sm90_full(stage_bars, s));
+}
+/* The scale loader of 1d1d. A stage takes less time than a load from memory, so the scales of two stages are on their
+   way to registers while those of one pass to the consumers. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, const gmm_fp8_tile *ring,
+                                                      uint32_t bars, uint32_t stage_bars, uint32_t stage_scales_at) {
+    uint32_t iter = 0, tile_index = 0;
+    for (;; tile_index++) {
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, 0, tile_index, 0);
+        const int32_t lane = (int32_t)(threadIdx.x & 31);
+        GMM__PART(gmm_fp8_lane_scales_) v[2];
+        const float *rows, *cols;
+        int64_t step, block;
+        int32_t rows_left, cols_left, next_row, next_col, k_tiles, k, i;
+        if (f->t.row_blocks == 0) break;
+        k_tiles = (int32_t)gmm_fp8_k_tiles(f->t.k);
+        rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+        cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
+        rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
+        next_row = (int32_t)step;
+        cols = gmm_fp8_scales_b(args, f, &step, &block) + f->t.n0 + lane;
+        next_col = (int32_t)step;
+#pragma unroll 1
+        for (k = -2; k < k_tiles; k += 2) {
+#pragma unroll
+            for (i = 0; i < 2; i++) {
+                if (k + i >= k_tiles) break;
+                if (k >= 0) GMM__PART(gmm_fp8_pass_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
+                if (k + i + 2 >= k_tiles) continue;
+                GMM__PART(gmm_fp8_read_scales_)(&v[i], rows, cols, rows_left, cols_left);
+                rows += next_row;
+                cols += next_col;
+            }
+        }
+    }
+}
+#undef GMM__LANE_ROWS
+#undef GMM__LANE_COLS
+
+/* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
+   products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
+   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after the
+   other has issued its own, so that one's additions and the other's products run side by side. */
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
+                                                   uint32_t desc_b, uint32_t row_scales_at, int order,
+                                                   gmm_sm90_pipeline *pipe) {
+    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
+                                      GMM__ROW_SCALE_BYTES;
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_LINES, 0);
+    uint32_t k = pipe->iter, s;
+    float partial[GMM__ACC], scales[GMM__ACC];
+    int u;
+#pragma unroll 1
+    for (; k != end; k++) {
+        float of_rows[2];
+        uint32_t rows[4];
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
+        if (order >= 0) gmm_order_barrier(order, 1);
+        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
+        of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
+        of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
+        gmm_fp8_scale_fragment(of_rows, rows);
+        gmm_wgmma_fence();
+        gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
+        gmm_wgmma_commit();
+        if (order >= 0) gmm_order_barrier(order ^ 1, 0);
+        GMM__WGMMA_WAIT(0);
+        __syncwarp();
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u++) {
+            GMM__PIN_F32(partial[u]);
+            GMM__PIN_F32(scales[u]);
+            acc[u] = __fmaf_rn(partial[u], scales[u], acc[u]);
+        }
+    }
+    pipe->iter = end;
+}
+#else
+
 /* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
    the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. order: the
-   consumer's number, 0 or 1, where two consumers alternate between wgmma and promotion; else -1. */
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, int order,
-                                              gmm_sm90_pipeline *pipe) {
+                                              uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
     const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
 #if GMM__FAST
     (void)row_scales_at;
     (void)n0_at_64;
-    (void)order;
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
@@ -10081,68 +10234,49 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+                                      GMM__ROW_SCALE_BYTES;
     float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4];
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
         float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            if (GMM__KIND == GMM_FP8_1D2D)
-                gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
-        }
-        if (GMM__KIND == GMM_FP8_1D1D) {
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u, b_scales[u]);
+            gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
+            scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
             if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] =
-                    GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[1]) : a_scales[e];
+                scales[GMM__CFG(tile_n) / 64 - 1][e] = __fmul_rn(a_scales[e], block_scales[1]);
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
         GMM__WGMMA_WAIT(0);
-        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
-            __syncwarp();
-            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        }
+        __syncwarp(); /* all lanes have read the stage's scales */
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
-                const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e],
-                                           GMM__KIND == GMM_FP8_1D2D
-                                               ? row : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]),
-                                           acc[8 * u + e]);
+                const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, acc[8 * u + e]);
             }
-            if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
-                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
-        }
-        if (GMM__KIND == GMM_FP8_1D1D) {
-            __syncwarp();
-            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
     }
 #endif
     pipe->iter = end;
 }
+#endif
 #endif
 
 /* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
@@ -10168,7 +10302,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + (scaled ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0));
             gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
@@ -10360,7 +10494,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
-            /* the scale loader; column scales are permuted to the order of the accumulators */
+#if GMM__IS_1D1D
+            GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, ring, bars, stage_bars, stage_scales_at);
+#else
+            /* the scale loader */
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
@@ -10369,7 +10506,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
-                int32_t rows_left, cols_left, next_row, next_col;
+                int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
                 if (f->t.row_blocks == 0) break;
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -10378,11 +10515,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 next_row = (int32_t)step;
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
-                if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
-                else { /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
-                    const int32_t columns_to_128 = 128 - f->t.n0 % 128;
-                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
-                }
+                /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
+                columns_to_128 = 128 - f->t.n0 % 128;
+                cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
@@ -10391,24 +10526,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
                         gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
                                          32 * x < rows_left);
-                    if (GMM__KIND == GMM_FP8_1D2D) {
-                        if (lane < 2)
-                            gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
-                                             cols_left > 0);
-                    } else {
-                        const uint32_t st_at = stage_scales + GMM__ROW_SCALE_BYTES +
-                                               (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
-                                                          lane % 2 * 4);
-#pragma unroll
-                        for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
-                            gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
-                    }
+                    if (lane < 2)
+                        gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols, cols_left > 0);
                     gmm_cp_async_mbarrier_arrive(full);
                     rows += next_row;
                     cols += next_col;
                 }
             }
             gmm_cp_async_wait_all();
+#endif
         } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
             gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, bars, slot_bars, GMM__SMEM_AT(slot));
     } else {
@@ -10470,10 +10596,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             if (t->k > 0) {
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+#if GMM__IS_1D1D
+                GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
+                                                  stage_scales_at + 4 * (uint32_t)row,
+                                                  t->row_blocks > 1 ? wg : -1, &pipe);
+#else
                 GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                              scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                             t->n0 % 128 != 0,
-                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
+                                             t->n0 % 128 != 0, &pipe);
+#endif
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
@@ -10501,13 +10632,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    const float scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    const float scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    const float scale0 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row) * second : second;
+                    const float scale1 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row + 32) * second : second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
-                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
-                                             col_scales);
+                        if (GMM__CFG(lines))
+                            gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
+                                                 col_scales);
+                        else col_scales[0] = col_scales[1] = 1.0f;
                         col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
                         col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
                         acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
@@ -10643,6 +10776,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__TILE
 #undef GMM__SCALED
 #undef GMM__FAST
+#undef GMM__IS_1D1D
 #undef GMM__KERNEL_NAME
 #undef GMM__TAG
 #undef GMM__ROW

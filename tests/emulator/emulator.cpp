@@ -457,9 +457,11 @@ static void wgmma_row(const fiber *f, const emulated_tile *t, int mn, float *v, 
     const char *base = shared_memory + f->state.cta * (size_t)EMULATED_SHARED_STRIDE;
     const uint32_t start = (uint32_t)(t->desc & 0x3FFF) << 4, leading = (uint32_t)(t->desc >> 16 & 0x3FFF) << 4;
     const uint32_t stride = (uint32_t)(t->desc >> 32 & 0x3FFF) << 4;
+    const int swizzled = t->desc >> 62 == 1;
     uint32_t i;
     int k;
-    if (t->desc >> 62 != 1) emulated_fail("a wgmma descriptor without 128-byte swizzle: %016llx", (long long)t->desc);
+    if (!swizzled && (t->desc >> 62 || t->mn_major))
+        emulated_fail("a wgmma descriptor of another swizzle than 128 bytes: %016llx", (long long)t->desc);
     if (t->mn_major) /* boxes of 64 elements of mn; 8 rows of k make a pattern of the swizzle */
         for (k = 0; k < 16; k++) {
             const uint32_t at = start + (uint32_t)(mn / 64) * leading + (uint32_t)(k / 8) * stride +
@@ -469,8 +471,10 @@ static void wgmma_row(const fiber *f, const emulated_tile *t, int mn, float *v, 
         }
     else
         for (i = 0; i < 32; i += 16) {
-            const uint32_t at = start + (uint32_t)(mn / 8) * stride + (uint32_t)(mn % 8) * 128 + i;
-            const char *chunk = base + ((at ^ (at >> 7 & 7) << 4) & 0x3FFFF);
+            /* without swizzle: blocks of 8 rows of 16 bytes, `leading` from one to the next along k */
+            const uint32_t at = start + (uint32_t)(mn / 8) * stride +
+                                (swizzled ? (uint32_t)(mn % 8) * 128 + i : (uint32_t)(mn % 8) * 16 + i / 16 * leading);
+            const char *chunk = base + ((swizzled ? at ^ (at >> 7 & 7) << 4 : at) & 0x3FFFF);
             if (at % 16) emulated_fail("a wgmma descriptor at %08x", at);
             if (t->type <= EMULATED_F16)
                 for (k = 0; k < 8; k++)

@@ -73,7 +73,8 @@ void emulated_mbarrier_wait(uint32_t bar, uint32_t parity);
 typedef enum emulated_type { EMULATED_BF16, EMULATED_F16, EMULATED_E4M3, EMULATED_E5M2 } emulated_type;
 /* mma.sync m16n8k16 with the registers of its lanes. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b);
-/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle; mn_major: its tile is [k][mn].
+/* wgmma. A descriptor addresses shared memory of this CTA with 128-byte swizzle, or, if K-major, without; mn_major: its
+   tile is [k][mn].
    d = a b + d for `n8` blocks of eight columns of b, or d = a b without `adds`, at some time until the wait for its
    group: shared memory is read, and d is written, only then. `regs`: the registers of a, or NULL for `a`. */
 typedef struct emulated_tile { uint64_t desc; int mn_major; emulated_type type; } emulated_tile;

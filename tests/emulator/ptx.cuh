@@ -85,6 +85,10 @@ GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
     const float v[2] = { a, b };
     EMULATED_STORE(EMULATED_SMEM(smem), v, 8);
 }
+GMM__DEVICE void gmm_st_shared_v4_u32(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    const uint32_t v[4] = { a, b, c, d };
+    EMULATED_STORE(EMULATED_SMEM(smem), v, 16);
+}
 GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) { EMULATED_STORE(EMULATED_SMEM(smem), &v, 4); }
 GMM__DEVICE void gmm_st_global_b32(void *dst, uint32_t a) { EMULATED_STORE(dst, &a, 4); }
 GMM__DEVICE void gmm_st_global_v2_b32(void *dst, uint32_t a, uint32_t b) {

@@ -28,8 +28,9 @@ EMULATED_WGMMA(gmm_wgmma_e4m3_set, 0, 0, EMULATED_E4M3, EMULATED_E4M3, 0)
 EMULATED_WGMMA(gmm_wgmma_e5m2_set, 0, 0, EMULATED_E5M2, EMULATED_E4M3, 0)
 #undef EMULATED_WGMMA
 
-GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b,
+                                   const int scale_d = 1) {
     const emulated_tile b = { desc_b, 0, EMULATED_BF16 };
-    emulated_wgmma(2 * n16, d, NULL, a_regs, &b, 1);
+    emulated_wgmma(2 * n16, d, NULL, a_regs, &b, scale_d);
 }
 

@@ -129,6 +129,9 @@ GMM__DEVICE void gmm_st_shared_f32(uint32_t smem, float v) {
 GMM__DEVICE void gmm_st_shared_v2_f32(uint32_t smem, float a, float b) {
     asm volatile("st.shared.v2.f32 [%0], {%1, %2};" : : "r"(smem), "f"(a), "f"(b) : "memory");
 }
+GMM__DEVICE void gmm_st_shared_v4_u32(uint32_t smem, uint32_t a, uint32_t b, uint32_t c, uint32_t d) {
+    asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" : : "r"(smem), "r"(a), "r"(b), "r"(c), "r"(d) : "memory");
+}
 GMM__DEVICE void gmm_st_shared_u32(uint32_t smem, uint32_t v) {
     asm volatile("st.shared.u32 [%0], %1;" : : "r"(smem), "r"(v) : "memory");
 }

@@ -65,21 +65,21 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
     X(30, 15, "240", "%120", "%121", "%122") \
     X(32, 16, "256", "%128", "%129", "%130")
 
-/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, asm operand of descriptor
-   B). */
+/* Shapes of wgmma with A in registers: X(N / 16, N, asm operands of A's four registers, of descriptor B and of
+   scale_d). */
 #define GMM_WGMMA_RS_LIST(X) \
-    X(1, "16", "%8,%9,%10,%11", "%12") \
-    X(2, "32", "%16,%17,%18,%19", "%20") \
-    X(3, "48", "%24,%25,%26,%27", "%28") \
-    X(4, "64", "%32,%33,%34,%35", "%36") \
-    X(5, "80", "%40,%41,%42,%43", "%44") \
-    X(6, "96", "%48,%49,%50,%51", "%52") \
-    X(7, "112", "%56,%57,%58,%59", "%60") \
-    X(8, "128", "%64,%65,%66,%67", "%68") \
-    X(9, "144", "%72,%73,%74,%75", "%76") \
-    X(10, "160", "%80,%81,%82,%83", "%84") \
-    X(11, "176", "%88,%89,%90,%91", "%92") \
-    X(12, "192", "%96,%97,%98,%99", "%100")
+    X(1, "16", "%8,%9,%10,%11", "%12", "%13") \
+    X(2, "32", "%16,%17,%18,%19", "%20", "%21") \
+    X(3, "48", "%24,%25,%26,%27", "%28", "%29") \
+    X(4, "64", "%32,%33,%34,%35", "%36", "%37") \
+    X(5, "80", "%40,%41,%42,%43", "%44", "%45") \
+    X(6, "96", "%48,%49,%50,%51", "%52", "%53") \
+    X(7, "112", "%56,%57,%58,%59", "%60", "%61") \
+    X(8, "128", "%64,%65,%66,%67", "%68", "%69") \
+    X(9, "144", "%72,%73,%74,%75", "%76", "%77") \
+    X(10, "160", "%80,%81,%82,%83", "%84", "%85") \
+    X(11, "176", "%88,%89,%90,%91", "%92", "%93") \
+    X(12, "192", "%96,%97,%98,%99", "%100", "%101")
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
@@ -106,16 +106,17 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
 
-/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d += A B. swap_ab: A holds columns of the
-   weights, `desc_b` describes rows of tokens. */
-GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b) {
+/* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d = A B + d, or d = A B where `scale_d` is
+   0. B is K-major. */
+GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_regs[4], uint64_t desc_b,
+                                   const int scale_d = 1) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     switch (n16) {
-#define GMM__X(u, n, regs, desc) \
-    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, 1, 0;\n wgmma.mma_async.sync.aligned.m64n" n \
+#define GMM__X(u, n, regs, desc, c) \
+    case u: asm volatile("{\n .reg .pred p;\n setp.ne.b32 p, " c ", 0;\n wgmma.mma_async.sync.aligned.m64n" n \
                          "k16.f32.bf16.bf16 {" GMM__T##u "}, {" regs "}, " desc ", p, 1, 1, 0;\n}" \
                          : GMM__V##u : "r"(a_regs[0]), "r"(a_regs[1]), "r"(a_regs[2]), "r"(a_regs[3]), \
-                         "l"(desc_b)); break;
+                         "l"(desc_b), "r"(scale_d)); break;
     GMM_WGMMA_RS_LIST(GMM__X)
 #undef GMM__X
     default: break;

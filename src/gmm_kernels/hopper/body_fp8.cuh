@@ -9,6 +9,7 @@
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
 #define GMM__FAST GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
+#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALED)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
 #define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
@@ -39,19 +40,128 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_commit();
 }
 
+#if GMM__IS_1D1D
+/* Scales of a stage that a lane of the scale loader holds: of every 32nd row and column of the tile. */
+#define GMM__LANE_ROWS (2 * GMM__CFG(consumers))
+#define GMM__LANE_COLS (GMM__CFG(tile_n) / 32)
+typedef struct GMM__PART(gmm_fp8_lane_scales_) {
+    float row[GMM__LANE_ROWS], col[GMM__LANE_COLS];
+} GMM__PART(gmm_fp8_lane_scales_);
+/* Reads them, and 0 behind the last row and column. */
+GMM__DEVICE void GMM__PART(gmm_fp8_read_scales_)(GMM__PART(gmm_fp8_lane_scales_) *v, const float *rows,
+                                                 const float *cols, int32_t rows_left, int32_t cols_left) {
+    int x;
+#pragma unroll
+    for (x = 0; x < GMM__LANE_ROWS; x++) v->row[x] = 32 * x < rows_left ? rows[32 * x] : 0.0f;
+#pragma unroll
+    for (x = 0; x < GMM__LANE_COLS; x++) v->col[x] = 32 * x < cols_left ? cols[32 * x] : 0.0f;
+}
+/* Passes those of stage number `iter` to the consumers, when its memory is free. */
+GMM__DEVICE void GMM__PART(gmm_fp8_pass_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
+                                                 uint32_t stage_bars, uint32_t stage_scales_at) {
+    const uint32_t lane = threadIdx.x & 31, s = iter % GMM__CFG(stages);
+    const uint32_t to = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+    int x;
+    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+#pragma unroll
+    for (x = 0; x < GMM__LANE_ROWS; x++) gmm_st_shared_f32(to + 4 * lane + 128 * x, v->row[x]);
+#pragma unroll
+    for (x = 0; x < GMM__LANE_COLS; x++)
+        gmm_fp8_store_column_scale(to + GMM__ROW_SCALE_BYTES + 16 * lane + 512 * x, v->col[x]);
+    gmm_fence_proxy_async();
+    __syncwarp();
+    if (lane == 0) gmm_mbarrier_arrive(gmm_sm90_full(stage_bars, s));
+}
+/* The scale loader of 1d1d. A stage takes less time than a load from memory, so the scales of two stages are on their
+   way to registers while those of one pass to the consumers. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, const gmm_fp8_tile *ring,
+                                                      uint32_t bars, uint32_t stage_bars, uint32_t stage_scales_at) {
+    uint32_t iter = 0, tile_index = 0;
+    for (;; tile_index++) {
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, 0, tile_index, 0);
+        const int32_t lane = (int32_t)(threadIdx.x & 31);
+        GMM__PART(gmm_fp8_lane_scales_) v[2];
+        const float *rows, *cols;
+        int64_t step, block;
+        int32_t rows_left, cols_left, next_row, next_col, k_tiles, k, i;
+        if (f->t.row_blocks == 0) break;
+        k_tiles = (int32_t)gmm_fp8_k_tiles(f->t.k);
+        rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+        cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
+        rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
+        next_row = (int32_t)step;
+        cols = gmm_fp8_scales_b(args, f, &step, &block) + f->t.n0 + lane;
+        next_col = (int32_t)step;
+#pragma unroll 1
+        for (k = -2; k < k_tiles; k += 2) {
+#pragma unroll
+            for (i = 0; i < 2; i++) {
+                if (k + i >= k_tiles) break;
+                if (k >= 0) GMM__PART(gmm_fp8_pass_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
+                if (k + i + 2 >= k_tiles) continue;
+                GMM__PART(gmm_fp8_read_scales_)(&v[i], rows, cols, rows_left, cols_left);
+                rows += next_row;
+                cols += next_col;
+            }
+        }
+    }
+}
+#undef GMM__LANE_ROWS
+#undef GMM__LANE_COLS
+
+/* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
+   products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
+   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after the
+   other has issued its own, so that one's additions and the other's products run side by side. */
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
+                                                   uint32_t desc_b, uint32_t row_scales_at, int order,
+                                                   gmm_sm90_pipeline *pipe) {
+    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
+                                      GMM__ROW_SCALE_BYTES;
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_LINES, 0);
+    uint32_t k = pipe->iter, s;
+    float partial[GMM__ACC], scales[GMM__ACC];
+    int u;
+#pragma unroll 1
+    for (; k != end; k++) {
+        float of_rows[2];
+        uint32_t rows[4];
+        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
+        if (order >= 0) gmm_order_barrier(order, 1);
+        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
+        of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
+        of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
+        gmm_fp8_scale_fragment(of_rows, rows);
+        gmm_wgmma_fence();
+        gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
+        gmm_wgmma_commit();
+        if (order >= 0) gmm_order_barrier(order ^ 1, 0);
+        GMM__WGMMA_WAIT(0);
+        __syncwarp();
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u++) {
+            GMM__PIN_F32(partial[u]);
+            GMM__PIN_F32(scales[u]);
+            acc[u] = __fmaf_rn(partial[u], scales[u], acc[u]);
+        }
+    }
+    pipe->iter = end;
+}
+#else
+
 /* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
    the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. order: the
-   consumer's number, 0 or 1, where two consumers alternate between wgmma and promotion; else -1. */
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, int order,
-                                              gmm_sm90_pipeline *pipe) {
+                                              uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
     const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
 #if GMM__FAST
     (void)row_scales_at;
     (void)n0_at_64;
-    (void)order;
 #pragma unroll 1
     for (; k != end; k++) {
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
@@ -66,66 +176,47 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
 #else
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES + (GMM__KIND == GMM_FP8_1D1D ? lane % 4 * 16 : 0);
+                                      GMM__ROW_SCALE_BYTES;
     float partial[GMM__ACC];
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2], b_scales[4][4];
+        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
         float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order, 1);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
             a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            if (GMM__KIND == GMM_FP8_1D2D)
-                gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
-        }
-        if (GMM__KIND == GMM_FP8_1D1D) {
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * u, b_scales[u]);
+            gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            scales[0][e] = GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[0]) : a_scales[e];
+            scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
             if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] =
-                    GMM__KIND == GMM_FP8_1D2D ? __fmul_rn(a_scales[e], block_scales[1]) : a_scales[e];
+                scales[GMM__CFG(tile_n) / 64 - 1][e] = __fmul_rn(a_scales[e], block_scales[1]);
                 scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
             }
         }
         GMM__WGMMA_WAIT(0);
-        if (GMM__KIND == GMM_FP8_1D1D && order >= 0) gmm_order_barrier(order ^ 1, 0);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        if (GMM__KIND != GMM_FP8_1D1D) { /* all lanes have read the stage's scales */
-            __syncwarp();
-            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
-        }
+        __syncwarp(); /* all lanes have read the stage's scales */
+        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
             for (e = 0; e < 8; e++) {
-                const float row = scales[GMM__CFG(tile_n) == 128 || GMM__KIND == GMM_FP8_1D1D ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e],
-                                           GMM__KIND == GMM_FP8_1D2D
-                                               ? row : __fmul_rn(row, b_scales[u % 4][e / 4 * 2 + e % 2]),
-                                           acc[8 * u + e]);
+                const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
+                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, acc[8 * u + e]);
             }
-            if (GMM__KIND == GMM_FP8_1D1D && u + 4 < GMM__ACC / 8)
-                gmm_ld_shared_v4_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES + 64 * (u + 4), b_scales[u % 4]);
-        }
-        if (GMM__KIND == GMM_FP8_1D1D) {
-            __syncwarp();
-            if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
         }
     }
 #endif
     pipe->iter = end;
 }
+#endif
 #endif

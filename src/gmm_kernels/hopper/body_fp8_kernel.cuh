@@ -22,7 +22,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     if (threadIdx.x == 0) {
 #pragma unroll
         for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), scaled ? 33 : 1);
+            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + (scaled ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0));
             gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
         }
 #pragma unroll
@@ -214,7 +214,10 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
                                   (iter / GMM__CFG(stages) & 1) ^ 1);
         } else if (warp == SCALE_WARP && scaled) {
-            /* the scale loader; column scales are permuted to the order of the accumulators */
+#if GMM__IS_1D1D
+            GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, ring, bars, stage_bars, stage_scales_at);
+#else
+            /* the scale loader */
             uint32_t iter = 0, tile_index = 0;
             int32_t x;
             for (;; tile_index++) {
@@ -223,7 +226,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 const float *rows, *cols;
                 int64_t step, block;
                 uint32_t k_tiles;
-                int32_t rows_left, cols_left, next_row, next_col;
+                int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
                 if (f->t.row_blocks == 0) break;
                 k_tiles = gmm_fp8_k_tiles(f->t.k);
                 rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
@@ -232,11 +235,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                 next_row = (int32_t)step;
                 cols = gmm_fp8_scales_b(&args, f, &step, &block);
                 next_col = (int32_t)step;
-                if (GMM__KIND == GMM_FP8_1D1D) cols += f->t.n0 + lane;
-                else { /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
-                    const int32_t columns_to_128 = 128 - f->t.n0 % 128;
-                    cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
-                }
+                /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
+                columns_to_128 = 128 - f->t.n0 % 128;
+                cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
                 for (; k_tiles > 0; k_tiles--, iter++) {
                     const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
                     const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
@@ -245,24 +246,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     for (x = 0; x < 2 * GMM__CFG(consumers); x++)
                         gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
                                          32 * x < rows_left);
-                    if (GMM__KIND == GMM_FP8_1D2D) {
-                        if (lane < 2)
-                            gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols,
-                                             cols_left > 0);
-                    } else {
-                        const uint32_t st_at = stage_scales + GMM__ROW_SCALE_BYTES +
-                                               (uint32_t)(lane / 16 * 64 + lane % 8 / 2 * 16 + lane / 8 % 2 * 8 +
-                                                          lane % 2 * 4);
-#pragma unroll
-                        for (x = 0; x < GMM__CFG(tile_n) / 32; x++)
-                            gmm_cp_async_f32(st_at + 128 * x, cols + 32 * x, 32 * x < cols_left);
-                    }
+                    if (lane < 2)
+                        gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols, cols_left > 0);
                     gmm_cp_async_mbarrier_arrive(full);
                     rows += next_row;
                     cols += next_col;
                 }
             }
             gmm_cp_async_wait_all();
+#endif
         } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
             gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, bars, slot_bars, GMM__SMEM_AT(slot));
     } else {
@@ -324,10 +316,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
             if (t->k > 0) {
                 tid = gmm_tid_x();
                 row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+#if GMM__IS_1D1D
+                GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
+                                                  stage_scales_at + 4 * (uint32_t)row,
+                                                  t->row_blocks > 1 ? wg : -1, &pipe);
+#else
                 GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                              scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                             t->n0 % 128 != 0,
-                                             t->row_blocks > 1 && (f->d_flags & GMM_FP8_D_16BIT) ? wg : -1, &pipe);
+                                             t->n0 % 128 != 0, &pipe);
+#endif
             }
 #pragma unroll
             for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
@@ -355,13 +352,15 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
                     const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
                     gmm_cp_async_wait_all();
                     gmm_fp8_consumer_sync(wg);
-                    const float scale0 = gmm_ld_shared_f32(scales + 4 * row) * second;
-                    const float scale1 = gmm_ld_shared_f32(scales + 4 * row + 32) * second;
+                    const float scale0 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row) * second : second;
+                    const float scale1 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row + 32) * second : second;
 #pragma unroll
                     for (u = 0; u < GMM__ACC; u += 4) {
                         float col_scales[2];
-                        gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
-                                             col_scales);
+                        if (GMM__CFG(lines))
+                            gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
+                                                 col_scales);
+                        else col_scales[0] = col_scales[1] = 1.0f;
                         col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
                         col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
                         acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
@@ -497,6 +496,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__TILE
 #undef GMM__SCALED
 #undef GMM__FAST
+#undef GMM__IS_1D1D
 #undef GMM__KERNEL_NAME
 #undef GMM__TAG
 #undef GMM__ROW

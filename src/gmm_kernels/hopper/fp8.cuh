@@ -19,7 +19,8 @@
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
        barrier             completed by, arrivals per phase                         waited for by        parity of wait
        full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
-                           with 1x128 scales also the scale loader's lanes (33)
+                           with scales also the scale loader: 1d2d its lanes
+                           (33), 1d1d lane 0 (2)
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size)                                          scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
@@ -32,18 +33,19 @@
                                                                                     loader, consumers
        prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
                            (1, st.async)
-   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i orders the products of two consumers in 1d1d.
+   Named barriers (GMM_BAR_*): CONSUMER + i joins consumer i; ORDER + i lets consumer i issue a stage of 1d1d.
 
    Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
 
    Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
        192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
-       128x192_full_slot      3 x (24 + 16)   2 x 48
+       128x128                4 x (16 + 16)   2 x 32
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
    every stage is added to an fp32 accumulator, times the block's scales: 1d2d multiplies by a scale per row and one per
-   128 columns, 1d1d by a scale per row and one per column. The scale loader brings them to shared memory with the
-   stage. Scales of whole tensors and of lines are applied once, in the epilogue.
+   128 columns, 1d1d by a scale per row and one per column, whose products a bf16 wgmma computes
+   (gmm_fp8_scale_fragment). The scale loader brings them to shared memory with the stage. Scales of whole tensors
+   and of lines are applied once, in the epilogue.
 
    Epilogue. A consumer writes its accumulators to its store slot, from which the store warp moves them to D by TMA
    while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
@@ -61,25 +63,29 @@ typedef struct gmm_fp8_args {
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
+enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile). Prediction is for few tokens: with many, 192x128 loses up to 4% by it. Store slots
-   of 128x192_full_slot hold a whole fp32 tile, at the cost of a stage. */
+   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with many,
+   192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1) \
-    X(128x192_full_slot, 2, 192, 3, 6, 256, 232, 40, 0)
+    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
+    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0, 1) \
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
+    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
-/* Scaling of partial sums: X(tag, value, column scales of a stage per tile, per column of the tile).
-   GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals of
+   the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
-    X(fast, GMM_FP8_FAST, 4, 0) \
-    X(1d2d, GMM_FP8_1D2D, 4, 0) \
-    X(1d1d, GMM_FP8_1D1D, 0, 1)
+    X(fast, GMM_FP8_FAST, 16, 0, 0) \
+    X(1d2d, GMM_FP8_1D2D, 16, 0, 32) \
+    X(1d1d, GMM_FP8_1D1D, 0, 16, 1)
+#define GMM__FP8_IS_1D1D_fast 0
+#define GMM__FP8_IS_1D1D_1d2d 0
+#define GMM__FP8_IS_1D1D_1d1d 1
 #define GMM__FP8_SCALED_fast 0
 #define GMM__FP8_SCALED_1d2d 1
 #define GMM__FP8_SCALED_1d1d 1
@@ -93,22 +99,23 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
     X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x192_full_slot, gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90) \
-    X(GMM_E5M2, e5m2, 1d1d, 128x192_full_slot, gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x128, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x128, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
     X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(consumer_regs, tag) = consumer_regs_, \
-    GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
-#define GMM__X(tag, value, tile_, column_) \
-    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_,
+#define GMM__X(tag, value, tile_, column_, arrivals_) \
+    GMM__FP8(scaling, tag) = value, GMM__FP8(tile_scales, tag) = tile_, GMM__FP8(column_scales, tag) = column_, \
+    GMM__FP8(loader_arrivals, tag) = arrivals_,
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
 
@@ -144,21 +151,21 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
     } GMM__FP8(stage, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-/* Scales of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+/* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
-        float row[GMM_FP8_BLOCK_ROWS], col[tile_n_]; \
+        float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -169,7 +176,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -178,11 +185,11 @@ GMM_FP8_TILE_LIST(GMM__X)
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
-   of 128 and of those behind it; with 1d1d one per column, in the order of the accumulators. */
+   of 128 and of those behind it; with 1d1d an operand of wgmma (gmm_fp8_store_column_scale). */
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
-        float col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
+        char col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
     } GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_);
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -195,22 +202,18 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
-    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) == sizeof(GMM__FP8(tile_smem, tile_)) + \
-                      GMM__FP8_SCALED_##scaling * GMM__FP8(stages, tile_) * \
-                          sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
-                  #kernel ": scales of stages follow the memory of the tile"); \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
                   #kernel ": a CTA has at most 227 KiB of shared memory");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -226,6 +229,37 @@ static GMM__UNUSED size_t gmm_fp8_table_bytes(int64_t groups) { return 12 * ((si
 /* Copies a float to shared memory asynchronously (cp.async), or +0 where `present` is 0. */
 GMM__DEVICE void gmm_cp_async_f32(uint32_t smem, const float *from, int present) {
     gmm_cp_async_4_zfill(smem, __cvta_generic_to_global(from), present ? 4 : 0);
+}
+
+/* Products of scales in 1d1d. A bf16 tensor core multiplies a column of row scales by a row of column scales, into
+   accumulators that lie as those of the product do. An fp32 scale is the sum of three bf16, its parts of 8 bits each,
+   and of K = 16 products nine are those of a part by a part. A column's line of B has 16 bytes and is read twice, as K
+   = 0 to 7 and as K = 8 to 15. By number of the part, - is 0:
+       B, column          0 1 2 - 0 1 2 -
+       A, row, first K    0 0 0 0 2 2 2 2
+       A, row, second K   1 1 1 1 - - - -
+   A power of two has one part, and the product of two of them is exact. */
+GMM__DEVICE float gmm_fp8_leading_part(float scale) {
+    return gmm_f32_from_bits(__float_as_uint(scale) & 0xFFFF0000u);
+}
+/* The fragment of A of a thread, whose rows have these scales: lane l holds K = 2 (l % 4), and the next one. */
+GMM__DEVICE void gmm_fp8_scale_fragment(const float scales[2], uint32_t a[4]) {
+    const int left = (threadIdx.x & 3) < 2;
+    int e;
+#pragma unroll
+    for (e = 0; e < 2; e++) {
+        const float rest = scales[e] - gmm_fp8_leading_part(scales[e]);
+        const float third = rest - gmm_fp8_leading_part(rest);
+        a[e] = __byte_perm(__float_as_uint(left ? scales[e] : third), 0, 0x3232);
+        a[2 + e] = left ? __byte_perm(__float_as_uint(rest), 0, 0x3232) : 0;
+    }
+}
+/* Writes a column's line of B. */
+GMM__DEVICE void gmm_fp8_store_column_scale(uint32_t smem, float scale) {
+    const float first = gmm_fp8_leading_part(scale), rest = scale - first, second = gmm_fp8_leading_part(rest);
+    const uint32_t low = __byte_perm(__float_as_uint(first), __float_as_uint(second), 0x7632);
+    const uint32_t high = __float_as_uint(rest - second) >> 16;
+    gmm_st_shared_v4_u32(smem, low, high, low, high);
 }
 
 /* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the

@@ -50,7 +50,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x192x128_full_slot_sm90, e4m3, 1d1d, 0, 128x192_full_slot)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 0, 128x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
@@ -62,7 +62,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x192x128_full_slot_sm90, e5m2, 1d1d, 0, 128x192_full_slot)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 0, 128x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE

@@ -4,6 +4,11 @@ GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
 }
+/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to that
+   of the next 8 rows, and to that of the next 16 bytes along K. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, uint32_t next_k) {
+    return (uint64_t)(next_rows >> 4) << 32 | (uint64_t)(next_k >> 4) << 16 | (smem & 0x3FFFF) >> 4;
+}
 /* Which element of a warp group's product of wgmma (M = 64) is accumulator `u` of a thread in warp `warp` (0 to 3) of
    the warp group: its row, along M, and its column, along N. swap_ab exchanges them: the 16-bit Hopper products have
    columns of D along M and rows of D along N; the FP8 products have rows along M. */

@@ -1,5 +1,5 @@
-/* A shared object that embeds the library and exports PLUGIN alone; check.sh builds it from two versions. */
-#define GMM_IMPLEMENTATION
+/* A shared object that embeds the library and exports PLUGIN alone; check.sh builds it from two versions: beside the
+   library's object, and with GMM_IMPLEMENTATION. */
 #include "gmm.h"
 
 unsigned PLUGIN(void);

@@ -5980,7 +5980,8 @@ GMM__DEVICE void gmm_amax_cols(const gmm_cast_tile *t, const uint32_t x[8][8], u
         if (k / 2 == lane_row)
             partials[t->row0 / GMM_CAST_WARP_ROWS][t->col0 + k] = gmm_f32_bits(gmm__word_value(t->source, col, k));
 }
-/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others), after a barrier. */
+/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others). All threads call it; they compute
+   addresses before its barrier, while they would wait. */
 GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partials)[4][GMM_TILE]) {
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
@@ -5990,6 +5991,7 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
                                l;
     uint32_t maximum;
     int32_t i;
+    __syncthreads();
     if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
@@ -6792,23 +6794,23 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 }
 
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
-   both matrices are aligned. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+   both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
+GMM__DEVICE void gmm__transpose_tiles(const gmm__transpose_args *a, int32_t e2m1) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
-    const int32_t lane = gmm__lane(), e2m1 = a.src.dtype == GMM_E2M1, bytes4 = e2m1 ? 2 : 4;
-    const int64_t src_pitch = a.src.ld * bytes4 / 4, dst_pitch = a.dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
+    const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
+    const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
+    const int64_t src_pitch = a->src.ld * bytes4 / 4, dst_pitch = a->dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
-    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+    for (index = blockIdx.x; index < a->units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview src_view = gmm__qview_of(&a->src, GMM_ROWWISE, 0, unit, 0, 0, a->rows, a->cols);
+        const gmm__qview dst_view = gmm__qview_of(&a->dst, GMM_COLUMNWISE, 0, unit, 0, 0, a->rows, a->cols);
         const uint8_t *src = src_view.data + (row_tile * src_view.ld + col_tile) * tile_bytes;
         uint8_t *dst = dst_view.data + (col_tile * dst_view.ld + row_tile) * tile_bytes;
-        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
-        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
+        const int32_t m = gmm__quant_extent(a->rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a->cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_pitch | (uintptr_t)dst | (uintptr_t)dst_pitch) & (bytes4 - 1)) == 0 &&
             (m | n) % 4 == 0;
@@ -6843,10 +6845,17 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                                                            codes[l * GMM__QUANT_CODES + k + 1] << 4);
             else
                 for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
-        gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x, GMM__QUANT_BLOCK);
+        if (e2m1)
+            gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
+                                             GMM__QUANT_BLOCK);
+        else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 0); }
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 1); }
 
 typedef struct gmm__update_args {
     float *history, *scale;
@@ -7084,8 +7093,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
-                             stream);
+    return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
+                                                      : (const void *)gmm_transpose_tiles,
+                             gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
@@ -10846,7 +10856,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);
-            __syncthreads();
             gmm_amax_store_lines(&t, partials);
         } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);

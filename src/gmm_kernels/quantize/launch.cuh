@@ -84,8 +84,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
-                             stream);
+    return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
+                                                      : (const void *)gmm_transpose_tiles,
+                             gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,

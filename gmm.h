@@ -1893,7 +1893,9 @@ typedef struct gmm__call {
         gmm_transposition transposition;
         gmm_sharding shard;
     } d;                    /* the descriptor of the operation */
-    gmm_act act;            /* activation and MLP */
+    gmm_act act;            /* activation, MLP, and a quantization with act_source */
+    const gmm_activation *act_source; /* a quantization within an MLP: its source is y of this activation, which the
+                               cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     gmm_mlp_config config;  /* MLP */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
@@ -4528,6 +4530,7 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -4548,6 +4551,7 @@ typedef struct gmm__mlp_steps {
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
+    gmm_mat gates;      /* the gate columns of z as a matrix */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
@@ -4894,6 +4898,18 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
     }
 }
 
+/* Whether the cast of h in forward computes h from z, so that h itself is neither stored nor loaded. The kernels that do
+   so serve BF16, FP8 formats whose scales need no amax of the whole h, and aligned rows; copies and z are aligned. */
+static int gmm__mlp_fuses_act(const gmm__mlp_steps *steps) {
+    const gmm__call *call = steps->call;
+    const gmm_format *f = &steps->operand[GMM_SLOT_H].format[0];
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    return call->ctx->config.space == GMM_SPACE_CUDA && steps->dtype == GMM_BF16 &&
+           call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+           (f->scaling == GMM_SCALING_1X128 || (f->scaling == GMM_SCALING_TENSOR && f->delayed)) &&
+           ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 && call->rows <= INT32_MAX / 2;
+}
+
 /* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
    step reads them. */
 static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {
@@ -5065,6 +5081,27 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
+/* Adds the activation and the casts of h. */
+static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
+    const gmm__call *call = steps->call;
+    char *memory = (char *)call->d.mlp.saved;
+    if (gmm__mlp_fuses_act(steps)) {
+        steps->gates = steps->z;
+        steps->gates.ld = gmm__mlp_fc1_cols(call);
+        steps->operand[GMM_SLOT_H].source = &steps->gates;
+        gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+        steps->step[steps->count - 1].act_source = &steps->act;
+        gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+        return;
+    }
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->act.y = &steps->h;
+    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+}
+
 /* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
    query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
@@ -5089,12 +5126,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
-    steps->act.y = &steps->h;
-    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
+    gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
@@ -5281,6 +5313,8 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
         s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
     else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
     call->split_tiles = steps->tiles;
+    call->act_source = step->act_source;
+    if (step->act_source) call->act = *step->act_source->act;
     return s;
 }
 
@@ -8068,6 +8102,9 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 
 /* --- activation --- */
 
+/* Columns of a block of the gate and linear columns; 0: halves, of which a block of all ffn columns is one. */
+static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
+
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
@@ -8087,8 +8124,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
+    a.interleave = gmm__mma_act_interleave(call->act.interleave, call->out);
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;
@@ -8552,6 +8588,21 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Describes the activation whose result is the source. */
+static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
+    gmm__act_source act;
+    memset(&act, 0, sizeof act);
+    if (!call->act_source) return act;
+    act.kind = call->act.kind;
+    act.coef = gmm_act_coefficients(&call->act);
+    act.gated = gmm_act_gated(call->act.kind);
+    act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
+    act.layout = gmm__k_act_layout(act.gated, act.interleave);
+    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
+    act.prob = call->act_source->prob;
+    return act;
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -8586,7 +8637,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* gmm__mlp_fuses_act errs */
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -10019,6 +10072,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
       "quantization.phase") \
     X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
+    X(ACT_SOURCE, QUANTIZE, QUANTIZE, call->act_source, 0, 0, 1, 0, "an activation as the source") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

@@ -4984,6 +4984,15 @@ enum {
     GMM__TRANSPOSE_PER_SM = 4
 };
 
+/* An activation whose result is the source of a cast; gmm__quant_args.src then holds its inputs. */
+typedef struct gmm__act_source {
+    gmm_act_kind kind; /* GMM_ACT_NONE: there is none */
+    gmm_act_coef coef;
+    int32_t gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT or GMM__GLU_PAIRS */
+    int32_t linear;    /* columns from gate to linear ones or, of GMM__GLU_PAIRS, to a lane's next eight elements */
+    const float *prob;                 /* [rows]; NULL: ones */
+} gmm__act_source;
+
 typedef struct gmm__quant_args {
     gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
@@ -5007,6 +5016,7 @@ typedef struct gmm__quant_args {
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
+    gmm__act_source act;
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -5949,6 +5959,73 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
     return bits << 16;
 }
 
+/* --- vectorized casts of an activation: the source h = p act(gate, linear) is computed from its inputs --- */
+
+/* h is rounded to the dtype of its inputs, as the activation kernel stores it, so that a cast has the bits of a cast of
+   the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
+   memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
+   repeat the code of all activations. */
+enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
+
+/* A row of the lane's inputs: gate and linear values, or pairs, in memory format, and the probability. */
+typedef struct gmm_cast_act_row {
+    gmm__raw8 a, b;
+    float prob;
+} gmm_cast_act_row;
+
+/* Loads row `row` of the inputs from the lane's gate column `col` on. Everything else is a kernel parameter, so that
+   addresses take few registers. */
+GMM__DEVICE void gmm_cast_act_load(const gmm__quant_args *a, int32_t row, int32_t col, gmm_cast_act_row *dst) {
+    const uint16_t *src = (const uint16_t *)a->src.data + ((int64_t)row * (int32_t)a->src.ld + col);
+    const uint4 v = __ldg((const uint4 *)(const void *)src);
+    uint4 u = make_uint4(0u, 0u, 0u, 0u);
+    if (a->act.gated) u = __ldg((const uint4 *)(const void *)(src + a->act.linear));
+    dst->prob = a->act.prob ? a->act.prob[row] : 1.0f;
+    dst->a.w[0] = v.x; dst->a.w[1] = v.y; dst->a.w[2] = v.z; dst->a.w[3] = v.w;
+    dst->b.w[0] = u.x; dst->b.w[1] = u.y; dst->b.w[2] = u.z; dst->b.w[3] = u.w;
+}
+/* gmm_cast_load of the activation. A row is computed while its successor is loaded, and its registers take the row
+   behind that one, or the last one again. The slots may be overwritten behind a barrier. */
+GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint32_t x[8][8]) {
+    const gmm__act_source *act = &t->a->act;
+    const int32_t pairs = act->layout == GMM__GLU_PAIRS, rows = t->in_cols ? min(t->valid_rows, 8) : 0;
+    const int32_t row = t->p.source_row + t->p.row + t->row0;
+    const int32_t col = pairs ? 2 * (t->c0 + t->col0) : gmm__act_gate_column(t->c0 + t->col0, act->interleave);
+    uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
+    gmm_cast_act_row next[2];
+    int32_t i, j, k;
+    if (rows > 0)
+#pragma unroll
+        for (j = 0; j < 2; j++) gmm_cast_act_load(t->a, row + min(j, rows - 1), col, &next[j]);
+#pragma unroll 1
+    for (i = 0; i < rows; i += 2) {
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            const float p = next[j].prob;
+            float gate[8], linear[8], h[8], d_gate[8], d_linear[8];
+            uint32_t w[4];
+            if (pairs) gmm__deinterleave(t->source, &next[j].a, &next[j].b);
+#pragma unroll
+            for (k = 0; k < 8; k++) {
+                gate[k] = gmm__word_value(t->source, next[j].a.w, k);
+                linear[k] = gmm__word_value(t->source, next[j].b.w, k);
+            }
+            gmm_cast_act_load(t->a, row + min(i + 2 + j, rows - 1), col, &next[j]);
+            gmm__act_x8(act->kind, act->coef, gate, linear, h, d_gate, d_linear);
+#pragma unroll
+            for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
+            own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        const uint4 v = i < rows ? own[i * GMM__QUANT_BLOCK] : make_uint4(0u, 0u, 0u, 0u);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
 /* --- amaxes of vectorized sources: stages of gmm_amax --- */
 
 /* Maxima of rows over the warp's 64 columns. partials: by half of the tile's columns. Each step of the exchange halves
@@ -6948,31 +7025,35 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(13)
-/* kernel, dtype of the source, scaling */
-#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
+/* kernel, dtype of the source, scaling, the source is an activation */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
@@ -7013,16 +7094,19 @@ typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
+    int32_t act;        /* the source is an activation */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
-    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+    { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
 #define GMM__CASTS(dtype, tag) \
     GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
     GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
     GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
     GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
     GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
@@ -7071,7 +7155,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
         cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
-    while (row->dtype != dtype || row->vectorized > a->vectorized ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized || row->act != (a->act.kind != GMM_ACT_NONE) ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -7723,10 +7807,8 @@ static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
 static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
-static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
-    a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
-                : a->interleave == 1                ? GMM__GLU_PAIRS
-                                                    : GMM__GLU_ELEMENT;
+static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) {
+    return !gated || interleave % 8 == 0 ? GMM__GLU_SPLIT : interleave == 1 ? GMM__GLU_PAIRS : GMM__GLU_ELEMENT;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
@@ -7734,7 +7816,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
@@ -7747,7 +7829,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
                                               cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
@@ -10880,6 +10962,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
+#define GMM__ACT GMM__COLUMN(4, GMM__ROW)
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
    serves aligned rows at the speed of memory; gmm_quantize serves the rest.
@@ -10888,16 +10971,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        scales         thread r < 128: row r; thread 128 + c: column c
 
+   GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ __align__(16) uint8_t codes[GMM_CAST_FP8_CODES];
+    __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
-    const gmm_warp_split split = gmm_cast_split(&a);
+    gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
@@ -10906,12 +10990,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
+        if (GMM__ACT) split = gmm_cast_split(&a); /* again, so that it takes no registers in the rest of the loop */
         gmm_cast_tile_move(&t, &split, strip, 1);
-        gmm_cast_load(&t, x);
+        if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
+        else gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+            tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
+            if (GMM__ACT) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
@@ -10936,6 +11023,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING
+#undef GMM__ACT
 #undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */

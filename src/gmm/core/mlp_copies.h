@@ -63,6 +63,18 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
     }
 }
 
+/* Whether the cast of h in forward computes h from z, so that h itself is neither stored nor loaded. The kernels that do
+   so serve BF16, FP8 formats whose scales need no amax of the whole h, and aligned rows; copies and z are aligned. */
+static int gmm__mlp_fuses_act(const gmm__mlp_steps *steps) {
+    const gmm__call *call = steps->call;
+    const gmm_format *f = &steps->operand[GMM_SLOT_H].format[0];
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    return call->ctx->config.space == GMM_SPACE_CUDA && steps->dtype == GMM_BF16 &&
+           call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+           (f->scaling == GMM_SCALING_1X128 || (f->scaling == GMM_SCALING_TENSOR && f->delayed)) &&
+           ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 && call->rows <= INT32_MAX / 2;
+}
+
 /* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
    step reads them. */
 static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {

@@ -59,6 +59,7 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -79,6 +80,7 @@ typedef struct gmm__mlp_steps {
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
+    gmm_mat gates;      /* the gate columns of z as a matrix */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;

@@ -62,6 +62,9 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 
 /* --- activation --- */
 
+/* Columns of a block of the gate and linear columns; 0: halves, of which a block of all ffn columns is one. */
+static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
+
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
@@ -81,8 +84,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
+    a.interleave = gmm__mma_act_interleave(call->act.interleave, call->out);
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;

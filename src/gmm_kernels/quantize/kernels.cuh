@@ -227,31 +227,35 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(13)
-/* kernel, dtype of the source, scaling */
-#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
+/* kernel, dtype of the source, scaling, the source is an activation */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY

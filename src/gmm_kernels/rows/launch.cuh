@@ -124,10 +124,8 @@ static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
 static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
-static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
-    a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
-                : a->interleave == 1                ? GMM__GLU_PAIRS
-                                                    : GMM__GLU_ELEMENT;
+static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) {
+    return !gated || interleave % 8 == 0 ? GMM__GLU_SPLIT : interleave == 1 ? GMM__GLU_PAIRS : GMM__GLU_ELEMENT;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
@@ -135,7 +133,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
@@ -148,7 +146,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
                                               cudaStream_t stream) {
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;

@@ -63,8 +63,8 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
     }
 }
 
-/* Whether the cast of h in forward computes h from z, so that h itself is neither stored nor loaded. The kernels that do
-   so serve BF16, FP8 formats whose scales need no amax of the whole h, and aligned rows; copies and z are aligned. */
+/* Whether the cast of h in forward computes h from z, so that h itself is neither stored nor loaded. The kernels that
+   do so serve BF16, FP8 formats whose scales need no amax of a whole group, and aligned rows. */
 static int gmm__mlp_fuses_act(const gmm__mlp_steps *steps) {
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[GMM_SLOT_H].format[0];

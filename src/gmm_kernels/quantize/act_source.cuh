@@ -6,7 +6,7 @@
    repeat the code of all activations. */
 enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
 
-/* A row of the lane's inputs: gate and linear values, or pairs, in memory format, and the probability. */
+/* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {
     gmm__raw8 a, b;
     float prob;
@@ -27,9 +27,9 @@ GMM__DEVICE void gmm_cast_act_load(const gmm__quant_args *a, int32_t row, int32_
    behind that one, or the last one again. The slots may be overwritten behind a barrier. */
 GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint32_t x[8][8]) {
     const gmm__act_source *act = &t->a->act;
-    const int32_t pairs = act->layout == GMM__GLU_PAIRS, rows = t->in_cols ? min(t->valid_rows, 8) : 0;
+    const int32_t alternate = act->layout == GMM__GLU_PAIRS, rows = t->in_cols ? min(t->valid_rows, 8) : 0;
     const int32_t row = t->p.source_row + t->p.row + t->row0;
-    const int32_t col = pairs ? 2 * (t->c0 + t->col0) : gmm__act_gate_column(t->c0 + t->col0, act->interleave);
+    const int32_t col = alternate ? 2 * (t->c0 + t->col0) : gmm__act_gate_column(t->c0 + t->col0, act->interleave);
     uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
     gmm_cast_act_row next[2];
     int32_t i, j, k;
@@ -43,7 +43,7 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
             const float p = next[j].prob;
             float gate[8], linear[8], h[8], d_gate[8], d_linear[8];
             uint32_t w[4];
-            if (pairs) gmm__deinterleave(t->source, &next[j].a, &next[j].b);
+            if (alternate) gmm__deinterleave(t->source, &next[j].a, &next[j].b);
 #pragma unroll
             for (k = 0; k < 8; k++) {
                 gate[k] = gmm__word_value(t->source, next[j].a.w, k);

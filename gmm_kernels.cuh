@@ -4526,6 +4526,8 @@ typedef struct gmm__act_args {
     gmm__view x, y, dy, dx;
     const float *prob;
     float *dprob;
+    uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
+    int32_t groups;            /* whose row offsets end at valid_rows */
 } gmm__act_args;
 
 typedef struct gmm__route_args {
@@ -4915,6 +4917,25 @@ typedef struct gmm__act_operands {
     /* GMM__GLU_PAIRS: a and b hold the interleaved pairs of the first and of the second four outputs */
     gmm__raw8 a, b, dy;
 } gmm__act_operands;
+
+/* Raises `maximum`, the bits of an absolute value, to those of a lane's elements. NaN does not count. */
+GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols, const float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
+    return maximum;
+}
+/* Raises the amax of the group of a row to the maximum over the lanes, rounded to the dtype in which the elements are
+   stored. The amax is loaded first, since most values do not raise it. */
+GMM__DEVICE void gmm__act_raise_amax(const gmm__act_args *a, gmm_dtype dtype, uint32_t row, uint32_t maximum) {
+    int32_t g = 0;
+    gmm_find_group64(a->valid_rows - a->groups, a->groups, row, &g);
+    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+    if (dtype != GMM_F32)
+        maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
+    if (gmm__lane() == 0 && maximum > *(volatile uint32_t *)(a->amax + g)) atomicMax(a->amax + g, maximum);
+}
 
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
@@ -6872,7 +6893,7 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
    both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
-GMM__DEVICE void gmm__transpose_tiles(const gmm__transpose_args *a, int32_t e2m1) {
+GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
@@ -6930,9 +6951,13 @@ GMM__DEVICE void gmm__transpose_tiles(const gmm__transpose_args *a, int32_t e2m1
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
-gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 0); }
+gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 0);
+}
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
-gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 1); }
+gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 1);
+}
 
 typedef struct gmm__update_args {
     float *history, *scale;
@@ -8939,6 +8964,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
         gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
+        uint32_t maximum[2] = { 0, 0 };
         int32_t i, j;
         task[0] = loop;
         task[1] = gmm__grid_loop_successor(loop);
@@ -8961,8 +8987,16 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
+                if (a.amax) maximum[j] = gmm__act_max8(0, &cols[j], f);
                 gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
             }
+        if (!a.amax) continue;
+        if (GMM__SPANS == 2 && task[1].row == task[0].row) maximum[0] = max(maximum[0], maximum[1]);
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (task[j].row < valid_rows && (j == 0 || task[1].row != task[0].row))
+                gmm__act_raise_amax(&a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a.y.dtype, task[j].row,
+                                    maximum[j]);
     }
 }
 #undef GMM__SPANS
@@ -8981,7 +9015,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
         float sum = 0.0f;
-        uint32_t part;
+        uint32_t part, maximum = 0;
         for (part = loop.part; part < parts; part += row_warps) {
             const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
@@ -9003,9 +9037,12 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
+            if (a.amax) maximum = gmm__act_max8(gmm__act_max8(maximum, &cols, da), &cols, db);
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
             if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
         }
+        if (a.amax && loop.row < valid_rows)
+            gmm__act_raise_amax(&a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a.dx.dtype, loop.row, maximum);
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */

@@ -74,7 +74,7 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
    both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
-GMM__DEVICE void gmm__transpose_tiles(const gmm__transpose_args *a, int32_t e2m1) {
+GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
@@ -132,9 +132,13 @@ GMM__DEVICE void gmm__transpose_tiles(const gmm__transpose_args *a, int32_t e2m1
     }
 }
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
-gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 0); }
+gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 0);
+}
 GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
-gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) { gmm__transpose_tiles(&a, 1); }
+gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 1);
+}
 
 typedef struct gmm__update_args {
     float *history, *scale;

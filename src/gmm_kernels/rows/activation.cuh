@@ -52,6 +52,25 @@ typedef struct gmm__act_operands {
     gmm__raw8 a, b, dy;
 } gmm__act_operands;
 
+/* Raises `maximum`, the bits of an absolute value, to those of a lane's elements. NaN does not count. */
+GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols, const float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
+    return maximum;
+}
+/* Raises the amax of the group of a row to the maximum over the lanes, rounded to the dtype in which the elements are
+   stored. The amax is loaded first, since most values do not raise it. */
+GMM__DEVICE void gmm__act_raise_amax(const gmm__act_args *a, gmm_dtype dtype, uint32_t row, uint32_t maximum) {
+    int32_t g = 0;
+    gmm_find_group64(a->valid_rows - a->groups, a->groups, row, &g);
+    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+    if (dtype != GMM_F32)
+        maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
+    if (gmm__lane() == 0 && maximum > *(volatile uint32_t *)(a->amax + g)) atomicMax(a->amax + g, maximum);
+}
+
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
 GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],

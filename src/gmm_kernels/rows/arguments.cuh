@@ -61,6 +61,8 @@ typedef struct gmm__act_args {
     gmm__view x, y, dy, dx;
     const float *prob;
     float *dprob;
+    uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
+    int32_t groups;            /* whose row offsets end at valid_rows */
 } gmm__act_args;
 
 typedef struct gmm__route_args {

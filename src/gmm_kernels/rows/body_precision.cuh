@@ -98,6 +98,7 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
         gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
+        uint32_t maximum[2] = { 0, 0 };
         int32_t i, j;
         task[0] = loop;
         task[1] = gmm__grid_loop_successor(loop);
@@ -120,8 +121,16 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
+                if (a.amax) maximum[j] = gmm__act_max8(0, &cols[j], f);
                 gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
             }
+        if (!a.amax) continue;
+        if (GMM__SPANS == 2 && task[1].row == task[0].row) maximum[0] = max(maximum[0], maximum[1]);
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (task[j].row < valid_rows && (j == 0 || task[1].row != task[0].row))
+                gmm__act_raise_amax(&a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a.y.dtype, task[j].row,
+                                    maximum[j]);
     }
 }
 #undef GMM__SPANS
@@ -140,7 +149,7 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
         float sum = 0.0f;
-        uint32_t part;
+        uint32_t part, maximum = 0;
         for (part = loop.part; part < parts; part += row_warps) {
             const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
@@ -162,9 +171,12 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
+            if (a.amax) maximum = gmm__act_max8(gmm__act_max8(maximum, &cols, da), &cols, db);
             if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
             if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
         }
+        if (a.amax && loop.row < valid_rows)
+            gmm__act_raise_amax(&a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a.dx.dtype, loop.row, maximum);
         if (!a.dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */

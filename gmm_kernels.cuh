@@ -11060,7 +11060,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
-        if (GMM__ACT) split = gmm_cast_split(&a); /* again, so that it takes no registers in the rest of the loop */
         gmm_cast_tile_move(&t, &split, strip, 1);
         if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
         else gmm_cast_load(&t, x);
@@ -11086,7 +11085,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             __syncthreads();
             gmm_cast_fp8_record_amax(&c, &t, amax);
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y >= split.total) break;
+        __syncthreads();
+        if (GMM__ACT) split = gmm_cast_split(&a); /* again, so that it takes no registers in the rest of the loop */
     }
 }
 

@@ -11,6 +11,7 @@ static const int64_t sizes_of[G] = { 0, 131, 1, 0, 15 };
 typedef struct fused_case {
     gmm_recipe recipe;
     gmm_groups groups;
+    gmm_options options;
     gmm_mlp_config config;
     gmm_mlp_quant quant;
     gmm_mlp d;
@@ -50,6 +51,7 @@ static void build(fused_case *c, int recipe, gmm_dtype dtype, int64_t ffn, const
     c->quant.amax = c->amax;
     c->d.config = &c->config;
     c->d.groups = &c->groups;
+    c->d.options = &c->options;
     c->d.x = &c->x.mat;
     c->d.w1 = &c->w1.mat;
     c->d.w2 = &c->w2.mat;
@@ -169,28 +171,29 @@ static void product(const fused_case *c, gmm_op op, int64_t in, int64_t out, con
 }
 
 /* Forward against separate calls. */
-static void compare(int recipe, const gmm_act *act, gmm_tail tail, int fuses) {
-    const t_mat h = t_mat_out(GMM_BF16, 1, ROWS, FFN), y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+static void compare(int recipe, int64_t ffn, const gmm_act *act, gmm_tail tail, int fuses) {
+    const t_mat h = t_mat_out(GMM_BF16, 1, ROWS, ffn), y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
     const void *part;
     gmm_mat copies[2], weights[2], z;
     fused_case c;
     size_t bytes;
     int operations;
-    build(&c, recipe, GMM_BF16, FFN, act, tail);
+    build(&c, recipe, GMM_BF16, ffn, act, tail);
+    if (ffn > FFN) c.options.sm_limit = 1;
     operations = forward(&c);
     /* forward, offsets, casts of x, w1, h, w2, both products, and the activation if it is an operation of its own */
     T_CHECK(operations == (fuses ? 8 : 9), "%d operations", operations);
     z = preact_of(&c);
     activate(&c, &z, &h.mat, NULL, NULL, NULL);
-    cast_both(&c, &c.recipe.input, &h.mat, GMM_SLOT_H, 0, FFN, copies);
+    cast_both(&c, &c.recipe.input, &h.mat, GMM_SLOT_H, 0, ffn, copies);
     part = saved_part(&c, "act", &bytes);
     t_same("codes", part, t_get(copies[1].data, bytes), bytes);
     part = saved_part(&c, "act_scale", &bytes);
     t_same("scales", part, t_get(copies[1].scale, bytes), bytes);
     if (c.recipe.input.delayed)
         t_same("amax", t_get(c.amax + GMM_SLOT_H * G, G * 4), t_get(copies[0].amax, G * 4), G * 4);
-    cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, FFN, weights);
-    product(&c, GMM_OP_LINEAR_FWD, FFN, HIDDEN, copies, weights, &y.mat);
+    cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, ffn, weights);
+    product(&c, GMM_OP_LINEAR_FWD, ffn, HIDDEN, copies, weights, &y.mat);
     t_same("y", t_mat_bits(&c.y), t_mat_bits(&y), (size_t)(LIVE * HIDDEN * 2));
 }
 #define compare(...) T_CALL(compare, __VA_ARGS__)
@@ -212,9 +215,15 @@ static void activation(int arg) {
                 if (row->alpha) act.alpha = 1.5f;
             }
             t_about("%s, recipe %d, blocks of %d", row->name, recipes[r], (int)blocks[b]);
-            compare(recipes[r], &act, b % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP,
+            compare(recipes[r], FFN, &act, b % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP,
                     T.gpu && recipes[r] != REF_FP8_CURRENT && blocks[b] != 4);
         }
+}
+
+/* 65 tiles along a row, of which one multiprocessor has 128 CTAs at most: each computes a column of tiles. */
+static void tiles(int arg) {
+    const gmm_act act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    compare(arg, 65 * 128, &act, GMM_TAIL_KEEP, T.gpu);
 }
 
 /* dx of backward with amaxes of dz, against separate calls. Rows of more than 768 columns are shared by four warps. */
@@ -261,6 +270,8 @@ void tests_mlp_fused(void) {
     static const gmm_dtype dtypes[] = { GMM_BF16, GMM_F16, GMM_F32 };
     for (int i = 0; i < ref_act_count; i++)
         if (ref_acts[i].kind != GMM_ACT_NONE) t_add(activation, i, "mlp cast joined to %s", ref_acts[i].name);
+    t_add(tiles, REF_FP8_BLOCK, "mlp cast joined to swiglu, columns of tiles fp8 block");
+    t_add(tiles, REF_FP8_DELAYED, "mlp cast joined to swiglu, columns of tiles fp8 delayed");
     for (int i = 0; i < 3; i++)
         t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
 }

@@ -4488,6 +4488,7 @@ enum {
     GMM__ELEM_STREAM_PER_SM = 128,
         /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
            CTAs, but CTAs without a row cost time as well. */
+    GMM__ELEM_AMAX_PER_SM = 64,  /* and for those that take amaxes: a warp raises an amax once for several rows */
     GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
     GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
     GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
@@ -4926,15 +4927,31 @@ GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols,
         if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
     return maximum;
 }
-/* Raises the amax of the group of a row to the maximum over the lanes, rounded to the dtype in which the elements are
-   stored. The amax is loaded first, since most values do not raise it. */
-GMM__DEVICE void gmm__act_raise_amax(const gmm__act_args *a, gmm_dtype dtype, uint32_t row, uint32_t maximum) {
-    int32_t g = 0;
-    gmm_find_group64(a->valid_rows - a->groups, a->groups, row, &g);
-    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+/* The maximum of the rows that a warp has computed of one group, by lane. The amax in device memory is raised once per
+   group and warp, since all warps access the memory that holds it. */
+typedef struct gmm__group_amax {
+    int32_t group;
+    uint32_t maximum; /* bits of an absolute value */
+} gmm__group_amax;
+
+/* Raises the group's amax. `dtype`: to which elements are rounded where they are stored. The amax is loaded first,
+   since most values do not raise it. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_store(const gmm__act_args *a, gmm_dtype dtype, const gmm__group_amax *s) {
+    uint32_t *dst = a->amax + s->group, maximum = __reduce_max_sync(0xFFFFFFFFu, s->maximum);
     if (dtype != GMM_F32)
         maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
-    if (gmm__lane() == 0 && maximum > *(volatile uint32_t *)(a->amax + g)) atomicMax(a->amax + g, maximum);
+    if (gmm__lane() == 0 && maximum && maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+}
+/* Takes the maximum of elements of a row, which is not before the last one. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gmm__group_amax *s, uint32_t row,
+                                     uint32_t maximum) {
+    const int64_t *offsets = a->valid_rows - a->groups;
+    if (row >= offsets[s->group + 1]) {
+        gmm__group_amax_store(a, dtype, s);
+        gmm_find_group64(offsets, a->groups, row, &s->group);
+        s->maximum = 0;
+    }
+    s->maximum = max(s->maximum, maximum);
 }
 
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
@@ -8971,7 +8988,9 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype;
     gmm__grid_loop loop = gmm__grid_loop_begin((a->ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
         gmm__lane_cols cols[2];
@@ -9006,14 +9025,10 @@ GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_
         if (!takes_amax) continue;
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
-            if (cols[j].n[0] <= 0) maximum[j] = 0;
-        if (GMM__SPANS == 2 && task[1].row == task[0].row) maximum[0] = max(maximum[0], maximum[1]);
-#pragma unroll
-        for (j = 0; j < GMM__SPANS; j++)
-            if (task[j].row < valid_rows && (j == 0 || task[1].row != task[0].row))
-                gmm__act_raise_amax(a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype, task[j].row,
-                                    maximum[j]);
+            if (task[j].row < valid_rows)
+                gmm__group_amax_add(a, dtype, &amax, task[j].row, cols[j].n[0] > 0 ? maximum[j] : 0u);
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
@@ -9033,8 +9048,10 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
     const uint32_t parts = (uint32_t)(a->ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t row_warps = a->dprob ? (uint32_t)gmm__act_warps_per_row(a->ffn) : parts; /* warps that share a row */
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype;
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         const float p = a->prob && loop.row < valid_rows ? a->prob[loop.row] : 1.0f;
         float sum = 0.0f;
@@ -9064,8 +9081,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
             if (a->dx.data) GMM__NAME(gmm__act_gradients)(a, loop.row, &cols, da, db);
             if (a->y.data) gmm__store8(GMM__STATIC_DTYPE, &a->y, loop.row, &cols, f);
         }
-        if (takes_amax && loop.row < valid_rows)
-            gmm__act_raise_amax(a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype, loop.row, maximum);
+        if (takes_amax && loop.row < valid_rows) gmm__group_amax_add(a, dtype, &amax, loop.row, maximum);
         if (!a->dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */
@@ -9077,6 +9093,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
         }
         if (loop.part == 0 && gmm__lane() == 0) a->dprob[loop.row] = sum;
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
 #define GMM__BWD_PER_SM (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)

@@ -79,6 +79,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const int64_t *offsets;
     const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
     cudaError_t e = cudaSuccess;
+    gmm__launch_limits limits;
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
@@ -102,8 +103,8 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     a.amax = (uint32_t *)(void *)call->act_amax;
     if (a.amax) e = cudaMemsetAsync(a.amax, 0, (size_t)a.groups * sizeof *a.amax, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_streaming_limits(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_streaming_limits(call), stream));
+    limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
 }
 
 /* --- routing --- */

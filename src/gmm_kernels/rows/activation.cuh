@@ -60,15 +60,31 @@ GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols,
         if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
     return maximum;
 }
-/* Raises the amax of the group of a row to the maximum over the lanes, rounded to the dtype in which the elements are
-   stored. The amax is loaded first, since most values do not raise it. */
-GMM__DEVICE void gmm__act_raise_amax(const gmm__act_args *a, gmm_dtype dtype, uint32_t row, uint32_t maximum) {
-    int32_t g = 0;
-    gmm_find_group64(a->valid_rows - a->groups, a->groups, row, &g);
-    maximum = __reduce_max_sync(0xFFFFFFFFu, maximum);
+/* The maximum of the rows that a warp has computed of one group, by lane. The amax in device memory is raised once per
+   group and warp, since all warps access the memory that holds it. */
+typedef struct gmm__group_amax {
+    int32_t group;
+    uint32_t maximum; /* bits of an absolute value */
+} gmm__group_amax;
+
+/* Raises the group's amax. `dtype`: to which elements are rounded where they are stored. The amax is loaded first,
+   since most values do not raise it. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_store(const gmm__act_args *a, gmm_dtype dtype, const gmm__group_amax *s) {
+    uint32_t *dst = a->amax + s->group, maximum = __reduce_max_sync(0xFFFFFFFFu, s->maximum);
     if (dtype != GMM_F32)
         maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
-    if (gmm__lane() == 0 && maximum > *(volatile uint32_t *)(a->amax + g)) atomicMax(a->amax + g, maximum);
+    if (gmm__lane() == 0 && maximum && maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+}
+/* Takes the maximum of elements of a row, which is not before the last one. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gmm__group_amax *s, uint32_t row,
+                                     uint32_t maximum) {
+    const int64_t *offsets = a->valid_rows - a->groups;
+    if (row >= offsets[s->group + 1]) {
+        gmm__group_amax_store(a, dtype, s);
+        gmm_find_group64(offsets, a->groups, row, &s->group);
+        s->maximum = 0;
+    }
+    s->maximum = max(s->maximum, maximum);
 }
 
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is

@@ -91,7 +91,9 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype;
     gmm__grid_loop loop = gmm__grid_loop_begin((a->ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
         gmm__lane_cols cols[2];
@@ -126,14 +128,10 @@ GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_
         if (!takes_amax) continue;
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++)
-            if (cols[j].n[0] <= 0) maximum[j] = 0;
-        if (GMM__SPANS == 2 && task[1].row == task[0].row) maximum[0] = max(maximum[0], maximum[1]);
-#pragma unroll
-        for (j = 0; j < GMM__SPANS; j++)
-            if (task[j].row < valid_rows && (j == 0 || task[1].row != task[0].row))
-                gmm__act_raise_amax(a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype, task[j].row,
-                                    maximum[j]);
+            if (task[j].row < valid_rows)
+                gmm__group_amax_add(a, dtype, &amax, task[j].row, cols[j].n[0] > 0 ? maximum[j] : 0u);
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
@@ -153,8 +151,10 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
     const uint32_t parts = (uint32_t)(a->ffn - 1) / GMM__ELEM_SPAN + 1;
     const uint32_t row_warps = a->dprob ? (uint32_t)gmm__act_warps_per_row(a->ffn) : parts; /* warps that share a row */
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype;
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         const float p = a->prob && loop.row < valid_rows ? a->prob[loop.row] : 1.0f;
         float sum = 0.0f;
@@ -184,8 +184,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
             if (a->dx.data) GMM__NAME(gmm__act_gradients)(a, loop.row, &cols, da, db);
             if (a->y.data) gmm__store8(GMM__STATIC_DTYPE, &a->y, loop.row, &cols, f);
         }
-        if (takes_amax && loop.row < valid_rows)
-            gmm__act_raise_amax(a, GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype, loop.row, maximum);
+        if (takes_amax && loop.row < valid_rows) gmm__group_amax_add(a, dtype, &amax, loop.row, maximum);
         if (!a->dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */
@@ -197,6 +196,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
         }
         if (loop.part == 0 && gmm__lane() == 0) a->dprob[loop.row] = sum;
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
 #define GMM__BWD_PER_SM (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)

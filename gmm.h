@@ -1893,7 +1893,11 @@ typedef struct gmm__call {
         gmm_transposition transposition;
         gmm_sharding shard;
     } d;                    /* the descriptor of the operation */
-    gmm_act act;            /* activation and MLP */
+    gmm_act act;            /* activation, MLP, and a quantization with act_source */
+    const gmm_activation *act_source; /* a quantization within an MLP: its source is y of this activation, which the
+                               cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
+    float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
+                               writes. NULL = not wanted */
     gmm_mlp_config config;  /* MLP */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
@@ -4485,7 +4489,7 @@ enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
     GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
-    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_ARRAYS
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_ARRAYS
 };
 
 static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
@@ -4528,6 +4532,8 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
+    float *act_amax;        /* gmm__call.act_amax of an activation */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -4548,6 +4554,11 @@ typedef struct gmm__mlp_steps {
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
+    gmm_mat gates;      /* the gate columns of z as a matrix */
+    int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
+                           their copies by direction with these amaxes */
+    float *amax;
+    gmm_mat scaled[2];
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
@@ -4865,6 +4876,47 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
     return 1 << direction;
 }
 
+/* How the activation and the cast of its result, h in forward or dz in backward, share their work. */
+enum gmm__mlp_join {
+    GMM__MLP_SEPARATE,
+    GMM__MLP_BY_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
+    GMM__MLP_FUSED    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+};
+/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
+   rows. */
+static enum gmm__mlp_join gmm__mlp_join_of(const gmm__mlp_steps *steps, int slot) {
+    const gmm__call *call = steps->call;
+    const gmm_format *f = &steps->operand[slot].format[0];
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
+                        call->rows <= INT32_MAX / 2;
+    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__MLP_SEPARATE;
+    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__MLP_BY_AMAX;
+    return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+           (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128) ? GMM__MLP_FUSED : GMM__MLP_SEPARATE;
+}
+
+/* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
+   takes them. */
+static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
+    const int takes_amax = casts && gmm__mlp_join_of(steps, slot) == GMM__MLP_BY_AMAX;
+    if (takes_amax) {
+        steps->amax_slots |= 1 << slot;
+        steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,
+                                              4 * (int64_t)steps->call->groups.count);
+    }
+    gmm__mlp_add_step(steps, op, &steps->act);
+    if (takes_amax) steps->step[steps->count - 1].act_amax = steps->amax;
+}
+/* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
+static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {
+    gmm_mat *m = &steps->scaled[direction];
+    if (!(steps->amax_slots >> slot & 1)) return &steps->operand[slot].copy[direction];
+    *m = steps->operand[slot].copy[direction];
+    m->amax = steps->amax;
+    return m;
+}
+
 /* Adds the quantization that writes the copies of a set of directions. Amaxes per row, which only a rowwise copy has,
    need a quantization of their own. */
 static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
@@ -4885,12 +4937,17 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             d->format = f;
             d->src = o->source;
             d->skip = skip;
+            if (steps->amax_slots >> slot & 1) d->phase = GMM_QUANT_CAST;
             if (f->delayed && quant->scale) d->scale = quant->scale + (int64_t)slot * steps->call->groups.count;
             if (f->stochastic && quant->random) d->random = quant->random + (slot == GMM_SLOT_DZ ? 2 : 0);
             gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
         }
-        if (direction) d->columnwise = &o->copy[direction];
-        else d->rowwise = &o->copy[direction];
+        if (direction) d->columnwise = gmm__mlp_destination(steps, slot, direction);
+        else d->rowwise = gmm__mlp_destination(steps, slot, direction);
+    }
+    if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
+        steps->amax_slots &= ~(1 << slot);
+        gmm__mlp_release(&steps->workspace, GMM__MLP_AMAX);
     }
 }
 
@@ -5065,6 +5122,27 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
+/* Adds the activation and the casts of h. */
+static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
+    const gmm__call *call = steps->call;
+    char *memory = (char *)call->d.mlp.saved;
+    if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
+        steps->gates = steps->z;
+        steps->gates.ld = gmm__mlp_fc1_cols(call);
+        steps->operand[GMM_SLOT_H].source = &steps->gates;
+        gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+        steps->step[steps->count - 1].act_source = &steps->act;
+        gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+        return;
+    }
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->act.y = &steps->h;
+    gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+}
+
 /* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
    query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
@@ -5089,12 +5167,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
-    steps->act.y = &steps->h;
-    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
+    gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
@@ -5194,7 +5267,7 @@ static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *ne
     steps->act.dx = need->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (need->dh) gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
@@ -5281,6 +5354,9 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
         s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
     else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
     call->split_tiles = steps->tiles;
+    call->act_amax = step->act_amax;
+    call->act_source = step->act_source;
+    if (step->act_source) call->act = *step->act_source->act;
     return s;
 }
 
@@ -7525,7 +7601,8 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
                 else
                     for (r = r0; r < end; r++) dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
             }
-    gmm__qview_transpose_scales(&src, &dst, i, j, 0, 1);
+    if (src.scaling == GMM_SCALING_NV16) gmm__qview_transpose_nv16_scales(&src, &dst, i, j, 0, 1);
+    else gmm__qview_transpose_scale(&src, &dst, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -8067,6 +8144,9 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 
 /* --- activation --- */
 
+/* Columns of a block of the gate and linear columns; 0: halves, of which a block of all ffn columns is one. */
+static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
+
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
@@ -8080,14 +8160,15 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const int forward = call->op == GMM_OP_ACT_FWD;
     const int64_t *offsets;
     const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
+    cudaError_t e = cudaSuccess;
+    gmm__launch_limits limits;
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
     a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
+    a.interleave = gmm__mma_act_interleave(call->act.interleave, call->out);
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;
@@ -8100,8 +8181,12 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dx = gmm__mma_view(call, GMM__DX);
         a.dprob = d->dprob;
     }
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_streaming_limits(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_streaming_limits(call), stream));
+    a.groups = call->groups.count;
+    a.amax = (uint32_t *)(void *)call->act_amax;
+    if (a.amax) e = cudaMemsetAsync(a.amax, 0, (size_t)a.groups * sizeof *a.amax, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
 }
 
 /* --- routing --- */
@@ -8551,6 +8636,21 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Describes the activation whose result is the source. */
+static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
+    gmm__act_source act;
+    memset(&act, 0, sizeof act);
+    if (!call->act_source) return act;
+    act.kind = call->act.kind;
+    act.coef = gmm_act_coefficients(&call->act);
+    act.gated = gmm_act_gated(call->act.kind);
+    act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
+    act.layout = gmm__k_act_layout(act.gated, act.interleave);
+    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
+    act.prob = call->act_source->prob;
+    return act;
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -8585,7 +8685,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* gmm__mlp_join_of errs */
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -10018,6 +10120,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
       "quantization.phase") \
     X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
+    X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast joined to an activation") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

@@ -4531,6 +4531,7 @@ enum {
     GMM__ELEM_STREAM_PER_SM = 128,
         /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
            CTAs, but CTAs without a row cost time as well. */
+    GMM__ELEM_AMAX_PER_SM = 64,  /* and for those that take amaxes: a warp raises an amax once for several rows */
     GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
     GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
     GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
@@ -4569,6 +4570,8 @@ typedef struct gmm__act_args {
     gmm__view x, y, dy, dx;
     const float *prob;
     float *dprob;
+    uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
+    int32_t groups;            /* whose row offsets end at valid_rows */
 } gmm__act_args;
 
 typedef struct gmm__route_args {
@@ -4959,6 +4962,41 @@ typedef struct gmm__act_operands {
     gmm__raw8 a, b, dy;
 } gmm__act_operands;
 
+/* Raises `maximum`, the bits of an absolute value, to those of a lane's elements. NaN does not count. */
+GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols, const float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
+    return maximum;
+}
+/* The maximum of the rows that a warp has computed of one group, by lane. The amax in device memory is raised once per
+   group and warp, since all warps access the memory that holds it. */
+typedef struct gmm__group_amax {
+    int32_t group;
+    uint32_t maximum; /* bits of an absolute value */
+} gmm__group_amax;
+
+/* Raises the group's amax. `dtype`: to which elements are rounded where they are stored. The amax is loaded first,
+   since most values do not raise it. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_store(const gmm__act_args *a, gmm_dtype dtype, const gmm__group_amax *s) {
+    uint32_t *dst = a->amax + s->group, maximum = __reduce_max_sync(0xFFFFFFFFu, s->maximum);
+    if (dtype != GMM_F32)
+        maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
+    if (gmm__lane() == 0 && maximum && maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+}
+/* Takes the maximum of elements of a row, which is not before the last one. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gmm__group_amax *s, uint32_t row,
+                                     uint32_t maximum) {
+    const int64_t *offsets = a->valid_rows - a->groups;
+    if (row >= offsets[s->group + 1]) {
+        gmm__group_amax_store(a, dtype, s);
+        gmm_find_group64(offsets, a->groups, row, &s->group);
+        s->maximum = 0;
+    }
+    s->maximum = max(s->maximum, maximum);
+}
+
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
 GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
@@ -5027,6 +5065,15 @@ enum {
     GMM__TRANSPOSE_PER_SM = 4
 };
 
+/* An activation whose result is the source of a cast; gmm__quant_args.src then holds its inputs. */
+typedef struct gmm__act_source {
+    gmm_act_kind kind; /* GMM_ACT_NONE: there is none */
+    gmm_act_coef coef;
+    int32_t gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT or GMM__GLU_PAIRS */
+    int32_t linear;    /* columns from gate to linear ones or, of GMM__GLU_PAIRS, to a lane's next eight elements */
+    const float *prob;                 /* [rows]; NULL: ones */
+} gmm__act_source;
+
 typedef struct gmm__quant_args {
     gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
@@ -5050,6 +5097,7 @@ typedef struct gmm__quant_args {
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
+    gmm__act_source act;
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -5992,6 +6040,73 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
     return bits << 16;
 }
 
+/* --- vectorized casts of an activation: the source h = p act(gate, linear) is computed from its inputs --- */
+
+/* h is rounded to the dtype of its inputs, as the activation kernel stores it, so that a cast has the bits of a cast of
+   the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
+   memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
+   repeat the code of all activations. */
+enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
+
+/* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
+typedef struct gmm_cast_act_row {
+    gmm__raw8 a, b;
+    float prob;
+} gmm_cast_act_row;
+
+/* Loads row `row` of the inputs from the lane's gate column `col` on. Everything else is a kernel parameter, so that
+   addresses take few registers. */
+GMM__DEVICE void gmm_cast_act_load(const gmm__quant_args *a, int32_t row, int32_t col, gmm_cast_act_row *dst) {
+    const uint16_t *src = (const uint16_t *)a->src.data + ((int64_t)row * (int32_t)a->src.ld + col);
+    const uint4 v = __ldg((const uint4 *)(const void *)src);
+    uint4 u = make_uint4(0u, 0u, 0u, 0u);
+    if (a->act.gated) u = __ldg((const uint4 *)(const void *)(src + a->act.linear));
+    dst->prob = a->act.prob ? a->act.prob[row] : 1.0f;
+    dst->a.w[0] = v.x; dst->a.w[1] = v.y; dst->a.w[2] = v.z; dst->a.w[3] = v.w;
+    dst->b.w[0] = u.x; dst->b.w[1] = u.y; dst->b.w[2] = u.z; dst->b.w[3] = u.w;
+}
+/* gmm_cast_load of the activation. A row is computed while its successor is loaded, and its registers take the row
+   behind that one, or the last one again. The slots may be overwritten behind a barrier. */
+GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint32_t x[8][8]) {
+    const gmm__act_source *act = &t->a->act;
+    const int32_t alternate = act->layout == GMM__GLU_PAIRS, rows = t->in_cols ? min(t->valid_rows, 8) : 0;
+    const int32_t row = t->p.source_row + t->p.row + t->row0;
+    const int32_t col = alternate ? 2 * (t->c0 + t->col0) : gmm__act_gate_column(t->c0 + t->col0, act->interleave);
+    uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
+    gmm_cast_act_row next[2];
+    int32_t i, j, k;
+    if (rows > 0)
+#pragma unroll
+        for (j = 0; j < 2; j++) gmm_cast_act_load(t->a, row + min(j, rows - 1), col, &next[j]);
+#pragma unroll 1
+    for (i = 0; i < rows; i += 2) {
+#pragma unroll
+        for (j = 0; j < 2; j++) {
+            const float p = next[j].prob;
+            float gate[8], linear[8], h[8], d_gate[8], d_linear[8];
+            uint32_t w[4];
+            if (alternate) gmm__deinterleave(t->source, &next[j].a, &next[j].b);
+#pragma unroll
+            for (k = 0; k < 8; k++) {
+                gate[k] = gmm__word_value(t->source, next[j].a.w, k);
+                linear[k] = gmm__word_value(t->source, next[j].b.w, k);
+            }
+            gmm_cast_act_load(t->a, row + min(i + 2 + j, rows - 1), col, &next[j]);
+            gmm__act_x8(act->kind, act->coef, gate, linear, h, d_gate, d_linear);
+#pragma unroll
+            for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
+            own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
+        }
+    }
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        const uint4 v = i < rows ? own[i * GMM__QUANT_BLOCK] : make_uint4(0u, 0u, 0u, 0u);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
 /* --- amaxes of vectorized sources: stages of gmm_amax --- */
 
 /* Maxima of rows over the warp's 64 columns. partials: by half of the tile's columns. Each step of the exchange halves
@@ -6023,7 +6138,8 @@ GMM__DEVICE void gmm_amax_cols(const gmm_cast_tile *t, const uint32_t x[8][8], u
         if (k / 2 == lane_row)
             partials[t->row0 / GMM_CAST_WARP_ROWS][t->col0 + k] = gmm_f32_bits(gmm__word_value(t->source, col, k));
 }
-/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others), after a barrier. */
+/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others). All threads call it; they compute
+   addresses before its barrier, while they would wait. */
 GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partials)[4][GMM_TILE]) {
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
@@ -6033,6 +6149,7 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
                                l;
     uint32_t maximum;
     int32_t i;
+    __syncthreads();
     if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
@@ -6835,23 +6952,23 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 }
 
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
-   both matrices are aligned. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+   both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
+GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
-    const int32_t lane = gmm__lane(), e2m1 = a.src.dtype == GMM_E2M1, bytes4 = e2m1 ? 2 : 4;
-    const int64_t src_pitch = a.src.ld * bytes4 / 4, dst_pitch = a.dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
+    const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
+    const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
+    const int64_t src_pitch = a->src.ld * bytes4 / 4, dst_pitch = a->dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
-    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+    for (index = blockIdx.x; index < a->units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview src_view = gmm__qview_of(&a->src, GMM_ROWWISE, 0, unit, 0, 0, a->rows, a->cols);
+        const gmm__qview dst_view = gmm__qview_of(&a->dst, GMM_COLUMNWISE, 0, unit, 0, 0, a->rows, a->cols);
         const uint8_t *src = src_view.data + (row_tile * src_view.ld + col_tile) * tile_bytes;
         uint8_t *dst = dst_view.data + (col_tile * dst_view.ld + row_tile) * tile_bytes;
-        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
-        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
+        const int32_t m = gmm__quant_extent(a->rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a->cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_pitch | (uintptr_t)dst | (uintptr_t)dst_pitch) & (bytes4 - 1)) == 0 &&
             (m | n) % 4 == 0;
@@ -6886,9 +7003,20 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                                                            codes[l * GMM__QUANT_CODES + k + 1] << 4);
             else
                 for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
-        gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x, GMM__QUANT_BLOCK);
+        if (e2m1)
+            gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
+                                             GMM__QUANT_BLOCK);
+        else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 1);
 }
 
 typedef struct gmm__update_args {
@@ -6982,31 +7110,35 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(13)
-/* kernel, dtype of the source, scaling */
-#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
+/* kernel, dtype of the source, scaling, the source is an activation */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
@@ -7047,16 +7179,19 @@ typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;    /* of the source */
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
+    int32_t act;        /* the source is an activation */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 #define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
-    { dtype, GMM_SCALING_##scaling, vectorized, (const void *)amax##_##tag, (const void *)cast##_##tag },
+    { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
 #define GMM__CASTS(dtype, tag) \
     GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
     GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
     GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
     GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
     GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
 };
@@ -7105,7 +7240,7 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
         cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
     }
-    while (row->dtype != dtype || row->vectorized > a->vectorized ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized || row->act != (a->act.kind != GMM_ACT_NONE) ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -7127,8 +7262,9 @@ static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int
 
 static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
-    return gmm__quant_launch((const void *)gmm_transpose_tiles, gmm__quant_grid(tile_count, max_blocks), 0, 0, a,
-                             stream);
+    return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
+                                                      : (const void *)gmm_transpose_tiles,
+                             gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
@@ -7664,11 +7800,23 @@ static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
+static const void *const gmm__act_fwd_amax_kernels[] = {
+    (const void *)gmm_act_fwd_amax_bf16,
+    GMM__IF_F16((const void *)gmm_act_fwd_amax_f16,)
+    (const void *)gmm_act_fwd_amax_f32,
+    (const void *)gmm_act_fwd_amax_any
+};
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
+};
+static const void *const gmm__act_bwd_amax_kernels[] = {
+    (const void *)gmm_act_bwd_amax_bf16,
+    GMM__IF_F16((const void *)gmm_act_bwd_amax_f16,)
+    (const void *)gmm_act_bwd_amax_f32,
+    (const void *)gmm_act_bwd_amax_any
 };
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
@@ -7756,37 +7904,37 @@ static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
 static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
-static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
-    a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
-                : a->interleave == 1                ? GMM__GLU_PAIRS
-                                                    : GMM__GLU_ELEMENT;
+static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) {
+    return !gated || interleave % 8 == 0 ? GMM__GLU_SPLIT : interleave == 1 ? GMM__GLU_PAIRS : GMM__GLU_ELEMENT;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
+    const void *const *kernels = args->amax ? gmm__act_fwd_amax_kernels : gmm__act_fwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_fwd_kernels, dtype), (a.rows - 1) / spans + 1,
-                              gmm__k_parts(a.ffn), limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(kernels, dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn),
+                              limits, &a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
+    const void *const *kernels = args->amax ? gmm__act_bwd_amax_kernels : gmm__act_bwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     /* determines the order of sums, so it must not depend on outputs, which may be absent */
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
-    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_bwd_kernels, dtype), a.rows,
+    return gmm__k_launch_rows(gmm__k_precision_kernel(kernels, dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }
@@ -8879,27 +9027,29 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 
 /* y = p f(x): the forward activation of each row, multiplied by the row's probability p; rows behind the used ones
    become zeros if the tail is zeroed. A task is one span of a row. Grid-stride loop: a warp processes GMM__SPANS
-   consecutive tasks at a time. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
-GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+   consecutive tasks at a time. takes_amax: whether a.amax is wanted, a constant of each kernel. */
+GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
-    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    gmm__grid_loop loop = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a->ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
         gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
+        uint32_t maximum[2]; /* of lanes that have columns */
         int32_t i, j;
         task[0] = loop;
         task[1] = gmm__grid_loop_successor(loop);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a->wide), (int32_t)task[j].part, task[j].row < rows ? a->ffn : 0);
             p[j] = 1.0f;
             if (cols[j].n[0] > 0 && task[j].row < valid_rows) {
-                if (a.prob) p[j] = a.prob[task[j].row];
-                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &cols[j]);
+                if (a->prob) p[j] = a->prob[task[j].row];
+                in[j] = GMM__NAME(gmm__act_load_operands)(a, task[j].row, &cols[j]);
             }
         }
 #pragma unroll
@@ -8907,42 +9057,58 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
             if (cols[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
-                    GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
-                    gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
+                    GMM__NAME(gmm__act_decode)(a, &in[j], va, vb);
+                    gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
+                if (takes_amax) maximum[j] = gmm__act_max8(0, &cols[j], f);
+                gmm__store8(GMM__STATIC_DTYPE, &a->y, task[j].row, &cols[j], f);
             }
+        if (!takes_amax) continue;
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (task[j].row < valid_rows)
+                gmm__group_amax_add(a, dtype, &amax, task[j].row, cols[j].n[0] > 0 ? maximum[j] : 0u);
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_fwd_rows)(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_fwd_rows)(&a, 1);
 }
 #undef GMM__SPANS
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
    as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
    dprob each span is a task of its own. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
-GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
-    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
+    const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const uint32_t parts = (uint32_t)(a->ffn - 1) / GMM__ELEM_SPAN + 1;
+    const uint32_t row_warps = a->dprob ? (uint32_t)gmm__act_warps_per_row(a->ffn) : parts; /* warps that share a row */
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype;
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
-        const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
+        const float p = a->prob && loop.row < valid_rows ? a->prob[loop.row] : 1.0f;
         float sum = 0.0f;
-        uint32_t part;
+        uint32_t part, maximum = 0;
         for (part = loop.part; part < parts; part += row_warps) {
-            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a->wide), (int32_t)part, a->ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (cols.n[0] <= 0) continue;
             if (loop.row < valid_rows) {
-                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, loop.row, &cols);
-                GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
-                gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
-                gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(a, loop.row, &cols);
+                GMM__NAME(gmm__act_decode)(a, &in, va, vb);
+                gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                gmm__decode8(GMM__STATIC_DTYPE, &a->dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     if (i % 4 < cols.n[i / 4]) sum = fmaf(g[i], f[i], sum);
@@ -8954,10 +9120,12 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
-            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
-            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
+            if (takes_amax) maximum = gmm__act_max8(gmm__act_max8(maximum, &cols, da), &cols, db);
+            if (a->dx.data) GMM__NAME(gmm__act_gradients)(a, loop.row, &cols, da, db);
+            if (a->y.data) gmm__store8(GMM__STATIC_DTYPE, &a->y, loop.row, &cols, f);
         }
-        if (!a.dprob) continue;
+        if (takes_amax && loop.row < valid_rows) gmm__group_amax_add(a, dtype, &amax, loop.row, maximum);
+        if (!a->dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
@@ -8966,9 +9134,20 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
             __syncthreads();
         }
-        if (loop.part == 0 && gmm__lane() == 0) a.dprob[loop.row] = sum;
+        if (loop.part == 0 && gmm__lane() == 0) a->dprob[loop.row] = sum;
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
+#define GMM__BWD_PER_SM (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
+GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_bwd_rows)(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
+GMM__NAME(gmm_act_bwd_amax)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_bwd_rows)(&a, 1);
+}
+#undef GMM__BWD_PER_SM
 
 /* Rows of a token that a warp loads at once. */
 #define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)
@@ -10980,7 +11159,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);
-            __syncthreads();
             gmm_amax_store_lines(&t, partials);
         } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
@@ -11005,6 +11183,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
+#define GMM__ACT GMM__COLUMN(4, GMM__ROW)
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
    serves aligned rows at the speed of memory; gmm_quantize serves the rest.
@@ -11013,16 +11192,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        scales         thread r < 128: row r; thread 128 + c: column c
 
+   GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ __align__(16) uint8_t codes[GMM_CAST_FP8_CODES];
+    __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
-    const gmm_warp_split split = gmm_cast_split(&a);
+    gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
@@ -11032,11 +11212,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
         gmm_cast_tile_move(&t, &split, strip, 1);
-        gmm_cast_load(&t, x);
+        if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
+        else gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+            tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
+            if (GMM__ACT) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
@@ -11054,13 +11236,16 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             __syncthreads();
             gmm_cast_fp8_record_amax(&c, &t, amax);
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y >= split.total) break;
+        __syncthreads();
+        if (GMM__ACT) split = gmm_cast_split(&a); /* again, so that it takes no registers in the rest of the loop */
     }
 }
 
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING
+#undef GMM__ACT
 #undef GMM__ROW
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */

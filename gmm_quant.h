@@ -1282,30 +1282,31 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
-/* Copies the scales of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same
-   (TENSOR, 128X128, NV16 of square blocks), and of NV16 also the amax. The last tile of a column also writes the
-   padding of these lines of scales. Called by threads `first`, first + step, ... of a sequence. */
-GMM__HD void gmm__qview_transpose_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j,
-                                         int32_t first, int32_t step) {
+/* Copies the scales of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same. The
+   last tile of a column also writes the padding of these lines of scales. TENSOR and 128X128: one scale. */
+GMM__HD void gmm__qview_transpose_scale(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
-    if (to->scaling == GMM_SCALING_NV16) {
-        const int64_t used = gmm__ceil_div(to->along, 16), end = gmm__round_up(used, 4);
-        for (k = first; k < 128 * 8; k += step) {
-            const int64_t line = j * 128 + k / 8, block = i * 8 + k % 8;
-            if (block < end)
-                to->scale[gmm__qview_scale(to, line, block)] =
-                    line < to->lines && block < used ? from->scale[gmm__qview_scale(from, block * 16, line / 16)]
-                                                     : (uint8_t)0;
-        }
-        if (first == 0 && i == 0 && j == 0) *to->amax = *from->amax;
-        return;
-    }
-    if (first || (tensor && (i || j))) return;
+    if (tensor && (i || j)) return;
     ((float *)(void *)to->scale)[tensor ? 0 : gmm__qview_scale(to, j * 128, i)] =
         ((const float *)(const void *)from->scale)[tensor ? 0 : gmm__qview_scale(from, i * 128, j)];
     if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
     for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
+}
+/* NV16 of square blocks: 8 x 8 scales, and with the first tile the amax. Called by threads `first`, first + step, ... of
+   a sequence. */
+GMM__HD void gmm__qview_transpose_nv16_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j,
+                                              int32_t first, int32_t step) {
+    const int64_t used = gmm__ceil_div(to->along, 16), end = gmm__round_up(used, 4);
+    int64_t k;
+    for (k = first; k < 128 * 8; k += step) {
+        const int64_t line = j * 128 + k / 8, block = i * 8 + k % 8;
+        if (block < end)
+            to->scale[gmm__qview_scale(to, line, block)] =
+                line < to->lines && block < used ? from->scale[gmm__qview_scale(from, block * 16, line / 16)]
+                                                 : (uint8_t)0;
+    }
+    if (first == 0 && i == 0 && j == 0) *to->amax = *from->amax;
 }
 /* One dequantized element; every NaN is 0x7FFFFFFF, so that CPU and GPU agree. */
 GMM__HD float gmm__qview_value(float code, float decode_scale) {

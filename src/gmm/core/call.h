@@ -72,7 +72,11 @@ typedef struct gmm__call {
         gmm_transposition transposition;
         gmm_sharding shard;
     } d;                    /* the descriptor of the operation */
-    gmm_act act;            /* activation and MLP */
+    gmm_act act;            /* activation, MLP, and a quantization with act_source */
+    const gmm_activation *act_source; /* a quantization within an MLP: its source is y of this activation, which the
+                               cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
+    float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
+                               writes. NULL = not wanted */
     gmm_mlp_config config;  /* MLP */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier

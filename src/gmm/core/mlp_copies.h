@@ -34,6 +34,47 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
     return 1 << direction;
 }
 
+/* How the activation and the cast of its result, h in forward or dz in backward, share their work. */
+enum gmm__mlp_join {
+    GMM__MLP_SEPARATE,
+    GMM__MLP_BY_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
+    GMM__MLP_FUSED    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+};
+/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
+   rows. */
+static enum gmm__mlp_join gmm__mlp_join_of(const gmm__mlp_steps *steps, int slot) {
+    const gmm__call *call = steps->call;
+    const gmm_format *f = &steps->operand[slot].format[0];
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
+                        call->rows <= INT32_MAX / 2;
+    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__MLP_SEPARATE;
+    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__MLP_BY_AMAX;
+    return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+           (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128) ? GMM__MLP_FUSED : GMM__MLP_SEPARATE;
+}
+
+/* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
+   takes them. */
+static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
+    const int takes_amax = casts && gmm__mlp_join_of(steps, slot) == GMM__MLP_BY_AMAX;
+    if (takes_amax) {
+        steps->amax_slots |= 1 << slot;
+        steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,
+                                              4 * (int64_t)steps->call->groups.count);
+    }
+    gmm__mlp_add_step(steps, op, &steps->act);
+    if (takes_amax) steps->step[steps->count - 1].act_amax = steps->amax;
+}
+/* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
+static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {
+    gmm_mat *m = &steps->scaled[direction];
+    if (!(steps->amax_slots >> slot & 1)) return &steps->operand[slot].copy[direction];
+    *m = steps->operand[slot].copy[direction];
+    m->amax = steps->amax;
+    return m;
+}
+
 /* Adds the quantization that writes the copies of a set of directions. Amaxes per row, which only a rowwise copy has,
    need a quantization of their own. */
 static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
@@ -54,12 +95,17 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             d->format = f;
             d->src = o->source;
             d->skip = skip;
+            if (steps->amax_slots >> slot & 1) d->phase = GMM_QUANT_CAST;
             if (f->delayed && quant->scale) d->scale = quant->scale + (int64_t)slot * steps->call->groups.count;
             if (f->stochastic && quant->random) d->random = quant->random + (slot == GMM_SLOT_DZ ? 2 : 0);
             gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
         }
-        if (direction) d->columnwise = &o->copy[direction];
-        else d->rowwise = &o->copy[direction];
+        if (direction) d->columnwise = gmm__mlp_destination(steps, slot, direction);
+        else d->rowwise = gmm__mlp_destination(steps, slot, direction);
+    }
+    if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
+        steps->amax_slots &= ~(1 << slot);
+        gmm__mlp_release(&steps->workspace, GMM__MLP_AMAX);
     }
 }
 

@@ -16,7 +16,7 @@ enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
     GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
-    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_ARRAYS
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_ARRAYS
 };
 
 static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
@@ -59,6 +59,8 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
+    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
+    float *act_amax;        /* gmm__call.act_amax of an activation */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -79,6 +81,11 @@ typedef struct gmm__mlp_steps {
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     gmm_mat z, h, dh, dz;
+    gmm_mat gates;      /* the gate columns of z as a matrix */
+    int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
+                           their copies by direction with these amaxes */
+    float *amax;
+    gmm_mat scaled[2];
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;

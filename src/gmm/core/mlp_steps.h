@@ -80,6 +80,27 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
+/* Adds the activation and the casts of h. */
+static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
+    const gmm__call *call = steps->call;
+    char *memory = (char *)call->d.mlp.saved;
+    if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
+        steps->gates = steps->z;
+        steps->gates.ld = gmm__mlp_fc1_cols(call);
+        steps->operand[GMM_SLOT_H].source = &steps->gates;
+        gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+        steps->step[steps->count - 1].act_source = &steps->act;
+        gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+        return;
+    }
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->act.y = &steps->h;
+    gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
+    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+}
+
 /* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
    query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
@@ -104,12 +125,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved.at[GMM__SAVED_ACT];
-    steps->act.y = &steps->h;
-    gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_H, copies, saved.at[GMM__SAVED_ACT]);
+    gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
@@ -209,7 +225,7 @@ static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *ne
     steps->act.dx = need->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (need->dh) gmm__mlp_add_step(steps, GMM_OP_ACT_BWD, &steps->act);
+    if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
@@ -296,6 +312,9 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
         s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
     else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
     call->split_tiles = steps->tiles;
+    call->act_amax = step->act_amax;
+    call->act_source = step->act_source;
+    if (step->act_source) call->act = *step->act_source->act;
     return s;
 }
 

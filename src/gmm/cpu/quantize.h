@@ -423,7 +423,8 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
                 else
                     for (r = r0; r < end; r++) dst.data[c * dst.ld + r] = src.data[r * src.ld + c];
             }
-    gmm__qview_transpose_scales(&src, &dst, i, j, 0, 1);
+    if (src.scaling == GMM_SCALING_NV16) gmm__qview_transpose_nv16_scales(&src, &dst, i, j, 0, 1);
+    else gmm__qview_transpose_scale(&src, &dst, i, j);
 }
 static gmm_status gmm__cpu_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;

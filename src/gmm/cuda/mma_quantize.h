@@ -139,6 +139,21 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
+/* Describes the activation whose result is the source. */
+static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
+    gmm__act_source act;
+    memset(&act, 0, sizeof act);
+    if (!call->act_source) return act;
+    act.kind = call->act.kind;
+    act.coef = gmm_act_coefficients(&call->act);
+    act.gated = gmm_act_gated(call->act.kind);
+    act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
+    act.layout = gmm__k_act_layout(act.gated, act.interleave);
+    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
+    act.prob = call->act_source->prob;
+    return act;
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -173,7 +188,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* gmm__mlp_join_of errs */
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);

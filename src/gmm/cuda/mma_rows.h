@@ -62,6 +62,9 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 
 /* --- activation --- */
 
+/* Columns of a block of the gate and linear columns; 0: halves, of which a block of all ffn columns is one. */
+static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
+
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
         return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
@@ -75,14 +78,15 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const int forward = call->op == GMM_OP_ACT_FWD;
     const int64_t *offsets;
     const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
+    cudaError_t e = cudaSuccess;
+    gmm__launch_limits limits;
     gmm__act_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
     a.valid_rows = offsets + call->groups.count;
     a.rows = call->rows;
     a.ffn = (int32_t)call->out;
-    /* a block of ffn columns is the layout that is not interleaved: one half, then the other */
-    a.interleave = call->act.interleave == call->out ? 0 : call->act.interleave;
+    a.interleave = gmm__mma_act_interleave(call->act.interleave, call->out);
     a.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     a.gated = gmm_act_gated(call->act.kind);
     a.kind = call->act.kind;
@@ -95,8 +99,12 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dx = gmm__mma_view(call, GMM__DX);
         a.dprob = d->dprob;
     }
-    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, gmm__mma_streaming_limits(call), stream)
-                                          : gmm__k_act_bwd(&a, gmm__mma_streaming_limits(call), stream));
+    a.groups = call->groups.count;
+    a.amax = (uint32_t *)(void *)call->act_amax;
+    if (a.amax) e = cudaMemsetAsync(a.amax, 0, (size_t)a.groups * sizeof *a.amax, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
+    return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
 }
 
 /* --- routing --- */

@@ -7,6 +7,7 @@
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
+#define GMM__ACT GMM__COLUMN(4, GMM__ROW)
 
 /* FP8 with fp32 scales (GMM__SCALING) in both directions from a tile of 128 x 128 that is loaded once. This variant
    serves aligned rows at the speed of memory; gmm_quantize serves the rest.
@@ -15,16 +16,17 @@
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        scales         thread r < 128: row r; thread 128 + c: column c
 
+   GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ __align__(16) uint8_t codes[GMM_CAST_FP8_CODES];
+    __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
-    const gmm_warp_split split = gmm_cast_split(&a);
+    gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
@@ -34,11 +36,13 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
         gmm_cast_tile_move(&t, &split, strip, 1);
-        gmm_cast_load(&t, x);
+        if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
+        else gmm_cast_load(&t, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
-            tile_scale = !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
+            tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
+            if (GMM__ACT) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
@@ -56,12 +60,15 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             __syncthreads();
             gmm_cast_fp8_record_amax(&c, &t, amax);
         }
-        if (strip + (int32_t)gridDim.y < split.total) __syncthreads();
+        if (strip + (int32_t)gridDim.y >= split.total) break;
+        __syncthreads();
+        if (GMM__ACT) split = gmm_cast_split(&a); /* again, so that it takes no registers in the rest of the loop */
     }
 }
 
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__SCALING
+#undef GMM__ACT
 #undef GMM__ROW
 

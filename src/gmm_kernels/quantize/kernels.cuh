@@ -73,23 +73,23 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 }
 
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
-   both matrices are aligned. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+   both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
+GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
     __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
     uint8_t *codes = (uint8_t *)tile;
-    const int64_t row_tiles = gmm__ceil_div(a.rows, GMM_TILE), col_tiles = gmm__ceil_div(a.cols, GMM_TILE);
-    const int32_t lane = gmm__lane(), e2m1 = a.src.dtype == GMM_E2M1, bytes4 = e2m1 ? 2 : 4;
-    const int64_t src_pitch = a.src.ld * bytes4 / 4, dst_pitch = a.dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
+    const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
+    const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
+    const int64_t src_pitch = a->src.ld * bytes4 / 4, dst_pitch = a->dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
-    for (index = blockIdx.x; index < a.units * row_tiles * col_tiles; index += gridDim.x) {
+    for (index = blockIdx.x; index < a->units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
-        const gmm__qview src_view = gmm__qview_of(&a.src, GMM_ROWWISE, 0, unit, 0, 0, a.rows, a.cols);
-        const gmm__qview dst_view = gmm__qview_of(&a.dst, GMM_COLUMNWISE, 0, unit, 0, 0, a.rows, a.cols);
+        const gmm__qview src_view = gmm__qview_of(&a->src, GMM_ROWWISE, 0, unit, 0, 0, a->rows, a->cols);
+        const gmm__qview dst_view = gmm__qview_of(&a->dst, GMM_COLUMNWISE, 0, unit, 0, 0, a->rows, a->cols);
         const uint8_t *src = src_view.data + (row_tile * src_view.ld + col_tile) * tile_bytes;
         uint8_t *dst = dst_view.data + (col_tile * dst_view.ld + row_tile) * tile_bytes;
-        const int32_t m = gmm__quant_extent(a.rows, row_tile * GMM_TILE);
-        const int32_t n = gmm__quant_extent(a.cols, col_tile * GMM_TILE);
+        const int32_t m = gmm__quant_extent(a->rows, row_tile * GMM_TILE);
+        const int32_t n = gmm__quant_extent(a->cols, col_tile * GMM_TILE);
         const int words =
             (((uintptr_t)src | (uintptr_t)src_pitch | (uintptr_t)dst | (uintptr_t)dst_pitch) & (bytes4 - 1)) == 0 &&
             (m | n) % 4 == 0;
@@ -124,9 +124,20 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_transpose_tiles(const __grid
                                                            codes[l * GMM__QUANT_CODES + k + 1] << 4);
             else
                 for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
-        gmm__qview_transpose_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x, GMM__QUANT_BLOCK);
+        if (e2m1)
+            gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
+                                             GMM__QUANT_BLOCK);
+        else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
+    gmm__transpose_all(&a, 1);
 }
 
 typedef struct gmm__update_args {
@@ -220,31 +231,35 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_HERE(13)
-/* kernel, dtype of the source, scaling */
-#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR)
+/* kernel, dtype of the source, scaling, the source is an activation */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR)
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW)
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128)
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128)
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, 0)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY

@@ -29,7 +29,8 @@ GMM__DEVICE void gmm_amax_cols(const gmm_cast_tile *t, const uint32_t x[8][8], u
         if (k / 2 == lane_row)
             partials[t->row0 / GMM_CAST_WARP_ROWS][t->col0 + k] = gmm_f32_bits(gmm__word_value(t->source, col, k));
 }
-/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others), after a barrier. */
+/* Raises the amaxes of the tile's rows (threads 0 to 127) and columns (the others). All threads call it; they compute
+   addresses before its barrier, while they would wait. */
 GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partials)[4][GMM_TILE]) {
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
@@ -39,6 +40,7 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
                                l;
     uint32_t maximum;
     int32_t i;
+    __syncthreads();
     if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);

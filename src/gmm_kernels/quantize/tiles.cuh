@@ -14,6 +14,15 @@ enum {
     GMM__TRANSPOSE_PER_SM = 4
 };
 
+/* An activation whose result is the source of a cast; gmm__quant_args.src then holds its inputs. */
+typedef struct gmm__act_source {
+    gmm_act_kind kind; /* GMM_ACT_NONE: there is none */
+    gmm_act_coef coef;
+    int32_t gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT or GMM__GLU_PAIRS */
+    int32_t linear;    /* columns from gate to linear ones or, of GMM__GLU_PAIRS, to a lane's next eight elements */
+    const float *prob;                 /* [rows]; NULL: ones */
+} gmm__act_source;
+
 typedef struct gmm__quant_args {
     gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
@@ -37,6 +46,7 @@ typedef struct gmm__quant_args {
     int32_t backward;
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
+    gmm__act_source act;
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {

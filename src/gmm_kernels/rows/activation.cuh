@@ -52,6 +52,41 @@ typedef struct gmm__act_operands {
     gmm__raw8 a, b, dy;
 } gmm__act_operands;
 
+/* Raises `maximum`, the bits of an absolute value, to those of a lane's elements. NaN does not count. */
+GMM__DEVICE uint32_t gmm__act_max8(uint32_t maximum, const gmm__lane_cols *cols, const float v[8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++)
+        if (i % 4 < cols->n[i / 4]) maximum = gmm_max_abs_f32(maximum, gmm_f32_bits(v[i]));
+    return maximum;
+}
+/* The maximum of the rows that a warp has computed of one group, by lane. The amax in device memory is raised once per
+   group and warp, since all warps access the memory that holds it. */
+typedef struct gmm__group_amax {
+    int32_t group;
+    uint32_t maximum; /* bits of an absolute value */
+} gmm__group_amax;
+
+/* Raises the group's amax. `dtype`: to which elements are rounded where they are stored. The amax is loaded first,
+   since most values do not raise it. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_store(const gmm__act_args *a, gmm_dtype dtype, const gmm__group_amax *s) {
+    uint32_t *dst = a->amax + s->group, maximum = __reduce_max_sync(0xFFFFFFFFu, s->maximum);
+    if (dtype != GMM_F32)
+        maximum = gmm_f32_bits(gmm_widen(dtype, (uint16_t)gmm_pack2(dtype, gmm_f32_from_bits(maximum), 0.0f)));
+    if (gmm__lane() == 0 && maximum && maximum > *(volatile uint32_t *)dst) atomicMax(dst, maximum);
+}
+/* Takes the maximum of elements of a row, which is not before the last one. All lanes call it. */
+GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gmm__group_amax *s, uint32_t row,
+                                     uint32_t maximum) {
+    const int64_t *offsets = a->valid_rows - a->groups;
+    if (row >= offsets[s->group + 1]) {
+        gmm__group_amax_store(a, dtype, s);
+        gmm_find_group64(offsets, a->groups, row, &s->group);
+        s->maximum = 0;
+    }
+    s->maximum = max(s->maximum, maximum);
+}
+
 /* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
    straight-line code. */
 GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],

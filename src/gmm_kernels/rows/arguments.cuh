@@ -23,6 +23,7 @@ enum {
     GMM__ELEM_STREAM_PER_SM = 128,
         /* The same for kernels that stream rows: CTAs in the order of addresses are faster than a grid of resident
            CTAs, but CTAs without a row cost time as well. */
+    GMM__ELEM_AMAX_PER_SM = 64,  /* and for those that take amaxes: a warp raises an amax once for several rows */
     GMM__ELEM_SPAN = 256,        /* columns that a warp processes at a time: 8 per lane */
     GMM__COPY_SPAN = 128,        /* units that a warp copies at a time: 4 per lane */
     GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
@@ -61,6 +62,8 @@ typedef struct gmm__act_args {
     gmm__view x, y, dy, dx;
     const float *prob;
     float *dprob;
+    uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
+    int32_t groups;            /* whose row offsets end at valid_rows */
 } gmm__act_args;
 
 typedef struct gmm__route_args {

@@ -87,27 +87,29 @@ GMM__DEVICE void GMM__NAME(gmm__act_gradients)(const gmm__act_args *a, int64_t r
 
 /* y = p f(x): the forward activation of each row, multiplied by the row's probability p; rows behind the used ones
    become zeros if the tail is zeroed. A task is one span of a row. Grid-stride loop: a warp processes GMM__SPANS
-   consecutive tasks at a time. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
-GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+   consecutive tasks at a time. takes_amax: whether a.amax is wanted, a constant of each kernel. */
+GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
-    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    gmm__grid_loop loop = gmm__grid_loop_begin((a.ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->y.dtype;
+    gmm__grid_loop loop = gmm__grid_loop_begin((a->ffn - 1) / GMM__ELEM_SPAN + 1, GMM__SPANS);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
         gmm__act_operands in[2];
         gmm__lane_cols cols[2];
         gmm__grid_loop task[2];
         float p[2];
+        uint32_t maximum[2]; /* of lanes that have columns */
         int32_t i, j;
         task[0] = loop;
         task[1] = gmm__grid_loop_successor(loop);
 #pragma unroll
         for (j = 0; j < GMM__SPANS; j++) {
-            cols[j] = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)task[j].part, task[j].row < rows ? a.ffn : 0);
+            cols[j] = gmm__lane_cols_of(GMM__WIDE(a->wide), (int32_t)task[j].part, task[j].row < rows ? a->ffn : 0);
             p[j] = 1.0f;
             if (cols[j].n[0] > 0 && task[j].row < valid_rows) {
-                if (a.prob) p[j] = a.prob[task[j].row];
-                in[j] = GMM__NAME(gmm__act_load_operands)(&a, task[j].row, &cols[j]);
+                if (a->prob) p[j] = a->prob[task[j].row];
+                in[j] = GMM__NAME(gmm__act_load_operands)(a, task[j].row, &cols[j]);
             }
         }
 #pragma unroll
@@ -115,42 +117,58 @@ GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
             if (cols[j].n[0] > 0) {
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
-                    GMM__NAME(gmm__act_decode)(&a, &in[j], va, vb);
-                    gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
+                    GMM__NAME(gmm__act_decode)(a, &in[j], va, vb);
+                    gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
-                gmm__store8(GMM__STATIC_DTYPE, &a.y, task[j].row, &cols[j], f);
+                if (takes_amax) maximum[j] = gmm__act_max8(0, &cols[j], f);
+                gmm__store8(GMM__STATIC_DTYPE, &a->y, task[j].row, &cols[j], f);
             }
+        if (!takes_amax) continue;
+#pragma unroll
+        for (j = 0; j < GMM__SPANS; j++)
+            if (task[j].row < valid_rows)
+                gmm__group_amax_add(a, dtype, &amax, task[j].row, cols[j].n[0] > 0 ? maximum[j] : 0u);
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_fwd_rows)(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_fwd_rows)(&a, 1);
 }
 #undef GMM__SPANS
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
    as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
    dprob each span is a task of its own. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
-GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
-    const uint32_t valid_rows = (uint32_t)*a.valid_rows, rows = a.tail_zero ? (uint32_t)a.rows : valid_rows;
-    const uint32_t parts = (uint32_t)(a.ffn - 1) / GMM__ELEM_SPAN + 1;
-    const uint32_t row_warps = a.dprob ? (uint32_t)gmm__act_warps_per_row(a.ffn) : parts; /* warps that share a row */
+    const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
+    const uint32_t parts = (uint32_t)(a->ffn - 1) / GMM__ELEM_SPAN + 1;
+    const uint32_t row_warps = a->dprob ? (uint32_t)gmm__act_warps_per_row(a->ffn) : parts; /* warps that share a row */
+    const gmm_dtype dtype = GMM__STATIC_DTYPE != GMM_NONE ? GMM__STATIC_DTYPE : a->dx.dtype;
     __shared__ float sums[GMM__ELEM_WARPS];
     gmm__grid_loop loop = gmm__grid_loop_begin(row_warps, 1);
+    gmm__group_amax amax = { 0, 0 };
     for (; loop.row < rows; gmm__grid_loop_next(&loop)) {
-        const float p = a.prob && loop.row < valid_rows ? a.prob[loop.row] : 1.0f;
+        const float p = a->prob && loop.row < valid_rows ? a->prob[loop.row] : 1.0f;
         float sum = 0.0f;
-        uint32_t part;
+        uint32_t part, maximum = 0;
         for (part = loop.part; part < parts; part += row_warps) {
-            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a.wide), (int32_t)part, a.ffn);
+            const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a->wide), (int32_t)part, a->ffn);
             float va[8], vb[8], f[8], da[8], db[8], g[8];
             int32_t i;
             if (cols.n[0] <= 0) continue;
             if (loop.row < valid_rows) {
-                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(&a, loop.row, &cols);
-                GMM__NAME(gmm__act_decode)(&a, &in, va, vb);
-                gmm__act_x8(a.kind, a.coef, va, vb, f, da, db);
-                gmm__decode8(GMM__STATIC_DTYPE, &a.dy, &in.dy, g);
+                gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(a, loop.row, &cols);
+                GMM__NAME(gmm__act_decode)(a, &in, va, vb);
+                gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                gmm__decode8(GMM__STATIC_DTYPE, &a->dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
                     if (i % 4 < cols.n[i / 4]) sum = fmaf(g[i], f[i], sum);
@@ -162,10 +180,12 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
-            if (a.dx.data) GMM__NAME(gmm__act_gradients)(&a, loop.row, &cols, da, db);
-            if (a.y.data) gmm__store8(GMM__STATIC_DTYPE, &a.y, loop.row, &cols, f);
+            if (takes_amax) maximum = gmm__act_max8(gmm__act_max8(maximum, &cols, da), &cols, db);
+            if (a->dx.data) GMM__NAME(gmm__act_gradients)(a, loop.row, &cols, da, db);
+            if (a->y.data) gmm__store8(GMM__STATIC_DTYPE, &a->y, loop.row, &cols, f);
         }
-        if (!a.dprob) continue;
+        if (takes_amax && loop.row < valid_rows) gmm__group_amax_add(a, dtype, &amax, loop.row, maximum);
+        if (!a->dprob) continue;
         sum = gmm__warp_sum(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
@@ -174,9 +194,20 @@ GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
             for (i = 0, sum = 0.0f; i < GMM__ELEM_WARPS; i++) sum += sums[i];
             __syncthreads();
         }
-        if (loop.part == 0 && gmm__lane() == 0) a.dprob[loop.row] = sum;
+        if (loop.part == 0 && gmm__lane() == 0) a->dprob[loop.row] = sum;
     }
+    if (takes_amax) gmm__group_amax_store(a, dtype, &amax);
 }
+#define GMM__BWD_PER_SM (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 7 : 5)
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
+GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_bwd_rows)(&a, 0);
+}
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
+GMM__NAME(gmm_act_bwd_amax)(const __grid_constant__ gmm__act_args a) {
+    GMM__NAME(gmm__act_bwd_rows)(&a, 1);
+}
+#undef GMM__BWD_PER_SM
 
 /* Rows of a token that a warp loads at once. */
 #define GMM__BATCH (GMM__STATIC_DTYPE == GMM_BF16 || GMM__STATIC_DTYPE == GMM_F16 ? 4 : 2)

@@ -32,11 +32,23 @@ static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
+static const void *const gmm__act_fwd_amax_kernels[] = {
+    (const void *)gmm_act_fwd_amax_bf16,
+    GMM__IF_F16((const void *)gmm_act_fwd_amax_f16,)
+    (const void *)gmm_act_fwd_amax_f32,
+    (const void *)gmm_act_fwd_amax_any
+};
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
+};
+static const void *const gmm__act_bwd_amax_kernels[] = {
+    (const void *)gmm_act_bwd_amax_bf16,
+    GMM__IF_F16((const void *)gmm_act_bwd_amax_f16,)
+    (const void *)gmm_act_bwd_amax_f32,
+    (const void *)gmm_act_bwd_amax_any
 };
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
@@ -124,37 +136,37 @@ static GMM__UNUSED uintptr_t gmm__k_alignment(const gmm__view *m) {
 static GMM__UNUSED int64_t gmm__k_parts(int64_t cols) { return (cols + GMM__ELEM_SPAN - 1) / GMM__ELEM_SPAN; }
 static GMM__UNUSED int64_t gmm__k_copy_spans(int64_t units) { return (units + GMM__COPY_SPAN - 1) / GMM__COPY_SPAN; }
 
-static GMM__UNUSED void gmm__k_act_layout(gmm__act_args *a) {
-    a->layout = !a->gated || a->interleave % 8 == 0 ? GMM__GLU_SPLIT
-                : a->interleave == 1                ? GMM__GLU_PAIRS
-                                                    : GMM__GLU_ELEMENT;
+static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) {
+    return !gated || interleave % 8 == 0 ? GMM__GLU_SPLIT : interleave == 1 ? GMM__GLU_PAIRS : GMM__GLU_ELEMENT;
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
+    const void *const *kernels = args->amax ? gmm__act_fwd_amax_kernels : gmm__act_fwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     a.wide = a.x.dtype == GMM_F32 || a.y.dtype == GMM_F32;
     spans = dtype == GMM_BF16 || dtype == GMM_F16 ? 2 : 1;
-    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_fwd_kernels, dtype), (a.rows - 1) / spans + 1,
-                              gmm__k_parts(a.ffn), limits, &a, stream);
+    return gmm__k_launch_rows(gmm__k_precision_kernel(kernels, dtype), (a.rows - 1) / spans + 1, gmm__k_parts(a.ffn),
+                              limits, &a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
+    const void *const *kernels = args->amax ? gmm__act_bwd_amax_kernels : gmm__act_bwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
-    gmm__k_act_layout(&a);
+    a.layout = gmm__k_act_layout(a.gated, a.interleave);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.x, a.ffn), &a.dy, a.ffn);
     dtype = gmm__k_common_dtype(gmm__k_common_dtype(dtype, &a.dx, a.ffn), &a.y, a.ffn);
     if (a.layout == GMM__GLU_ELEMENT) dtype = GMM_NONE;
     /* determines the order of sums, so it must not depend on outputs, which may be absent */
     a.wide = a.x.dtype == GMM_F32 || a.dy.dtype == GMM_F32;
-    return gmm__k_launch_rows(gmm__k_precision_kernel(gmm__act_bwd_kernels, dtype), a.rows,
+    return gmm__k_launch_rows(gmm__k_precision_kernel(kernels, dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                               stream);
 }

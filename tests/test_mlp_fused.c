@@ -1,0 +1,278 @@
+/* test_mlp_fused.c - an expert MLP whose activation and the cast of its result share their work: the cast computes the
+   activation, or the activation takes the amaxes of the cast. Results are, byte for byte, those of separate calls. */
+#include "test.h"
+
+#include <string.h>
+
+enum { G = 5, HIDDEN = 16, FFN = 144, ROWS = 160, LIVE = 131 + 1 + 15 };
+/* Empty groups, one of a row, one that fills a tile of 128 rows and part of the next; the tail has 13 rows. */
+static const int64_t sizes_of[G] = { 0, 131, 1, 0, 15 };
+
+typedef struct fused_case {
+    gmm_recipe recipe;
+    gmm_groups groups;
+    gmm_options options;
+    gmm_mlp_config config;
+    gmm_mlp_quant quant;
+    gmm_mlp d;
+    gmm_dtype dtype;
+    int64_t ffn;
+    t_mat x, w1, w2, y;
+    float *scale, *amax;
+} fused_case;
+
+static void build(fused_case *c, int recipe, gmm_dtype dtype, int64_t ffn, const gmm_act *act, gmm_tail tail) {
+    float prob[ROWS], scale[GMM_SLOTS * G];
+    memset(c, 0, sizeof *c);
+    c->recipe = ref_recipe_of(recipe).recipe;
+    c->groups.count = G;
+    c->groups.capacity = ROWS;
+    c->groups.splits = t_in(sizes_of, sizeof sizes_of);
+    c->groups.dtype = GMM_I64;
+    c->groups.tail = tail;
+    c->options.sm_limit = ffn > FFN; /* so that a warp computes rows of several groups */
+    c->config.hidden = HIDDEN;
+    c->config.ffn = c->ffn = ffn;
+    c->config.act = *act;
+    c->config.save = GMM_SAVE_QUANTIZED;
+    c->dtype = dtype;
+    c->config.prob = 1;
+    c->config.recipe = c->recipe.kind;
+    c->x = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
+    c->w1 = t_mat_in(dtype, G, (gmm_act_gated(act->kind) ? 2 : 1) * ffn, HIDDEN, T_REALS);
+    c->w2 = t_mat_in(dtype, G, HIDDEN, ffn, T_REALS);
+    c->y = t_mat_out(dtype, 1, ROWS, HIDDEN);
+    for (int i = 0; i < ROWS; i++) prob[i] = (float)t_real();
+    for (int i = 0; i < GMM_SLOTS * G; i++) scale[i] = (float)(2.0 + t_real());
+    c->scale = (float *)t_in(scale, sizeof scale);
+    c->amax = (float *)t_alloc(sizeof scale);
+    t_poison(c->amax, 0, sizeof scale);
+    c->quant.recipe = &c->recipe;
+    c->quant.scale = c->scale;
+    c->quant.amax = c->amax;
+    c->d.config = &c->config;
+    c->d.groups = &c->groups;
+    c->d.options = &c->options;
+    c->d.x = &c->x.mat;
+    c->d.w1 = &c->w1.mat;
+    c->d.w2 = &c->w2.mat;
+    c->d.prob = (const float *)t_in(prob, sizeof prob);
+    c->d.y = &c->y.mat;
+    c->d.quant = &c->quant;
+}
+
+static void count_line(void *user, gmm_log_level level, const char *message) {
+    (void)message;
+    *(int *)user += level == GMM_LOG_TRACE;
+}
+/* Runs forward, and returns the number of operations that it consists of, itself included. */
+static int forward(fused_case *c) {
+    gmm_config config = T.config;
+    gmm_info info = GMM_ZERO;
+    gmm_context *ctx;
+    int lines = 0;
+    config.log.level = GMM_LOG_TRACE;
+    config.log.user = &lines;
+    config.log.write = count_line;
+    ctx = t_context(&config);
+    T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &c->d, &info), gmm_last_error(ctx));
+    c->d.saved_bytes = info.saved_bytes;
+    c->d.saved = t_alloc_aligned(info.saved_bytes, 256);
+    lines = 0;
+    T_OK_TEXT(gmm_mlp_fwd(ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
+              gmm_last_error(ctx));
+    return lines;
+}
+
+/* The saved pre-activation. */
+static gmm_mat preact_of(const fused_case *c) {
+    gmm_saved_layout l = GMM_ZERO;
+    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &l));
+    T_CHECK(!strcmp(l.part[0].name, "preact"), "part 0 is %s", l.part[0].name);
+    return gmm_mat_packed(c->dtype, (const char *)c->d.saved + l.part[0].offset);
+}
+/* The activation of z, or with dh its gradients dz and dprob. */
+static void activate(const fused_case *c, const gmm_mat *z, const gmm_mat *h, const gmm_mat *dh, const gmm_mat *dz,
+                     float *dprob) {
+    const gmm_op op = dh ? GMM_OP_ACT_BWD : GMM_OP_ACT_FWD;
+    gmm_activation act = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    void *workspace;
+    act.groups = &c->groups;
+    act.ffn = c->ffn;
+    act.act = &c->config.act;
+    act.x = z;
+    act.prob = c->d.prob;
+    act.y = h;
+    act.dy = dh;
+    act.dx = dz;
+    act.dprob = dprob;
+    T_OK(gmm_act_query(T.ctx, op, &act, &info));
+    workspace = t_workspace(info.workspace_bytes);
+    T_OK(dh ? gmm_act_bwd(T.ctx, &act, workspace, info.workspace_bytes, T.stream)
+            : gmm_act_fwd(T.ctx, &act, workspace, info.workspace_bytes, T.stream));
+}
+/* The copies of a matrix in both directions. */
+static void cast_both(const fused_case *c, const gmm_format *f, const gmm_mat *src, int slot, int64_t rows,
+                      int64_t cols, gmm_mat copy[2]) {
+    const int64_t count = rows ? G : 1;
+    gmm_quantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    float *amax = (float *)t_alloc(G * sizeof(float));
+    t_poison(amax, 0, G * sizeof(float));
+    for (int k = 0; k < 2; k++) {
+        gmm_layout l = GMM_ZERO;
+        T_CHECK((rows ? gmm_layout_of(f->dtype, f->scaling, f->order, (gmm_direction)k, rows, cols, &l, NULL)
+                      : gmm_layout_of_groups(f->dtype, f->scaling, f->order, (gmm_direction)k, G, ROWS, cols, &l,
+                                             NULL)) == GMM_OK, "layout");
+        copy[k] = gmm_mat_quantized(f, (gmm_direction)k, t_alloc((size_t)(count * l.data_bytes)),
+                                    t_alloc((size_t)(count * l.scale_bytes)), f->delayed ? amax : NULL);
+    }
+    d.groups = rows ? NULL : &c->groups;
+    d.count = rows ? G : 0;
+    d.rows = rows;
+    d.cols = cols;
+    d.format = f;
+    d.src = src;
+    d.rowwise = &copy[0];
+    d.columnwise = &copy[1];
+    if (f->delayed) d.scale = c->scale + slot * G;
+    T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
+    T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    copy[0].columnwise = &copy[1];
+}
+
+/* A part of gmm_mlp.saved, in host memory. */
+static const void *saved_part(const fused_case *c, const char *name, size_t *bytes) {
+    gmm_saved_layout l = GMM_ZERO;
+    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &l));
+    for (int i = 0; i < l.count; i++)
+        if (!strcmp(l.part[i].name, name)) {
+            *bytes = (size_t)l.part[i].bytes;
+            return t_get((const char *)c->d.saved + l.part[i].offset, *bytes);
+        }
+    T_FAIL("saved has no %s", name);
+}
+/* A product of a rowwise and a columnwise operand: x and w, or dy and w. */
+static void product(const fused_case *c, gmm_op op, int64_t in, int64_t out, const gmm_mat *tokens, const gmm_mat *w,
+                    const gmm_mat *result) {
+    gmm_linear l = GMM_ZERO;
+    l.groups = &c->groups;
+    l.in_features = in;
+    l.out_features = out;
+    l.w = w;
+    if (op == GMM_OP_LINEAR_FWD) {
+        l.x = tokens;
+        l.y = result;
+    } else {
+        l.dy = tokens;
+        l.dx = result;
+    }
+    T_OK(t_linear(T.ctx, op, &l));
+}
+
+/* Forward against separate calls. */
+static void compare(int recipe, int64_t ffn, const gmm_act *act, gmm_tail tail, int fuses) {
+    const t_mat h = t_mat_out(GMM_BF16, 1, ROWS, ffn), y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+    const void *part;
+    gmm_mat copies[2], weights[2], z;
+    fused_case c;
+    size_t bytes;
+    int operations;
+    build(&c, recipe, GMM_BF16, ffn, act, tail);
+    operations = forward(&c);
+    /* forward, offsets, casts of x, w1, h, w2, both products, and the activation if it is an operation of its own */
+    T_CHECK(operations == (fuses ? 8 : 9), "%d operations", operations);
+    z = preact_of(&c);
+    activate(&c, &z, &h.mat, NULL, NULL, NULL);
+    cast_both(&c, &c.recipe.input, &h.mat, GMM_SLOT_H, 0, ffn, copies);
+    part = saved_part(&c, "act", &bytes);
+    t_same("codes", part, t_get(copies[1].data, bytes), bytes);
+    part = saved_part(&c, "act_scale", &bytes);
+    t_same("scales", part, t_get(copies[1].scale, bytes), bytes);
+    if (c.recipe.input.delayed)
+        t_same("amax", t_get(c.amax + GMM_SLOT_H * G, G * 4), t_get(copies[0].amax, G * 4), G * 4);
+    cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, ffn, weights);
+    product(&c, GMM_OP_LINEAR_FWD, ffn, HIDDEN, copies, weights, &y.mat);
+    t_same("y", t_mat_bits(&c.y), t_mat_bits(&y), (size_t)(LIVE * HIDDEN * 2));
+}
+#define compare(...) T_CALL(compare, __VA_ARGS__)
+
+/* An activation (argument: its row in ref_acts) in every layout, by the recipes whose casts compute it and by one whose
+   casts read its amaxes. */
+static void activation(int arg) {
+    static const int recipes[] = { REF_FP8_BLOCK, REF_FP8_DELAYED, REF_FP8_CURRENT };
+    static const int32_t blocks[] = { 0, 1, 4, 8, 48, FFN };
+    const ref_act_row *row = &ref_acts[arg];
+    for (int r = 0; r < 3; r++)
+        for (int b = 0; b < (row->gated ? 6 : 1); b++) {
+            gmm_act act = GMM_ZERO;
+            act.kind = row->kind;
+            act.interleave = blocks[b];
+            if (b % 2) {
+                act.limit = 0.75f;
+                if (row->gated) act.offset = 0.5f;
+                if (row->alpha) act.alpha = 1.5f;
+            }
+            t_about("%s, recipe %d, blocks of %d", row->name, recipes[r], (int)blocks[b]);
+            compare(recipes[r], FFN, &act, b % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP,
+                    T.gpu && recipes[r] != REF_FP8_CURRENT && blocks[b] != 4);
+        }
+}
+
+/* 65 tiles along a row, of which one multiprocessor has 128 CTAs at most: each computes a column of tiles. */
+static void tiles(int arg) {
+    const gmm_act act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    compare(arg, 65 * 128, &act, GMM_TAIL_KEEP, T.gpu && arg != REF_FP8_CURRENT);
+}
+
+/* dx of backward with amaxes of dz, against separate calls. Rows of more than 768 columns are shared by four warps. */
+static void gradient(int arg) {
+    const gmm_dtype dtype = (gmm_dtype)arg;
+    for (int k = 0; k < 8; k++) {
+        const int64_t ffn = k & 1 ? 1040 : FFN;
+        gmm_act act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+        gmm_mat dys[2], dzs[2], w1s[2], w2s[2], z;
+        gmm_info info = GMM_ZERO;
+        fused_case c;
+        t_mat dy, dx, dh, dz, DX;
+        float *dprob;
+        act.interleave = k & 2 ? 4 : 0;
+        act.offset = 1.0f; /* columns beyond the row would not be zero */
+        t_about("ffn %d, blocks of %d", (int)ffn, (int)act.interleave);
+        build(&c, REF_FP8_CURRENT, dtype, ffn, &act, k & 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP);
+        (void)forward(&c);
+        dy = t_mat_in(dtype, 1, ROWS, HIDDEN, T_REALS);
+        dx = t_mat_out(dtype, 1, ROWS, HIDDEN);
+        DX = t_mat_out(dtype, 1, ROWS, HIDDEN);
+        dh = t_mat_out(dtype, 1, ROWS, ffn);
+        dz = t_mat_out(dtype, 1, ROWS, 2 * ffn);
+        c.d.dy = &dy.mat;
+        c.d.dx = &dx.mat;
+        c.d.dprob = k & 4 ? NULL : t_floats_out(ROWS);
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+        T_OK(gmm_mlp_bwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        z = preact_of(&c);
+        dprob = t_floats_out(ROWS);
+        cast_both(&c, &c.recipe.grad, &dy.mat, GMM_SLOT_DY, 0, HIDDEN, dys);
+        cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, ffn, w2s);
+        cast_both(&c, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * ffn, HIDDEN, w1s);
+        product(&c, GMM_OP_LINEAR_DGRAD, ffn, HIDDEN, dys, w2s, &dh.mat);
+        activate(&c, &z, NULL, &dh.mat, &dz.mat, dprob);
+        cast_both(&c, &c.recipe.grad, &dz.mat, GMM_SLOT_DZ, 0, 2 * ffn, dzs);
+        product(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * ffn, dzs, w1s, &DX.mat);
+        t_same("dx", t_mat_bits(&dx), t_mat_bits(&DX), (size_t)(LIVE * HIDDEN * ref_bytes(dtype)));
+        if (c.d.dprob) t_same("dprob", t_get(c.d.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
+    }
+}
+
+void tests_mlp_fused(void) {
+    static const gmm_dtype dtypes[] = { GMM_BF16, GMM_F16, GMM_F32 };
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].kind != GMM_ACT_NONE) t_add(activation, i, "mlp cast joined to %s", ref_acts[i].name);
+    t_add(tiles, REF_FP8_BLOCK, "mlp cast joined to swiglu, columns of tiles fp8 block");
+    t_add(tiles, REF_FP8_DELAYED, "mlp cast joined to swiglu, columns of tiles fp8 delayed");
+    t_add(tiles, REF_FP8_CURRENT, "mlp cast joined to swiglu, columns of tiles fp8 current");
+    for (int i = 0; i < 3; i++)
+        t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
+}

@@ -1676,7 +1676,8 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
    CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
    c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
-   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. */
+   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. For wgrad of a skewed split the balanced
+   order below replaces that order of work. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
@@ -1709,6 +1710,23 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
 #endif
 }
 
+/* The balanced order of wgrad, whose tiles take as long as their group has rows. In the order of groups some clusters
+   would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
+   other's operands in the L2. So groups come by falling length, twice. The first time every cluster takes the same
+   number of tiles of a group, its rounds, and all clusters stay at the same rows. The second time what is left of a
+   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends lies
+   otherwise. */
+enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
+typedef struct gmm_sm90_balance {
+    int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
+    unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups by falling length, equal ones by number */
+    int32_t rounds, rest, least;                   /* of each group; least load of a tile: the time that D takes */
+    int32_t cluster, clusters;                     /* number of this cluster, and how many there are */
+    int32_t position;                              /* twice through `order`: of the group that this cluster is at */
+    int32_t first, count;                          /* this cluster's work there: number of the first, and how many */
+    int32_t below;                                 /* the second time: clusters with less load */
+} gmm_sm90_balance;
+
 /* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
    multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
 typedef struct gmm_sm90_scheduler {
@@ -1720,6 +1738,7 @@ typedef struct gmm_sm90_scheduler {
     int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
     int32_t tiles_n, max_blocks;
     int32_t g;              /* group in which the search for the next tile begins */
+    int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
 } gmm_sm90_scheduler;
 
@@ -1764,26 +1783,42 @@ GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     return i * each + (i < rest ? i : rest);
 }
 
-/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
-   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
-   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+/* Whether the balanced order pays: the largest of `nonempty` groups has more than 5/4 of their mean, which is 1024 rows
+   or more, so that the time of tiles depends on their rows. */
+GMM__HD int gmm_sm90_is_skewed(int32_t rows, int32_t max_rows, int32_t nonempty) {
+    return rows / 1024 >= nonempty && 4.0f * (float)max_rows * (float)nonempty > 5.0f * (float)rows;
+}
+/* Load of a tile of wgrad, in stages: products and what they do not hide, or the time of D if that is longer. */
+GMM__HD int32_t gmm_sm90_tile_load(const gmm_sm90_balance *b, int32_t k) {
+    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + 2;
+    return stages > b->least ? stages : b->least;
+}
+/* The position behind b->position; the first time is left out where groups have no rounds. */
+GMM__HD int32_t gmm_sm90_next_position(const gmm_sm90_balance *b, int32_t groups) {
+    return b->position < 0 && b->rounds == 0 ? groups : b->position + 1;
+}
+/* The number within its group of the i-th work that this cluster takes there. groups: of the split. */
+GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups, int32_t i) {
+    return b->position < groups ? i * b->clusters + b->cluster : b->rounds * b->clusters + b->below;
+}
+
+/* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
+   Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
+   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
    of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
    otherwise get the same tile of every group. */
-GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
-                                    const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
+                                    const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
     int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
-    uint32_t group_work;
     t->row = s->ends[t->g];
     t->end = s->ends[t->g + 1];
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    work -= s->work_ends[t->g];
     if (rotated) {
-        const uint32_t rotated_work = (uint32_t)work + gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, group_work);
-        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
+        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
+        if (work >= group_work) work -= group_work;
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
@@ -1835,14 +1870,61 @@ GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint3
                               int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
     const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
     const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
+    int32_t group_work;
     gmm_sm90_cta cta;
     if (work >= s->work_ends[groups]) return 0;
     cta.cluster_size = cluster_size;
     cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
     t->g = 0;
     while (s->work_ends[t->g + 1] <= work) t->g++;
-    if (rotation == 2) rotation = stride % (s->work_ends[t->g + 1] - s->work_ends[t->g]) == 0;
-    gmm_sm90_schedule_tile(s, s->raster_n, work, rotation, cta, t);
+    group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
+    if (rotation == 2) rotation = stride % group_work == 0;
+    gmm_sm90_schedule_tile(s, s->raster_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
+    return 1;
+}
+/* The balanced order in sequence: begins it for a cluster. */
+GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t work,
+                                    int32_t cluster, int32_t clusters) {
+    int32_t g, i, index;
+    for (i = 0; i < clusters; i++) b->load[i] = 0;
+    b->rounds = work / clusters;
+    b->rest = work % clusters;
+    b->cluster = cluster;
+    b->clusters = clusters;
+    b->position = -1;
+    b->least = b->first = b->count = b->below = 0;
+    for (g = 0; g < groups; g++) {
+        const int32_t k = ends[g + 1] - ends[g];
+        for (i = index = 0; i < groups; i++)
+            index += ends[i + 1] - ends[i] > k || (ends[i + 1] - ends[i] == k && i < g);
+        b->order[index] = (unsigned char)g;
+    }
+}
+/* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
+GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
+    int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
+    for (c = 0; c < b->clusters; c++) before[c] = b->load[c];
+    for (c = 0; c < b->clusters; c++) {
+        for (i = below = 0; i < b->clusters; i++) below += before[i] < before[c] || (before[i] == before[c] && i < c);
+        if (below < rest) b->load[c] += load;
+        if (c == b->cluster) b->below = below, b->count = below < rest;
+    }
+}
+/* The group of a cluster's work number `index`, and the number within it. Returns 0 behind the last. `index` does not
+   fall from call to call. */
+GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t index, int32_t *g,
+                                   int32_t *work) {
+    while (index >= b->first + b->count) {
+        const int32_t position = gmm_sm90_next_position(b, groups);
+        if (position >= 2 * groups) return 0;
+        b->first += b->count;
+        b->position = position;
+        *g = b->order[b->position % groups];
+        b->count = b->rounds;
+        if (b->position >= groups) gmm_sm90_assign_rest(b, b->rest, gmm_sm90_tile_load(b, ends[*g + 1] - ends[*g]));
+    }
+    *g = b->order[b->position % groups];
+    *work = gmm_sm90_balanced_work(b, groups, index - b->first);
     return 1;
 }
 #endif
@@ -1859,7 +1941,8 @@ GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint3
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
    Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
-   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48].
+   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48]. In wgrad, whose
+   scheduler warp needs more, 224 and 56.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full (order
@@ -2065,7 +2148,8 @@ enum {
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
-    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
+    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
+    GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
 /* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
@@ -2290,6 +2374,7 @@ GMM_SM90_TILE_LIST(GMM__X)
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
+static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
 static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
               offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
               (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128,
@@ -2612,8 +2697,11 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
 }
 
-/* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
-   none. Whole warp. */
+/* Whether group g of wgrad has work: frozen groups and empty groups with beta 1 have none. */
+GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
+    return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
+}
+/* Writes work_ends, the prefix sums of the groups' work. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -2622,12 +2710,129 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluste
 #pragma unroll 1
     for (; g < last; g++) {
         const int32_t m = s->ends[g + 1] - s->ends[g];
-        if (!s->k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+        if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
             total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
                                          s->tiles_n, cluster_size, s->raster_n);
         s->work_ends[g + 1] = total;
     }
     gmm_sm90_prefix_sums(G, total, s->work_ends);
+}
+
+/* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
+   read and written. */
+GMM__DEVICE int32_t gmm_sm90_d_stages(const gmm_gemm_args *p) {
+    return gmm_kmat_size(&p->d) * (p->beta || p->beta_all != 0.0f ? 2 : 1) * 13 / 8;
+}
+/* Writes the order of the balanced order. Whole warp. */
+GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsigned char *order) {
+    int32_t g, i;
+#pragma unroll 1
+    for (g = (int32_t)threadIdx.x & 31; g < groups; g += 32) {
+        const int32_t k = ends[g + 1] - ends[g];
+        int32_t index = 0;
+#pragma unroll 8
+        for (i = 0; i < groups; i++) {
+            const int32_t other = ends[i + 1] - ends[i];
+            index += other > k || (other == k && i < g);
+        }
+        order[index] = (unsigned char)g;
+    }
+}
+/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups; with
+   pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
+                                      int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
+    int32_t c;
+    s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
+                  s->p->groups <= GMM_SM90_BALANCE_GROUPS &&
+                  gmm_sm90_is_skewed(ends[s->p->groups], stats.max_rows, stats.nonempty);
+    if (!s->balanced) return 0;
+    gmm_sm90_sort_groups(ends, s->p->groups, b->order);
+#pragma unroll 1
+    for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
+    if ((threadIdx.x & 31) == 0) {
+        const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
+                                                 cluster_size, s->raster_n);
+        b->rounds = work / clusters;
+        b->rest = work % clusters;
+        b->least = least;
+        b->cluster = (int32_t)blockIdx.x / cluster_size;
+        b->clusters = clusters;
+        b->position = -1;
+        b->first = b->count = b->below = 0;
+    }
+    __syncwarp();
+    return 1;
+}
+/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has clusters
+   l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
+    enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t loads[CLUSTERS], bound = 0, high = 1, below = 0, rest, bit, j;
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) {
+        const int exists = lane + 32 * j < b->clusters;
+        loads[j] = exists ? b->load[lane + 32 * j] : 0x7FFFFFFF;
+        if (exists) high = max(high, loads[j]);
+    }
+    /* bit by bit, the largest load such that less than b->count clusters stay below it */
+#pragma unroll 1
+    for (bit = 1 << (31 - __clz(__reduce_max_sync(0xFFFFFFFFu, high))); bit > 0; bit >>= 1) {
+        int32_t count = 0;
+#pragma unroll
+        for (j = 0; j < CLUSTERS; j++) count += __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < bound + bit));
+        if (count < b->count) bound += bit;
+    }
+    rest = b->count;
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) {
+        const int32_t mine = b->load[b->cluster], c = lane + 32 * j;
+        below += __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < mine || (loads[j] == mine && c < b->cluster)));
+        rest -= __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < bound));
+    }
+    __syncwarp(); /* all lanes have read the loads and the count */
+    if (lane == 0) {
+        b->below = below;
+        b->count = below < b->count;
+    }
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) { /* of the clusters with that load, the first `rest` take one */
+        const uint32_t equal = __ballot_sync(0xFFFFFFFFu, loads[j] == bound);
+        const int32_t g = b->order[b->position - groups];
+        if (loads[j] < bound || (loads[j] == bound && __popc(equal & ((1u << lane) - 1)) < rest))
+            b->load[lane + 32 * j] = loads[j] + gmm_sm90_tile_load(b, ends[g + 1] - ends[g]);
+        rest -= __popc(equal);
+    }
+    __syncwarp();
+}
+/* The group of the cluster's work number `index` in the balanced order, and the number within it; G and -1 behind the
+   last. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, const gmm_gemm_args *p,
+                                           int32_t index, int32_t *work) {
+    while (index >= b->first + b->count) {
+        const int32_t position = gmm_sm90_next_position(b, p->groups);
+        int32_t g;
+        if (position >= 2 * p->groups) {
+            *work = -1;
+            return p->groups;
+        }
+        g = b->order[position < p->groups ? position : position - p->groups];
+        __syncwarp(); /* all lanes have read the position */
+        if ((threadIdx.x & 31) == 0) {
+            b->first += b->count;
+            b->position = position;
+            b->count = !gmm_sm90_has_work(p, g, ends[g + 1] - ends[g]) ? 0
+                       : position < p->groups                         ? b->rounds
+                                                                      : b->rest;
+        }
+        __syncwarp();
+        if (position >= p->groups) gmm_sm90_assign_rest(b, ends, p->groups);
+    }
+    *work = gmm_sm90_balanced_work(b, p->groups, index - b->first);
+    return b->order[b->position < p->groups ? b->position : b->position - p->groups];
 }
 
 /* A tile of a kernel: columns, and the most blocks of 16 rows. m16 is 0 where the kernel has no such tile. */
@@ -3357,7 +3562,7 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0, 1) \
+    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1) \
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
@@ -3773,7 +3978,7 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->raster_n, work, 0, cta, &f->t);
+        gmm_sm90_schedule_tile(s, s->raster_n, 0, work - work_ends[g], 0, cta, &f->t);
         f->t.multicast = 0;
     }
 }
@@ -10055,8 +10260,10 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
+            gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
             gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                                     /* block_rows */ 16,
                                      /* row_align */ GMM__STEP,
                                      /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
@@ -10094,7 +10301,10 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                             s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
                                                          (int32_t)gmm_cluster_nctarank(), stats);
                         s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
-                        gmm_sm90_count_work(&s, (int32_t)cluster_size);
+                        if (!GMM__K_GROUPED ||
+                            !gmm_sm90_plan_balance(&s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                                                   gmm_sm90_d_stages(&args.p), balance, smem->ends))
+                            gmm_sm90_count_work(&s, (int32_t)cluster_size);
                         s.g = 0;
                     }
                 }
@@ -10104,16 +10314,24 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                         gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
-                        gmm_find_group32(work_ends, args.p.groups, work, &s.g);
-                        if (lane == n) lane_work = work, tile->g = s.g;
+                        int32_t in_group = 0;
+                        if (GMM__K_GROUPED && s.balanced)
+                            s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n,
+                                                         &in_group);
+                        else {
+                            gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                            if (s.g < args.p.groups) in_group = work - work_ends[s.g];
+                        }
+                        if (lane == n) lane_work = in_group, tile->g = s.g;
                     }
                     if (lane < batch) {
                         tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
                         if (tile->g < args.p.groups) {
-                            const int rotated = !GMM__K_GROUPED ||
-                                                stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0;
-                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, lane_work, rotated,
-                                                   gmm_sm90_this_cta(), tile);
+                            const int balanced = GMM__K_GROUPED && s.balanced;
+                            const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
+                            const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
+                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
+                                                   rotated, gmm_sm90_this_cta(), tile);
                         }
                     }
                     __syncwarp();
@@ -10458,486 +10676,606 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #endif
 #endif
 
+/* Body 11, continued: the scheduler warp. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
+GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
+    return GMM__CFG(prefetch_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+}
+
+/* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
+                                                gmm_sm90_scheduler *s) {
+    int32_t speculative;
+    /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
+       be written. */
+    if (GMM__PART(gmm_fp8_predicts_)(args)) {
+        gmm_fp8_tile f;
+#pragma unroll 1
+        for (speculative = 1; speculative >= 0; speculative--) {
+            int32_t tiles_n;
+            if (args->p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
+            else tiles_n = gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+            if (tiles_n) s->tiles_n = tiles_n;
+            if (!speculative) break;
+            gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
+            gmm_cluster_wait_acquire(); /* the barriers are initialised */
+            if ((threadIdx.x & 31) == 0) {
+                smem->ring[GMM_SM90_TILE_RING - 1] = f;
+                /* the producer loads its operands right after the wait */
+                gmm_mbarrier_arrive(base + GMM__CFG(prediction_offset) + GMM__OFFSET(gmm_fp8_prediction, full));
+            }
+            __syncwarp();
+            gmm_griddepcontrol_wait();
+        }
+    } else {
+        speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
+        for (; speculative >= 0; speculative--) {
+            if (!speculative) gmm_griddepcontrol_wait();
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
+            {
+                const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
+                s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                if (!args->wgrad)
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__STEP,
+                                                 GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                 (int32_t)gmm_cluster_nctarank(), stats);
+                s->k_grouped = args->wgrad;
+                if (GMM__CFG(prefetch_tile) || !args->wgrad ||
+                    !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                                           2 * gmm_sm90_d_stages(&args->p),
+                                           (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
+                    gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
+            }
+            gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
+        }
+    }
+}
+
+/* The scheduler warp chooses the CTA's tiles one by one. It is at most half a ring ahead of the producer. */
+GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
+    gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t cluster = gmm_cluster_nctarank();
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    int32_t *const ends = args->tables ? args->tables + (int64_t)blockIdx.x * 3 * (args->p.groups + 1)
+                                      : smem->ends;
+    int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
+    int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
+    gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
+    const int32_t stride = (int32_t)(gridDim.x / cluster);
+    const int raster_n = GMM__CFG(tile_n) == 128;
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0, 0,
+                             GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
+    int mispredicted = 0, unresolved = prefetch_tile;
+    int32_t work = (int32_t)(blockIdx.x / cluster);
+    uint32_t tile_index = 0;
+    gmm_fp8_tile f;
+    GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    f.t.g = 0;
+    for (;; work += stride, tile_index++) {
+        const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
+        int32_t next_work = work;
+        f.t.row_blocks = 0; /* ends the ring */
+        int32_t in_group = -1, group_work = 0; /* number of the tile in its group; -1: there is none */
+        if (unresolved && tile_index > 0 && next_work >= work_ends[args->p.groups]) {
+            int peer_mispredicted = 0;
+            unresolved = 0;
+            if (gmm_cluster_nctarank() > 1) {
+                gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
+                peer_mispredicted = *(volatile const int32_t *)((const char *)smem + GMM__CFG(prediction_offset) +
+                    GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
+            }
+            if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
+                gmm_fp8_empty_tile(args, &f);
+                if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
+            }
+        }
+        if (!GMM__CFG(prefetch_tile) && s.balanced)
+            f.t.g = gmm_sm90_balanced_tile(balance, smem->ends, &args->p, (int32_t)tile_index, &in_group);
+        else if (next_work < work_ends[args->p.groups]) {
+            gmm_find_group32(work_ends, args->p.groups, next_work, &f.t.g);
+            in_group = next_work - work_ends[f.t.g];
+            group_work = work_ends[f.t.g + 1] - work_ends[f.t.g];
+        }
+        if (in_group >= 0) {
+            s.k_grouped = args->wgrad;
+            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__STEP;
+            gmm_sm90_schedule_tile(&s, raster_n, group_work, in_group,
+                                   args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
+                                   &f.t);
+            f.padded_row = starts[f.t.g];
+            gmm_fp8_plan_store(args, &f);
+            if (prefetch_tile && !unresolved) f.t.multicast = 0;
+        }
+        if (prefetch_tile && tile_index == 0) {
+            const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+            if (f.t.row_blocks == 0) gmm_fp8_empty_tile(args, &f);
+            mispredicted = !gmm_fp8_same_tile(&f, first);
+            __syncwarp();
+            if (mispredicted) gmm_fp8_empty_tile(args, &f); /* the result of the predicted tile is discarded */
+            if (lane == 0 && gmm_cluster_nctarank() > 1)
+                gmm_fp8_send_mispredict(prediction, mispredicted);
+        }
+        if (tile_index >= GMM_SM90_TILE_RING / 2)
+            gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) {
+            ring[tile_index % GMM_SM90_TILE_RING] = f;
+            if (gmm_fp8_has_outer_scale(args))
+                gmm_fp8_plan_outer_scale(args, &ring[tile_index % GMM_SM90_TILE_RING]);
+            gmm_mbarrier_arrive(gmm_fp8_tile_full(bars, tile_index));
+        }
+        if (f.t.row_blocks == 0) break;
+    }
+    if (blockIdx.x == 0) gmm_sm90_report_faults(&args->groups, &args->p, ends);
+}
+#endif
+
+/* Body 11, continued: the warps that load operands and scales. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
+GMM__DEVICE int GMM__PART(gmm_fp8_scaled_)(const gmm_fp8_args *args) {
+    return !GMM__FAST && args->a_scale.scaling == GMM_SCALING_1X128;
+}
+
+/* The producer warp: each lane loads one TMA box of every stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+    const gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t prediction = base + GMM__CFG(prediction_offset);
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    uint32_t iter = 0, tile_index = 0, i;
+    for (;; tile_index++) {
+        uint32_t bytes, offset, k_tiles;
+        int32_t b_boxes, index, x, y, end, wrap;
+        const CUtensorMap *map;
+        int active, multicast;
+        const int first = prefetch_tile && tile_index == 0;
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
+        if (f->t.row_blocks == 0) break;
+        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
+        /* the kernel before may write the table of weights */
+        if (first && args->p.b.table) gmm_griddepcontrol_wait();
+        k_tiles = gmm_fp8_k_tiles(f->t.k);
+        b_boxes = (f->t.cols + 63) / 64;
+        bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
+        active = lane < b_boxes + f->t.row_blocks;
+        if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
+        x = args->wgrad ? f->padded_row : 0;
+        end = wrap = 0;
+        if (lane < b_boxes) {
+            index = lane;
+            multicast = f->t.multicast == 1;
+            map = &args->b;
+            offset = 8192 * index;
+            y = f->t.n0 + 64 * index;
+            if (!args->wgrad) {
+                const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, f->t.g) - GMM_SM90_MAP_BASE;
+                end = (int32_t)(from >> 4 & 0x3FFF);
+                wrap = (int32_t)(from >> 18);
+            }
+        } else {
+            index = lane - b_boxes;
+            multicast = f->t.multicast == 2;
+            map = &args->a;
+            offset = GMM__CFG(a_offset) + 8192 * index;
+            y = f->t.m0 + 64 * index;
+            if (!args->wgrad) {
+                y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
+                end = f->t.end;
+                wrap = GMM_SM90_RAGGED_ROWS;
+            }
+        }
+        if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
+        if (first) /* its operands: the box is computed before it */
+            GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
+        for (; k_tiles > 0; k_tiles--, iter++) {
+            const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+            gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+            if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
+            if (active)
+                gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
+            x += 128;
+        }
+    }
+    /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+       time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
+#pragma unroll 1
+    for (i = 0; i < GMM__CFG(stages); i++, iter++)
+        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                          (iter / GMM__CFG(stages) & 1) ^ 1);
+}
+
+#if !GMM__IS_1D1D
+/* The scale loader. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+    const gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    uint32_t iter = 0, tile_index = 0;
+    int32_t x;
+    for (;; tile_index++) {
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
+                                                        prefetch_tile && tile_index == 0);
+        const float *rows, *cols;
+        int64_t step, block;
+        uint32_t k_tiles;
+        int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
+        if (f->t.row_blocks == 0) break;
+        k_tiles = gmm_fp8_k_tiles(f->t.k);
+        rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+        cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
+        rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
+        next_row = (int32_t)step;
+        cols = gmm_fp8_scales_b(args, f, &step, &block);
+        next_col = (int32_t)step;
+        /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
+        columns_to_128 = 128 - f->t.n0 % 128;
+        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
+        for (; k_tiles > 0; k_tiles--, iter++) {
+            const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+            const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+            gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+#pragma unroll
+            for (x = 0; x < 2 * GMM__CFG(consumers); x++)
+                gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
+                                 32 * x < rows_left);
+            if (lane < 2)
+                gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols, cols_left > 0);
+            gmm_cp_async_mbarrier_arrive(full);
+            rows += next_row;
+            cols += next_col;
+        }
+    }
+    gmm_cp_async_wait_all();
+}
+#endif
+#endif
+
+/* Body 11, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m and
+   gmm_wgmma_acc_n say; the first row of a thread is `row` of the warp group's 64, its second one is 8 further. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Requests the scales per line of the tile's rows and columns; gmm_fp8_scale_accumulators_ waits for them. */
+GMM__DEVICE void GMM__PART(gmm_fp8_request_line_scales_)(const gmm_fp8_args *args, const gmm_sm90_tile *t,
+                                                         uint32_t base, int wg) {
+    const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
+    const int tid = gmm_tid_x() & 127;
+    int x;
+    if (args->a_scale.scaling == GMM_SCALING_ROW && tid < 64)
+        gmm_cp_async_f32(scales + 4 * tid,
+                         (const float *)args->a_scale.scale + t->m0 + 64 * wg + tid +
+                             (args->wgrad ? (int64_t)t->g * args->p.m : t->row),
+                         64 * wg + tid < t->rows);
+    if (args->b_scale.scaling == GMM_SCALING_ROW)
+#pragma unroll 1
+        for (x = tid; x < GMM__CFG(tile_n); x += 128)
+            gmm_cp_async_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 4 * x,
+                             (args->b_scale.scale_table
+                                  ? (const float *)args->b_scale.scale_table[t->g]
+                                  : (const float *)args->b_scale.scale + (int64_t)t->g * args->p.n) + t->n0 + x,
+                             x < t->cols);
+}
+
+/* Multiplies the accumulators by the outer scale and by scales per line. */
+GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, uint32_t base,
+                                                        int wg, float acc[GMM__ACC]) {
+    const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
+    const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4;
+    const int second_exponent = f->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
+    const int by_line = args->a_scale.scaling == GMM_SCALING_ROW || args->b_scale.scaling == GMM_SCALING_ROW;
+    const float outer_scale = f->outer_scale;
+    int u;
+    if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
+        const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
+        float scale0 = second, scale1 = second;
+        gmm_cp_async_wait_all();
+        gmm_fp8_consumer_sync(wg);
+        if (GMM__CFG(lines)) {
+            scale0 *= gmm_ld_shared_f32(scales + 4 * row);
+            scale1 *= gmm_ld_shared_f32(scales + 4 * row + 32);
+        }
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u += 4) {
+            float col_scales[2] = { 1.0f, 1.0f };
+            if (GMM__CFG(lines))
+                gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8, col_scales);
+            col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
+            col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
+            acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
+            acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], scale0), col_scales[1]);
+            acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
+            acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
+        }
+        if (by_line) gmm_fp8_consumer_sync(wg); /* the next tile's scales overwrite these */
+    } else if (outer_scale != 1.0f) {
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
+    }
+}
+
+/* Adds the bias, times its scale per row. */
+GMM__DEVICE void GMM__PART(gmm_fp8_add_bias_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, int wg,
+                                              float acc[GMM__ACC]) {
+    const char *const bias = gmm_kmat_data(&args->p.bias, t->g);
+    const float *const bias_scale = args->p.bias_scale + t->row + t->m0 + 64 * wg;
+    const int scaled_rows = args->p.bias_scale ? t->rows - 64 * wg : 0, bytes = gmm_kmat_size(&args->p.bias);
+    const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
+    const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
+    const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
+    int u;
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u += 4) {
+        const int c = gmm_wgmma_acc_n(tid % 32, u);
+        const int count = cols - c > 2 ? 2 : cols - c;
+        float v[4];
+        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
+        gmm_read4(args->p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
+        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
+        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
+        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
+    }
+}
+
+/* Writes TMA boxes of D from number `first` on, as many as a slot holds, to the slot at `slot`: as 16-bit elements. */
+GMM__DEVICE void GMM__PART(gmm_fp8_write_slot_16_)(gmm_dtype dtype, uint32_t slot, const int first,
+                                                   const float acc[GMM__ACC]) {
+    const int tid = gmm_tid_x() & 127;
+    const uint32_t to = slot + (tid / 32 * 16 + tid % 16) * 128;
+    int u;
+#pragma unroll
+    for (u = 0; u < 4 * GMM__CFG(store_boxes); u++) { /* 16 columns */
+        const float *const v = &acc[32 * first + 8 * u < GMM__ACC ? 32 * first + 8 * u : 0];
+        if (32 * first + 8 * u >= GMM__ACC) break;
+        gmm_stmatrix_x4(to + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
+                        gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
+                        gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
+    }
+}
+/* The same as fp32, added to `beta` times what the slot holds where D has been loaded. Odd rows write the halves of
+   128 bytes in the other order, which avoids bank conflicts. */
+GMM__DEVICE void GMM__PART(gmm_fp8_write_slot_f32_)(uint32_t slot, const int first, int loaded, float beta,
+                                                    const float acc[GMM__ACC]) {
+    const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, swapped = row % 2;
+    const uint32_t to = slot + row * 128 + tid % 2 * 8;
+    int u, x;
+#pragma unroll
+    for (x = 0; x < GMM__CFG(store_boxes); x++) {
+        const float *const v = &acc[16 * (first + x)];
+        float w[16], old[16];
+#pragma unroll
+        for (u = 0; u < 16; u++) w[u] = swapped ? v[(u + 8) % 16] : v[u];
+        if (loaded) {
+#pragma unroll
+            for (u = 0; u < 16; u += 2)
+                gmm_ld_shared_v2_f32(to + x * 8192 + u % 4 * 512 +
+                                         (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                     old + u);
+#pragma unroll
+            for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
+        }
+#pragma unroll
+        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
+            gmm_st_shared_v2_f32(to + x * 8192 + u % 4 * 512 +
+                                     (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
+                                 w[u], w[u + 1]);
+    }
+}
+
+/* Stores the slot, whose first column is c0 of the tile, to a D that TMA cannot write: each thread has 16 bytes of a
+   row. slot: of the warp group. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_slot_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, const char *slot,
+                                                int c0, int wg) {
+    const gmm_sm90_tile *const t = &f->t;
+    const int size = gmm_kmat_size(&args->p.d), box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
+    const int64_t pitch = args->p.d.ld * size;
+    const float beta = gmm_gemm_beta(&args->p, t->g);
+    char *const d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + 64 * wg + (args->wgrad ? 0 : (int64_t)t->row)) * pitch;
+    const int aligned = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
+    int x, e;
+    gmm_fp8_consumer_sync(wg);
+#pragma unroll 1
+    for (x = gmm_tid_x() & 127; x < 512 * GMM__CFG(store_boxes); x += 128) {
+        const int box_row = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
+        const int cols_left = t->cols - c;
+        const char *const from = slot + x / 512 * 8192 + box_row * 128 + (((x % 8) ^ (box_row % 8)) << 4);
+        char *const to = d + box_row * pitch + (int64_t)(t->n0 + c) * size;
+        if (box_row >= t->rows - 64 * wg) continue;
+        if (f->d_flags & GMM_FP8_D_16BIT) {
+            for (e = 0; e < 8 && e < cols_left; e++) ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
+        } else {
+            const float4 values = *(const float4 *)from;
+            float v[4], stored[4];
+            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
+            if (beta != 0.0f) {
+                gmm_read4(args->p.d.dtype, to, cols_left, aligned, stored);
+#pragma unroll
+                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, stored[e], v[e]);
+            }
+            gmm_write4(args->p.d.dtype, to, cols_left, aligned, v);
+        }
+    }
+}
+
+/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. *part:
+   parts that this warp group has stored. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f,
+                                                        const GMM__SMEM *smem, uint32_t base, int wg,
+                                                        const float acc[GMM__ACC], uint32_t *part) {
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const int d_flags = f->d_flags, box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of 128 bytes */
+    int i;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first TMA box of a part */
+        const int c0 = i * box_cols;
+        if (c0 >= f->t.cols || c0 >= GMM__CFG(tile_n)) break;
+        gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
+        if (d_flags & GMM_FP8_D_16BIT) GMM__PART(gmm_fp8_write_slot_16_)(args->p.d.dtype, slot, i, acc);
+        else {
+            const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
+            GMM__PART(gmm_fp8_write_slot_f32_)(slot, i, loaded, loaded ? gmm_gemm_beta(&args->p, f->t.g) : 0.0f, acc);
+        }
+        if (!(d_flags & GMM_FP8_D_TMA))
+            GMM__PART(gmm_fp8_store_slot_)(args, f, (const char *)smem->slot[wg], c0, wg);
+        gmm_fence_proxy_async();
+        gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+    }
+}
+/* A tile of which the warp group has nothing to store takes a part of the slot all the same. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_nothing_)(uint32_t base, int wg, uint32_t *part) {
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars);
+    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
+    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+}
+#endif
+
 /* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Initialises the barriers with their arrivals per phase, and the scales per line. */
+GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_scaled_)(args) ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0;
+    uint32_t i;
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
+        ((float *)smem->line_scales)[i] = 1.0f;
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * gmm_cluster_nctarank());
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
+#pragma unroll
+    for (i = 0; i < GMM__CFG(consumers); i++) {
+        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
+        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
+    }
+    if (GMM__CFG(prefetch_tile)) {
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
+    }
+    gmm_fence_mbarrier_init();
+    gmm_prefetch_tensormap(&args->a);
+    gmm_prefetch_tensormap(&args->b);
+}
+
+/* Passes the stages of a tile of which this warp group multiplies nothing. */
+GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
+    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
+        const uint32_t s = pipe->iter % GMM__CFG(stages);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
+        if ((threadIdx.x & 31) < pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
+    }
+    __syncwarp();
+}
+
+/* A consumer warp group: mainloop and epilogue, tile by tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+    const gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args), scaled = GMM__PART(gmm_fp8_scaled_)(args);
+    gmm_sm90_pipeline pipe = { GMM__SMEM_AT(stage_bars), GMM__CFG(stages), GMM__CFG(stage_bytes),
+                               gmm_cluster_nctarank(), 0 };
+    uint32_t tile_index = 0, part = 0;
+    float acc[GMM__ACC];
+    int u;
+    for (;; tile_index++) {
+        const int first = predicts && tile_index == 0;
+        const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
+        const gmm_sm90_tile *t = &f->t;
+        /* recomputed for every tile, so that the mainloop has their registers */
+        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
+        const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
+        const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
+        /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
+           the ring */
+        __syncwarp();
+        gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
+                                : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
+        if (t->row_blocks == 0) break;
+        if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
+            GMM__PART(gmm_fp8_release_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
+            if (t->cols <= 0 || t->row_blocks <= wg) {
+                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                continue;
+            }
+        }
+        GMM__PART(gmm_fp8_request_line_scales_)(args, t, base, wg);
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
+        if (t->k > 0) {
+            const int tid = gmm_tid_x(), row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+#if GMM__IS_1D1D
+            (void)scaled;
+            GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
+                                              stage_scales_at + 4 * (uint32_t)row,
+                                              t->row_blocks > 1 ? wg : -1, &pipe);
+#else
+            GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
+                                         scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
+                                         t->n0 % 128 != 0, &pipe);
+#endif
+        }
+#pragma unroll
+        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
+        if (first) { /* the scheduler has read the split again meanwhile */
+            gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
+            f = ring;
+            t = &f->t;
+            if (t->cols <= 0) {
+                gmm_cp_async_wait_all();
+                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                continue;
+            }
+        }
+        GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
+        if (!args->wgrad && args->p.bias.dtype != GMM_NONE) GMM__PART(gmm_fp8_add_bias_)(args, t, wg, acc);
+        GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
+    }
+}
+#endif
+
 GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
-    gmm_fp8_tile *const ring = smem->ring;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
-    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    const int prefetch_tile = GMM__CFG(prefetch_tile) && !args.wgrad && args.p.groups <= 32 * GMM_FP8_LANE_GROUPS;
-    const int scaled = !GMM__FAST && args.a_scale.scaling == GMM_SCALING_1X128; /* A has a scale per 128 elements */
-    uint32_t cluster, cta_rank, i;
-    cluster = gmm_cluster_nctarank();
-    cta_rank = gmm_cluster_ctarank();
-    /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
-        ((float *)smem->line_scales)[i] = 1.0f;
-    if (threadIdx.x == 0) {
-#pragma unroll
-        for (i = 0; i < GMM__CFG(stages); i++) {
-            gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + (scaled ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0));
-            gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster);
-        }
-#pragma unroll
-        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
-#pragma unroll
-        for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
-#pragma unroll
-        for (i = 0; i < GMM__CFG(consumers); i++) {
-            gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
-            gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
-        }
-        if (GMM__CFG(prefetch_tile)) {
-            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
-            gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
-        }
-        gmm_fence_mbarrier_init();
-        gmm_prefetch_tensormap(&args.a);
-        gmm_prefetch_tensormap(&args.b);
-    }
+    const int warp = (int)threadIdx.x >> 5, predicts = GMM__PART(gmm_fp8_predicts_)(&args);
+    GMM__PART(gmm_fp8_init_)(&args, smem, base);
     gmm_cluster_arrive_release();
-    if (!prefetch_tile || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
-    if (warp != SCHEDULER_WARP && !(prefetch_tile && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
+    if (!predicts || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (warp != SCHEDULER_WARP && !(predicts && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp >= PRODUCER_WARP) {
-        GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
-        if (warp == SCHEDULER_WARP) {
-            /* the scheduler warp, which is at most half a ring ahead of the producer */
-            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 3 * (args.p.groups + 1)
-                                              : smem->ends;
-            int32_t *const work_ends = ends + args.p.groups + 1, *const starts = work_ends + args.p.groups + 1;
-            const int32_t stride = (int32_t)(gridDim.x / cluster);
-            const int raster_n = GMM__CFG(tile_n) == 128;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0,
-                                     GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
-            int mispredicted = 0, unresolved = prefetch_tile;
-            int32_t work = (int32_t)(blockIdx.x / cluster), speculative;
-            uint32_t tile_index = 0;
-            gmm_fp8_tile f;
-            /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
-               be written. */
-            if (prefetch_tile) {
-#pragma unroll 1
-                for (speculative = 1; speculative >= 0; speculative--) {
-                    int32_t tiles_n;
-                    if (args.p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(&args, &s, 1, !speculative, GMM__CFG(tile_n));
-                    else tiles_n = gmm_fp8_plan_tiles(&args, &s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
-                    if (tiles_n) s.tiles_n = tiles_n;
-                    if (!speculative) break;
-                    gmm_fp8_predict_first_tile(&args, &s, gmm_sm90_this_cta(), &f);
-                    gmm_cluster_wait_acquire(); /* the barriers are initialised */
-                    if (lane == 0) {
-                        ring[GMM_SM90_TILE_RING - 1] = f;
-                        /* the producer loads its operands right after the wait */
-                        gmm_mbarrier_arrive(prediction + GMM__OFFSET(gmm_fp8_prediction, full));
-                    }
-                    __syncwarp();
-                    gmm_griddepcontrol_wait();
-                }
-            } else {
-                speculative = !args.tables && (!args.wgrad || !(args.p.frozen || args.p.beta));
-                for (; speculative >= 0; speculative--) {
-                    if (!speculative) gmm_griddepcontrol_wait();
-                    if (s.tiles_n && gmm_sm90_split_unchanged(&args.groups, ends)) break;
-                    {
-                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
-                        s.tiles_n = (args.p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
-                        if (!args.wgrad)
-                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, GMM__STEP,
-                                                         GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                         (int32_t)gmm_cluster_nctarank(), stats);
-                    }
-                    s.k_grouped = args.wgrad;
-                    gmm_sm90_count_work(&s, (int32_t)gmm_cluster_nctarank());
-                    gmm_fp8_padded_starts(args.p.groups, ends, starts);
-                }
-            }
-            f.t.g = 0;
-            for (;; work += stride, tile_index++) {
-                const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
-                int32_t next_work = work;
-                f.t.row_blocks = 0; /* ends the ring */
-                if (unresolved && tile_index > 0 && next_work >= work_ends[args.p.groups]) {
-                    int peer_mispredicted = 0;
-                    unresolved = 0;
-                    if (gmm_cluster_nctarank() > 1) {
-                        gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
-                        peer_mispredicted = *(volatile const int32_t *)(gmm_shared + GMM__CFG(prediction_offset) +
-                            GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
-                    }
-                    if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
-                        gmm_fp8_empty_tile(&args, &f);
-                        if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
-                    }
-                }
-                if (next_work < work_ends[args.p.groups]) {
-                    gmm_find_group32(work_ends, args.p.groups, next_work, &f.t.g);
-                    {
-                        int rotated;
-                        s.k_grouped = args.wgrad;
-                        rotated = args.wgrad && stride % (work_ends[f.t.g + 1] - work_ends[f.t.g]) == 0;
-                        s.col_align = args.wgrad ? GMM__CFG(tile_n) : GMM__STEP;
-                        gmm_sm90_schedule_tile(&s, raster_n, next_work, rotated, gmm_sm90_this_cta(), &f.t);
-                    }
-                    f.padded_row = starts[f.t.g];
-                    gmm_fp8_plan_store(&args, &f);
-                    if (prefetch_tile && !unresolved) f.t.multicast = 0;
-                }
-                if (prefetch_tile && tile_index == 0) {
-                    const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
-                    if (f.t.row_blocks == 0) gmm_fp8_empty_tile(&args, &f);
-                    mispredicted = !gmm_fp8_same_tile(&f, first);
-                    __syncwarp();
-                    if (mispredicted) gmm_fp8_empty_tile(&args, &f); /* the result of the predicted tile is discarded */
-                    if (lane == 0 && gmm_cluster_nctarank() > 1)
-                        gmm_fp8_send_mispredict(prediction, mispredicted);
-                }
-                if (tile_index >= GMM_SM90_TILE_RING / 2)
-                    gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
-                if (lane == 0) {
-                    ring[tile_index % GMM_SM90_TILE_RING] = f;
-                    if (gmm_fp8_has_outer_scale(&args))
-                        gmm_fp8_plan_outer_scale(&args, &ring[tile_index % GMM_SM90_TILE_RING]);
-                    gmm_mbarrier_arrive(gmm_fp8_tile_full(bars, tile_index));
-                }
-                if (f.t.row_blocks == 0) break;
-            }
-            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        } else if (warp == PRODUCER_WARP) {
-            /* producer warp: each lane loads one TMA box of every stage */
-            uint32_t iter = 0, tile_index = 0;
-            for (;; tile_index++) {
-                uint32_t bytes, offset, k_tiles;
-                int32_t b_boxes, index, x, y, end, wrap;
-                const CUtensorMap *map;
-                int active, multicast;
-                const int first = prefetch_tile && tile_index == 0;
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
-                if (f->t.row_blocks == 0) break;
-                if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
-                /* the kernel before may write the table of weights */
-                if (first && args.p.b.table) gmm_griddepcontrol_wait();
-                k_tiles = gmm_fp8_k_tiles(f->t.k);
-                b_boxes = (f->t.cols + 63) / 64;
-                bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
-                active = lane < b_boxes + f->t.row_blocks;
-                if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
-                x = args.wgrad ? f->padded_row : 0;
-                end = wrap = 0;
-                if (lane < b_boxes) {
-                    index = lane;
-                    multicast = f->t.multicast == 1;
-                    map = &args.b;
-                    offset = 8192 * index;
-                    y = f->t.n0 + 64 * index;
-                    if (!args.wgrad) {
-                        const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args.p.b, f->t.g) - GMM_SM90_MAP_BASE;
-                        end = (int32_t)(from >> 4 & 0x3FFF);
-                        wrap = (int32_t)(from >> 18);
-                    }
-                } else {
-                    index = lane - b_boxes;
-                    multicast = f->t.multicast == 2;
-                    map = &args.a;
-                    offset = GMM__CFG(a_offset) + 8192 * index;
-                    y = f->t.m0 + 64 * index;
-                    if (!args.wgrad) {
-                        y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
-                        end = f->t.end;
-                        wrap = GMM_SM90_RAGGED_ROWS;
-                    }
-                }
-                if (multicast && (index & 1) != (int)cta_rank) active = 0;
-                if (first) /* its operands: the box is computed before it */
-                    GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
-                for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
-                    if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    if (active)
-                        gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
-                    x += 128;
-                }
-            }
-            /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
-#pragma unroll 1
-            for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
-                                  (iter / GMM__CFG(stages) & 1) ^ 1);
-        } else if (warp == SCALE_WARP && scaled) {
-#if GMM__IS_1D1D
-            GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, ring, bars, stage_bars, stage_scales_at);
-#else
-            /* the scale loader */
-            uint32_t iter = 0, tile_index = 0;
-            int32_t x;
-            for (;; tile_index++) {
-                const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
-                                                                prefetch_tile && tile_index == 0);
-                const float *rows, *cols;
-                int64_t step, block;
-                uint32_t k_tiles;
-                int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
-                if (f->t.row_blocks == 0) break;
-                k_tiles = gmm_fp8_k_tiles(f->t.k);
-                rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
-                cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
-                rows = gmm_fp8_scales_a(&args, f, &step) + f->t.m0 + lane;
-                next_row = (int32_t)step;
-                cols = gmm_fp8_scales_b(&args, f, &step, &block);
-                next_col = (int32_t)step;
-                /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
-                columns_to_128 = 128 - f->t.n0 % 128;
-                cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
-                for (; k_tiles > 0; k_tiles--, iter++) {
-                    const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-                    const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
-                    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
-#pragma unroll
-                    for (x = 0; x < 2 * GMM__CFG(consumers); x++)
-                        gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
-                                         32 * x < rows_left);
-                    if (lane < 2)
-                        gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols, cols_left > 0);
-                    gmm_cp_async_mbarrier_arrive(full);
-                    rows += next_row;
-                    cols += next_col;
-                }
-            }
-            gmm_cp_async_wait_all();
-#endif
-        } else if (warp == STORE_WARP && lane < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-            gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), ring, bars, slot_bars, GMM__SMEM_AT(slot));
-    } else {
-        float acc[GMM__ACC];
-        gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), cluster, 0 };
-        uint32_t tile_index = 0, part = 0;
-        int u, x, e;
+    if (warp < PRODUCER_WARP) {
         if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
-        for (;; tile_index++) {
-            const int first = prefetch_tile && tile_index == 0;
-            const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-            const gmm_sm90_tile *t = &f->t;
-            /* recomputed for every tile, so that the mainloop has their registers */
-            const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-            const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
-            const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
-            uint32_t slot;
-            int rows, tid, row, d_flags, box_cols;
-            float outer_scale;
-            /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
-               the ring */
-            __syncwarp();
-            gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
-                                    : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
-            if (t->row_blocks == 0) break;
-            if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) { /* nothing to multiply: releases the stages */
-                uint32_t k_tiles = gmm_fp8_k_tiles(t->k);
-                for (; k_tiles > 0; k_tiles--, pipe.iter++) {
-                    const uint32_t s = pipe.iter % GMM__CFG(stages);
-                    gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
-                    if ((threadIdx.x & 31) < cluster)
-                        gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), threadIdx.x & 31);
-                }
-                __syncwarp();
-                if (t->cols <= 0 || t->row_blocks <= wg) { /* nothing to store either */
-                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
-                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
-                    continue;
-                }
-            }
-            tid = gmm_tid_x() & 127;
-            if (args.a_scale.scaling == GMM_SCALING_ROW && tid < 64)
-                gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg + 4 * tid,
-                                 (const float *)args.a_scale.scale + t->m0 + 64 * wg + tid +
-                                     (args.wgrad ? (int64_t)t->g * args.p.m : t->row),
-                                 64 * wg + tid < t->rows);
-            if (args.b_scale.scaling == GMM_SCALING_ROW)
-#pragma unroll 1
-                for (x = tid; x < GMM__CFG(tile_n); x += 128)
-                    gmm_cp_async_f32(GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg +
-                                         GMM__OFFSET(GMM__LINE_SCALES, col) + 4 * x,
-                                     (args.b_scale.scale_table
-                                          ? (const float *)args.b_scale.scale_table[t->g]
-                                          : (const float *)args.b_scale.scale + (int64_t)t->g * args.p.n) + t->n0 + x,
-                                     x < t->cols);
-#pragma unroll
-            for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
-            if (t->k > 0) {
-                tid = gmm_tid_x();
-                row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-#if GMM__IS_1D1D
-                GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                                  stage_scales_at + 4 * (uint32_t)row,
-                                                  t->row_blocks > 1 ? wg : -1, &pipe);
-#else
-                GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                             scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                             t->n0 % 128 != 0, &pipe);
-#endif
-            }
-#pragma unroll
-            for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-            if (prefetch_tile && tile_index == 0) { /* the scheduler has read the split again meanwhile */
-                gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
-                f = ring;
-                t = &f->t;
-                if (t->cols <= 0) {
-                    gmm_cp_async_wait_all();
-                    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
-                    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
-                    continue;
-                }
-            }
-            tid = gmm_tid_x() & 127;
-            row = tid / 32 * 16 + tid % 32 / 4; /* row of the consumer's 64; the thread's second row is 8 further */
-            rows = t->rows - 64 * wg;
-            outer_scale = f->outer_scale;
-            d_flags = f->d_flags;
-            { /* epilogue: scales of tensors and lines, bias */
-                const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
-                const int second_exponent = d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
-                const int by_line = args.a_scale.scaling == GMM_SCALING_ROW || args.b_scale.scaling == GMM_SCALING_ROW;
-                if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
-                    const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
-                    gmm_cp_async_wait_all();
-                    gmm_fp8_consumer_sync(wg);
-                    const float scale0 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row) * second : second;
-                    const float scale1 = GMM__CFG(lines) ? gmm_ld_shared_f32(scales + 4 * row + 32) * second : second;
-#pragma unroll
-                    for (u = 0; u < GMM__ACC; u += 4) {
-                        float col_scales[2];
-                        if (GMM__CFG(lines))
-                            gmm_ld_shared_v2_f32(scales + GMM__OFFSET(GMM__LINE_SCALES, col) + 8 * u + tid % 4 * 8,
-                                                 col_scales);
-                        else col_scales[0] = col_scales[1] = 1.0f;
-                        col_scales[0] = __fmul_rn(outer_scale, col_scales[0]);
-                        col_scales[1] = __fmul_rn(outer_scale, col_scales[1]);
-                        acc[u] = __fmul_rn(__fmul_rn(acc[u], scale0), col_scales[0]);
-                        acc[u + 1] = __fmul_rn(__fmul_rn(acc[u + 1], scale0), col_scales[1]);
-                        acc[u + 2] = __fmul_rn(__fmul_rn(acc[u + 2], scale1), col_scales[0]);
-                        acc[u + 3] = __fmul_rn(__fmul_rn(acc[u + 3], scale1), col_scales[1]);
-                    }
-                    if (by_line) gmm_fp8_consumer_sync(wg); /* the next tile's scales overwrite these */
-                } else if (outer_scale != 1.0f) {
-#pragma unroll
-                    for (u = 0; u < GMM__ACC; u++) acc[u] = __fmul_rn(acc[u], outer_scale);
-                }
-                if (!args.wgrad && args.p.bias.dtype != GMM_NONE) {
-                    const char *const bias = gmm_kmat_data(&args.p.bias, t->g);
-                    const float *const bias_scale = args.p.bias_scale + t->row + t->m0 + 64 * wg;
-                    const int scaled_rows = args.p.bias_scale ? rows : 0, bytes = gmm_kmat_size(&args.p.bias);
-                    const int cols = t->cols;
-                    const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
-                    const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
-#pragma unroll
-                    for (u = 0; u < GMM__ACC; u += 4) {
-                        const int c = gmm_wgmma_acc_n(tid % 32, u);
-                        const int count = cols - c > 2 ? 2 : cols - c;
-                        float v[4];
-                        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
-                        gmm_read4(args.p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
-                        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
-                        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
-                        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
-                        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
-                    }
-                }
-            }
-            /* accumulators to the store slot, as 16-bit elements or fp32, and from there to D */
-            slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
-            box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of a 128-byte box */
-#pragma unroll
-            for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first box of this part */
-                const int c0 = (int)i * box_cols;
-                if (c0 >= t->cols || c0 >= GMM__CFG(tile_n)) break;
-                gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), part++ & 1);
-                if (d_flags & GMM_FP8_D_16BIT) {
-                    const gmm_dtype dtype = args.p.d.dtype;
-                    const uint32_t st_at = slot + (tid / 32 * 16 + tid % 16) * 128;
-#pragma unroll
-                    for (u = 0; u < 4 * GMM__CFG(store_boxes); u++) { /* 16 columns */
-                        const float *const v = &acc[32 * i + 8 * u < GMM__ACC ? 32 * i + 8 * u : 0];
-                        if (32 * i + 8 * u >= GMM__ACC) break;
-                        gmm_stmatrix_x4(st_at + u / 4 * 8192 + (((u % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4),
-                                        gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]),
-                                        gmm_pack2(dtype, v[4], v[5]), gmm_pack2(dtype, v[6], v[7]));
-                    }
-                } else {
-                    /* odd rows write the halves of a box in the other order, which avoids bank conflicts */
-                    const int swapped = row % 2;
-                    const uint32_t st_at = slot + row * 128 + tid % 2 * 8;
-                    const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
-                    const float beta = loaded ? gmm_gemm_beta(&args.p, t->g) : 0.0f;
-#pragma unroll
-                    for (x = 0; x < GMM__CFG(store_boxes); x++) {
-                        const float *const v = &acc[16 * (i + x)];
-                        float w[16], old[16];
-#pragma unroll
-                        for (u = 0; u < 16; u++) w[u] = swapped ? v[(u + 8) % 16] : v[u];
-                        if (loaded) {
-#pragma unroll
-                            for (u = 0; u < 16; u += 2)
-                                gmm_ld_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                                     (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
-                                                     old + u);
-#pragma unroll
-                            for (u = 0; u < 16; u++) w[u] = __fmaf_rn(beta, old[u], w[u]);
-                        }
-#pragma unroll
-                        for (u = 0; u < 16; u += 2) /* 8 columns of the thread's two rows: four accumulators */
-                            gmm_st_shared_v2_f32(st_at + x * 8192 + u % 4 * 512 +
-                                                 (((u / 4 * 2 + tid % 4 / 2) ^ (row % 8) ^ (4 * swapped)) << 4),
-                                                 w[u], w[u + 1]);
-                    }
-                }
-                if (!(d_flags & GMM_FP8_D_TMA)) { /* stored by the threads: 16 bytes of a row each */
-                    gmm_fp8_consumer_sync(wg);
-                    const char *const slot_data = gmm_shared + offsetof(GMM__SMEM, slot) + GMM__CFG(slot_bytes) * wg;
-                    const int size = gmm_kmat_size(&args.p.d);
-                    const int64_t pitch = args.p.d.ld * size;
-                    const float beta = gmm_gemm_beta(&args.p, t->g);
-                    char *const d = gmm_kmat_data(&args.p.d, t->g) +
-                                    (t->m0 + 64 * wg + (args.wgrad ? 0 : (int64_t)t->row)) * pitch;
-                    const int aligned = (((uint32_t)(uintptr_t)d | (uint32_t)pitch) & (size == 2 ? 7 : 15)) == 0;
-#pragma unroll 1
-                    for (x = tid; x < 512 * GMM__CFG(store_boxes); x += 128) {
-                        const int box_row = x / 8 % 64, c = c0 + x / 512 * box_cols + x % 8 * (box_cols / 8);
-                        const int cols_left = t->cols - c;
-                        const char *const from = slot_data + x / 512 * 8192 + box_row * 128 +
-                                                 (((x % 8) ^ (box_row % 8)) << 4);
-                        char *const to = d + box_row * pitch + (int64_t)(t->n0 + c) * size;
-                        if (box_row >= rows) continue;
-                        if (d_flags & GMM_FP8_D_16BIT) {
-                            for (e = 0; e < 8 && e < cols_left; e++)
-                                ((uint16_t *)to)[e] = ((const uint16_t *)from)[e];
-                        } else {
-                            const float4 values = *(const float4 *)from;
-                            float v[4], stored[4];
-                            v[0] = values.x; v[1] = values.y; v[2] = values.z; v[3] = values.w;
-                            if (beta != 0.0f) {
-                                gmm_read4(args.p.d.dtype, to, cols_left, aligned, stored);
-#pragma unroll
-                                for (e = 0; e < 4; e++) v[e] = __fmaf_rn(beta, stored[e], v[e]);
-                            }
-                            gmm_write4(args.p.d.dtype, to, cols_left, aligned, v);
-                        }
-                    }
-                }
-                gmm_fence_proxy_async();
-                gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
-            }
-        }
+        GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
+        return;
     }
+    GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
+    if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
+    else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
+    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_scaled_)(&args))
+#if GMM__IS_1D1D
+        GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(stage_bars),
+                                             base + (uint32_t)sizeof(GMM__SMEM));
+#else
+        GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
+#endif
+    else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(slot_bars),
+                            GMM__SMEM_AT(slot));
 #endif
 }
 #undef GMM__WGMMA

@@ -209,6 +209,51 @@ static void tiles(int arg) {
             }
 }
 
+/* The balanced order of wgrad: every work of every group once; the same number of works of a group for every cluster,
+   then at most one more; loads of clusters that differ by no more than one tile. */
+static void balanced(int arg) {
+    static const int32_t counts[] = { 1, 2, 8, 33, 128, 256 }, works[] = { 1, 24, 65, 66, 300, 1000 };
+    static const int32_t clusters[] = { 1, 3, 66, 96 };
+    static unsigned char seen[256][1000];
+    static int32_t ends[257];
+    for (int64_t i = 0; i < T_COUNT(counts) * T_COUNT(works) * T_COUNT(clusters); i++) {
+        const int32_t C = clusters[i % T_COUNT(clusters)], work = works[i / T_COUNT(clusters) % T_COUNT(works)];
+        const int32_t G = counts[i / T_COUNT(clusters) / T_COUNT(works)];
+        int32_t least_load = INT32_MAX, most_load = 0, longest = 0, total = 0;
+        for (int32_t g = ends[0] = 0; g < G; g++)
+            ends[g + 1] = least(ends[g] + splits[arg].rows(g, G), MOST_ROWS);
+        t_about("%s rows of %d groups with %d works, %d clusters", splits[arg].name, (int)G, (int)work, (int)C);
+        memset(seen, 0, sizeof seen);
+        for (int32_t c = 0; c < C; c++) {
+            gmm_sm90_balance b;
+            int32_t g, w, load = 0, last_k = INT32_MAX, last_rest = 0;
+            gmm_sm90_begin_balance(&b, ends, G, work, c, C);
+            b.least = 7;
+            for (int32_t n = 0; gmm_sm90_balanced_tile(&b, ends, G, n, &g, &w); n++, total++) {
+                const int32_t k = ends[g + 1] - ends[g], stages = gmm_sm90_tile_load(&b, k);
+                T_CHECK(g >= 0 && g < G && w >= 0 && w < work && !seen[g][w], "cluster %d: work %d of group %d", (int)c,
+                        (int)w, (int)g);
+                seen[g][w] = 1;
+                const int rest = w >= work / C * C; /* rounds of groups whose lengths fall, then rests of such */
+                T_CHECK(rest >= last_rest && (rest > last_rest || k <= last_k) && (rest || w % C == c),
+                        "cluster %d: work %d of group %d out of order", (int)c, (int)w, (int)g);
+                last_k = k;
+                last_rest = rest;
+                load += stages;
+                longest = stages > longest ? stages : longest;
+            }
+            least_load = load < least_load ? load : least_load;
+            most_load = load > most_load ? load : most_load;
+        }
+        T_CHECK(total == G * work, "%d works of %d", (int)total, (int)(G * work));
+        T_CHECK(most_load - least_load <= longest, "loads from %d to %d, a tile has %d", (int)least_load,
+                (int)most_load, (int)longest);
+    }
+    T_CHECK(gmm_sm90_is_skewed(8 * 2048, 4096, 8) && !gmm_sm90_is_skewed(8 * 2048, 2048, 8), "skewed by the largest");
+    T_CHECK(!gmm_sm90_is_skewed(8 * 512, 4096, 8) && gmm_sm90_is_skewed(1 << 30, 1 << 30, 2), "skewed by the mean");
+}
+
 void tests_scheduler(void) {
+    for (int i = 0; i < (int)T_COUNT(splits); i++) t_add_host(balanced, i, "scheduler balanced %s", splits[i].name);
     for (int i = 0; i < (int)T_COUNT(kinds); i++) t_add_host(tiles, i, "scheduler tiles %s", kinds[i].name);
 }

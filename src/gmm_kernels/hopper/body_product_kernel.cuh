@@ -70,8 +70,10 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
                                               : smem->ends;
             int32_t *const work_ends = ends + args.p.groups + 1;
+            gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
             gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                                     /* raster_n, tiles_n, max_blocks, g */ 0, 0, 0, 0, /* block_rows */ 16,
+                                     /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                                     /* block_rows */ 16,
                                      /* row_align */ GMM__STEP,
                                      /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
             int32_t batch;
@@ -109,7 +111,10 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                             s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
                                                          (int32_t)gmm_cluster_nctarank(), stats);
                         s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
-                        gmm_sm90_count_work(&s, (int32_t)cluster_size);
+                        if (!GMM__K_GROUPED ||
+                            !gmm_sm90_plan_balance(&s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                                                   gmm_sm90_d_stages(&args.p), balance, smem->ends))
+                            gmm_sm90_count_work(&s, (int32_t)cluster_size);
                         s.g = 0;
                     }
                 }
@@ -119,16 +124,24 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
                         gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                           (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
                     for (n = 0; n < batch; n++, work += stride) {
-                        gmm_find_group32(work_ends, args.p.groups, work, &s.g);
-                        if (lane == n) lane_work = work, tile->g = s.g;
+                        int32_t in_group = 0;
+                        if (GMM__K_GROUPED && s.balanced)
+                            s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n,
+                                                         &in_group);
+                        else {
+                            gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                            if (s.g < args.p.groups) in_group = work - work_ends[s.g];
+                        }
+                        if (lane == n) lane_work = in_group, tile->g = s.g;
                     }
                     if (lane < batch) {
                         tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
                         if (tile->g < args.p.groups) {
-                            const int rotated = !GMM__K_GROUPED ||
-                                                stride % (work_ends[tile->g + 1] - work_ends[tile->g]) == 0;
-                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, lane_work, rotated,
-                                                   gmm_sm90_this_cta(), tile);
+                            const int balanced = GMM__K_GROUPED && s.balanced;
+                            const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
+                            const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
+                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
+                                                   rotated, gmm_sm90_this_cta(), tile);
                         }
                     }
                     __syncwarp();

@@ -72,7 +72,7 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 232, 40, 0, 1) \
+    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1) \
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
@@ -488,7 +488,7 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->raster_n, work, 0, cta, &f->t);
+        gmm_sm90_schedule_tile(s, s->raster_n, 0, work - work_ends[g], 0, cta, &f->t);
         f->t.multicast = 0;
     }
 }

@@ -7,7 +7,8 @@
 
    CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
    c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
-   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. */
+   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. For wgrad of a skewed split the balanced
+   order below replaces that order of work. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
@@ -40,6 +41,23 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
 #endif
 }
 
+/* The balanced order of wgrad, whose tiles take as long as their group has rows. In the order of groups some clusters
+   would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
+   other's operands in the L2. So groups come by falling length, twice. The first time every cluster takes the same
+   number of tiles of a group, its rounds, and all clusters stay at the same rows. The second time what is left of a
+   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends lies
+   otherwise. */
+enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
+typedef struct gmm_sm90_balance {
+    int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
+    unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups by falling length, equal ones by number */
+    int32_t rounds, rest, least;                   /* of each group; least load of a tile: the time that D takes */
+    int32_t cluster, clusters;                     /* number of this cluster, and how many there are */
+    int32_t position;                              /* twice through `order`: of the group that this cluster is at */
+    int32_t first, count;                          /* this cluster's work there: number of the first, and how many */
+    int32_t below;                                 /* the second time: clusters with less load */
+} gmm_sm90_balance;
+
 /* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
    multiples of `row_align` rows and `col_align` columns, and cover the columns of D in `tiles_n` tiles. */
 typedef struct gmm_sm90_scheduler {
@@ -51,6 +69,7 @@ typedef struct gmm_sm90_scheduler {
     int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
     int32_t tiles_n, max_blocks;
     int32_t g;              /* group in which the search for the next tile begins */
+    int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
 } gmm_sm90_scheduler;
 
@@ -95,26 +114,42 @@ GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
     return i * each + (i < rest ? i : rest);
 }
 
-/* Fills in the tile `t` that CTA `cta` computes of work number `work`, which lies in group t->g. Rasterization within a
-   group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same operands. raster_n: as
-   s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
+/* Whether the balanced order pays: the largest of `nonempty` groups has more than 5/4 of their mean, which is 1024 rows
+   or more, so that the time of tiles depends on their rows. */
+GMM__HD int gmm_sm90_is_skewed(int32_t rows, int32_t max_rows, int32_t nonempty) {
+    return rows / 1024 >= nonempty && 4.0f * (float)max_rows * (float)nonempty > 5.0f * (float)rows;
+}
+/* Load of a tile of wgrad, in stages: products and what they do not hide, or the time of D if that is longer. */
+GMM__HD int32_t gmm_sm90_tile_load(const gmm_sm90_balance *b, int32_t k) {
+    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + 2;
+    return stages > b->least ? stages : b->least;
+}
+/* The position behind b->position; the first time is left out where groups have no rounds. */
+GMM__HD int32_t gmm_sm90_next_position(const gmm_sm90_balance *b, int32_t groups) {
+    return b->position < 0 && b->rounds == 0 ? groups : b->position + 1;
+}
+/* The number within its group of the i-th work that this cluster takes there. groups: of the split. */
+GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups, int32_t i) {
+    return b->position < groups ? i * b->clusters + b->cluster : b->rounds * b->clusters + b->below;
+}
+
+/* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
+   Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
+   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
    of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
    otherwise get the same tile of every group. */
-GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t work, const int rotated,
-                                    const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
+                                    const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
     int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
-    uint32_t group_work;
     t->row = s->ends[t->g];
     t->end = s->ends[t->g + 1];
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
-    group_work = (uint32_t)(s->work_ends[t->g + 1] - s->work_ends[t->g]);
-    work -= s->work_ends[t->g];
     if (rotated) {
-        const uint32_t rotated_work = (uint32_t)work + gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, group_work);
-        work = (int32_t)(rotated_work < group_work ? rotated_work : rotated_work - group_work);
+        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
+        if (work >= group_work) work -= group_work;
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
@@ -166,14 +201,61 @@ GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint3
                               int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
     const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
     const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
+    int32_t group_work;
     gmm_sm90_cta cta;
     if (work >= s->work_ends[groups]) return 0;
     cta.cluster_size = cluster_size;
     cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
     t->g = 0;
     while (s->work_ends[t->g + 1] <= work) t->g++;
-    if (rotation == 2) rotation = stride % (s->work_ends[t->g + 1] - s->work_ends[t->g]) == 0;
-    gmm_sm90_schedule_tile(s, s->raster_n, work, rotation, cta, t);
+    group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
+    if (rotation == 2) rotation = stride % group_work == 0;
+    gmm_sm90_schedule_tile(s, s->raster_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
+    return 1;
+}
+/* The balanced order in sequence: begins it for a cluster. */
+GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t work,
+                                    int32_t cluster, int32_t clusters) {
+    int32_t g, i, index;
+    for (i = 0; i < clusters; i++) b->load[i] = 0;
+    b->rounds = work / clusters;
+    b->rest = work % clusters;
+    b->cluster = cluster;
+    b->clusters = clusters;
+    b->position = -1;
+    b->least = b->first = b->count = b->below = 0;
+    for (g = 0; g < groups; g++) {
+        const int32_t k = ends[g + 1] - ends[g];
+        for (i = index = 0; i < groups; i++)
+            index += ends[i + 1] - ends[i] > k || (ends[i + 1] - ends[i] == k && i < g);
+        b->order[index] = (unsigned char)g;
+    }
+}
+/* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
+GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
+    int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
+    for (c = 0; c < b->clusters; c++) before[c] = b->load[c];
+    for (c = 0; c < b->clusters; c++) {
+        for (i = below = 0; i < b->clusters; i++) below += before[i] < before[c] || (before[i] == before[c] && i < c);
+        if (below < rest) b->load[c] += load;
+        if (c == b->cluster) b->below = below, b->count = below < rest;
+    }
+}
+/* The group of a cluster's work number `index`, and the number within it. Returns 0 behind the last. `index` does not
+   fall from call to call. */
+GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t index, int32_t *g,
+                                   int32_t *work) {
+    while (index >= b->first + b->count) {
+        const int32_t position = gmm_sm90_next_position(b, groups);
+        if (position >= 2 * groups) return 0;
+        b->first += b->count;
+        b->position = position;
+        *g = b->order[b->position % groups];
+        b->count = b->rounds;
+        if (b->position >= groups) gmm_sm90_assign_rest(b, b->rest, gmm_sm90_tile_load(b, ends[*g + 1] - ends[*g]));
+    }
+    *g = b->order[b->position % groups];
+    *work = gmm_sm90_balanced_work(b, groups, index - b->first);
     return 1;
 }
 #endif

@@ -160,8 +160,11 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
     return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
 }
 
-/* Writes work_ends, the prefix sums of the groups' work. In wgrad, frozen groups and empty groups with beta 1 have
-   none. Whole warp. */
+/* Whether group g of wgrad has work: frozen groups and empty groups with beta 1 have none. */
+GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
+    return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
+}
+/* Writes work_ends, the prefix sums of the groups' work. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -170,12 +173,129 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluste
 #pragma unroll 1
     for (; g < last; g++) {
         const int32_t m = s->ends[g + 1] - s->ends[g];
-        if (!s->k_grouped || (!(p->frozen && p->frozen[g]) && !(m == 0 && gmm_gemm_beta(p, g) == 1.0f)))
+        if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
             total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
                                          s->tiles_n, cluster_size, s->raster_n);
         s->work_ends[g + 1] = total;
     }
     gmm_sm90_prefix_sums(G, total, s->work_ends);
+}
+
+/* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
+   read and written. */
+GMM__DEVICE int32_t gmm_sm90_d_stages(const gmm_gemm_args *p) {
+    return gmm_kmat_size(&p->d) * (p->beta || p->beta_all != 0.0f ? 2 : 1) * 13 / 8;
+}
+/* Writes the order of the balanced order. Whole warp. */
+GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsigned char *order) {
+    int32_t g, i;
+#pragma unroll 1
+    for (g = (int32_t)threadIdx.x & 31; g < groups; g += 32) {
+        const int32_t k = ends[g + 1] - ends[g];
+        int32_t index = 0;
+#pragma unroll 8
+        for (i = 0; i < groups; i++) {
+            const int32_t other = ends[i + 1] - ends[i];
+            index += other > k || (other == k && i < g);
+        }
+        order[index] = (unsigned char)g;
+    }
+}
+/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups; with
+   pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
+                                      int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
+    int32_t c;
+    s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
+                  s->p->groups <= GMM_SM90_BALANCE_GROUPS &&
+                  gmm_sm90_is_skewed(ends[s->p->groups], stats.max_rows, stats.nonempty);
+    if (!s->balanced) return 0;
+    gmm_sm90_sort_groups(ends, s->p->groups, b->order);
+#pragma unroll 1
+    for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
+    if ((threadIdx.x & 31) == 0) {
+        const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
+                                                 cluster_size, s->raster_n);
+        b->rounds = work / clusters;
+        b->rest = work % clusters;
+        b->least = least;
+        b->cluster = (int32_t)blockIdx.x / cluster_size;
+        b->clusters = clusters;
+        b->position = -1;
+        b->first = b->count = b->below = 0;
+    }
+    __syncwarp();
+    return 1;
+}
+/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has clusters
+   l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
+    enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t loads[CLUSTERS], bound = 0, high = 1, below = 0, rest, bit, j;
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) {
+        const int exists = lane + 32 * j < b->clusters;
+        loads[j] = exists ? b->load[lane + 32 * j] : 0x7FFFFFFF;
+        if (exists) high = max(high, loads[j]);
+    }
+    /* bit by bit, the largest load such that less than b->count clusters stay below it */
+#pragma unroll 1
+    for (bit = 1 << (31 - __clz(__reduce_max_sync(0xFFFFFFFFu, high))); bit > 0; bit >>= 1) {
+        int32_t count = 0;
+#pragma unroll
+        for (j = 0; j < CLUSTERS; j++) count += __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < bound + bit));
+        if (count < b->count) bound += bit;
+    }
+    rest = b->count;
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) {
+        const int32_t mine = b->load[b->cluster], c = lane + 32 * j;
+        below += __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < mine || (loads[j] == mine && c < b->cluster)));
+        rest -= __popc(__ballot_sync(0xFFFFFFFFu, loads[j] < bound));
+    }
+    __syncwarp(); /* all lanes have read the loads and the count */
+    if (lane == 0) {
+        b->below = below;
+        b->count = below < b->count;
+    }
+#pragma unroll
+    for (j = 0; j < CLUSTERS; j++) { /* of the clusters with that load, the first `rest` take one */
+        const uint32_t equal = __ballot_sync(0xFFFFFFFFu, loads[j] == bound);
+        const int32_t g = b->order[b->position - groups];
+        if (loads[j] < bound || (loads[j] == bound && __popc(equal & ((1u << lane) - 1)) < rest))
+            b->load[lane + 32 * j] = loads[j] + gmm_sm90_tile_load(b, ends[g + 1] - ends[g]);
+        rest -= __popc(equal);
+    }
+    __syncwarp();
+}
+/* The group of the cluster's work number `index` in the balanced order, and the number within it; G and -1 behind the
+   last. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, const gmm_gemm_args *p,
+                                           int32_t index, int32_t *work) {
+    while (index >= b->first + b->count) {
+        const int32_t position = gmm_sm90_next_position(b, p->groups);
+        int32_t g;
+        if (position >= 2 * p->groups) {
+            *work = -1;
+            return p->groups;
+        }
+        g = b->order[position < p->groups ? position : position - p->groups];
+        __syncwarp(); /* all lanes have read the position */
+        if ((threadIdx.x & 31) == 0) {
+            b->first += b->count;
+            b->position = position;
+            b->count = !gmm_sm90_has_work(p, g, ends[g + 1] - ends[g]) ? 0
+                       : position < p->groups                         ? b->rounds
+                                                                      : b->rest;
+        }
+        __syncwarp();
+        if (position >= p->groups) gmm_sm90_assign_rest(b, ends, p->groups);
+    }
+    *work = gmm_sm90_balanced_work(b, p->groups, index - b->first);
+    return b->order[b->position < p->groups ? b->position : b->position - p->groups];
 }
 
 /* A tile of a kernel: columns, and the most blocks of 16 rows. m16 is 0 where the kernel has no such tile. */

@@ -65,6 +65,7 @@ GMM_SM90_TILE_LIST(GMM__X)
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
+static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
 static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
               offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
               (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128,

@@ -8,7 +8,8 @@
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
    Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
-   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48].
+   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48]. In wgrad, whose
+   scheduler warp needs more, 224 and 56.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full (order
@@ -214,7 +215,8 @@ enum {
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
-    GMM__SM90(consumer_regs, tag) = (ctas_) == 1 ? 232 : 96, GMM__SM90(other_regs, tag) = (ctas_) == 1 ? 40 : 48,
+    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
+    GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
 /* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */

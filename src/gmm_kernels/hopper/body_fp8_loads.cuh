@@ -1,0 +1,123 @@
+
+/* Body 11, continued: the warps that load operands and scales. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
+GMM__DEVICE int GMM__PART(gmm_fp8_scaled_)(const gmm_fp8_args *args) {
+    return !GMM__FAST && args->a_scale.scaling == GMM_SCALING_1X128;
+}
+
+/* The producer warp: each lane loads one TMA box of every stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+    const gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t prediction = base + GMM__CFG(prediction_offset);
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    uint32_t iter = 0, tile_index = 0, i;
+    for (;; tile_index++) {
+        uint32_t bytes, offset, k_tiles;
+        int32_t b_boxes, index, x, y, end, wrap;
+        const CUtensorMap *map;
+        int active, multicast;
+        const int first = prefetch_tile && tile_index == 0;
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
+        if (f->t.row_blocks == 0) break;
+        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
+        /* the kernel before may write the table of weights */
+        if (first && args->p.b.table) gmm_griddepcontrol_wait();
+        k_tiles = gmm_fp8_k_tiles(f->t.k);
+        b_boxes = (f->t.cols + 63) / 64;
+        bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
+        active = lane < b_boxes + f->t.row_blocks;
+        if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
+        x = args->wgrad ? f->padded_row : 0;
+        end = wrap = 0;
+        if (lane < b_boxes) {
+            index = lane;
+            multicast = f->t.multicast == 1;
+            map = &args->b;
+            offset = 8192 * index;
+            y = f->t.n0 + 64 * index;
+            if (!args->wgrad) {
+                const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, f->t.g) - GMM_SM90_MAP_BASE;
+                end = (int32_t)(from >> 4 & 0x3FFF);
+                wrap = (int32_t)(from >> 18);
+            }
+        } else {
+            index = lane - b_boxes;
+            multicast = f->t.multicast == 2;
+            map = &args->a;
+            offset = GMM__CFG(a_offset) + 8192 * index;
+            y = f->t.m0 + 64 * index;
+            if (!args->wgrad) {
+                y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
+                end = f->t.end;
+                wrap = GMM_SM90_RAGGED_ROWS;
+            }
+        }
+        if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
+        if (first) /* its operands: the box is computed before it */
+            GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
+        for (; k_tiles > 0; k_tiles--, iter++) {
+            const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+            gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+            if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
+            if (active)
+                gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
+            x += 128;
+        }
+    }
+    /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+       time. Its multicast data has arrived before, and the scheduler has waited for its prediction. */
+#pragma unroll 1
+    for (i = 0; i < GMM__CFG(stages); i++, iter++)
+        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                          (iter / GMM__CFG(stages) & 1) ^ 1);
+}
+
+#if !GMM__IS_1D1D
+/* The scale loader. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+    const gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    uint32_t iter = 0, tile_index = 0;
+    int32_t x;
+    for (;; tile_index++) {
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
+                                                        prefetch_tile && tile_index == 0);
+        const float *rows, *cols;
+        int64_t step, block;
+        uint32_t k_tiles;
+        int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
+        if (f->t.row_blocks == 0) break;
+        k_tiles = gmm_fp8_k_tiles(f->t.k);
+        rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
+        cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
+        rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
+        next_row = (int32_t)step;
+        cols = gmm_fp8_scales_b(args, f, &step, &block);
+        next_col = (int32_t)step;
+        /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
+        columns_to_128 = 128 - f->t.n0 % 128;
+        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
+        for (; k_tiles > 0; k_tiles--, iter++) {
+            const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+            const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
+            gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+#pragma unroll
+            for (x = 0; x < 2 * GMM__CFG(consumers); x++)
+                gmm_cp_async_f32(stage_scales + 4 * (uint32_t)lane + 128 * x, rows + 32 * x,
+                                 32 * x < rows_left);
+            if (lane < 2)
+                gmm_cp_async_f32(stage_scales + GMM__ROW_SCALE_BYTES + 4 * (uint32_t)lane, cols, cols_left > 0);
+            gmm_cp_async_mbarrier_arrive(full);
+            rows += next_row;
+            cols += next_col;
+        }
+    }
+    gmm_cp_async_wait_all();
+}
+#endif
+#endif

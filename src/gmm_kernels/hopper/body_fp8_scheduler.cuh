@@ -1,0 +1,135 @@
+
+/* Body 11, continued: the scheduler warp. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
+GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
+    return GMM__CFG(prefetch_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+}
+
+/* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
+                                                gmm_sm90_scheduler *s) {
+    int32_t speculative;
+    /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
+       be written. */
+    if (GMM__PART(gmm_fp8_predicts_)(args)) {
+        gmm_fp8_tile f;
+#pragma unroll 1
+        for (speculative = 1; speculative >= 0; speculative--) {
+            int32_t tiles_n;
+            if (args->p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
+            else tiles_n = gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
+            if (tiles_n) s->tiles_n = tiles_n;
+            if (!speculative) break;
+            gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
+            gmm_cluster_wait_acquire(); /* the barriers are initialised */
+            if ((threadIdx.x & 31) == 0) {
+                smem->ring[GMM_SM90_TILE_RING - 1] = f;
+                /* the producer loads its operands right after the wait */
+                gmm_mbarrier_arrive(base + GMM__CFG(prediction_offset) + GMM__OFFSET(gmm_fp8_prediction, full));
+            }
+            __syncwarp();
+            gmm_griddepcontrol_wait();
+        }
+    } else {
+        speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
+        for (; speculative >= 0; speculative--) {
+            if (!speculative) gmm_griddepcontrol_wait();
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
+            {
+                const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
+                s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+                if (!args->wgrad)
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__STEP,
+                                                 GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                 (int32_t)gmm_cluster_nctarank(), stats);
+                s->k_grouped = args->wgrad;
+                if (GMM__CFG(prefetch_tile) || !args->wgrad ||
+                    !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                                           2 * gmm_sm90_d_stages(&args->p),
+                                           (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
+                    gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
+            }
+            gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
+        }
+    }
+}
+
+/* The scheduler warp chooses the CTA's tiles one by one. It is at most half a ring ahead of the producer. */
+GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
+    gmm_fp8_tile *const ring = smem->ring;
+    const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t cluster = gmm_cluster_nctarank();
+    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    int32_t *const ends = args->tables ? args->tables + (int64_t)blockIdx.x * 3 * (args->p.groups + 1)
+                                      : smem->ends;
+    int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
+    int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
+    gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
+    const int32_t stride = (int32_t)(gridDim.x / cluster);
+    const int raster_n = GMM__CFG(tile_n) == 128;
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0, 0,
+                             GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
+    int mispredicted = 0, unresolved = prefetch_tile;
+    int32_t work = (int32_t)(blockIdx.x / cluster);
+    uint32_t tile_index = 0;
+    gmm_fp8_tile f;
+    GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    f.t.g = 0;
+    for (;; work += stride, tile_index++) {
+        const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
+        int32_t next_work = work;
+        f.t.row_blocks = 0; /* ends the ring */
+        int32_t in_group = -1, group_work = 0; /* number of the tile in its group; -1: there is none */
+        if (unresolved && tile_index > 0 && next_work >= work_ends[args->p.groups]) {
+            int peer_mispredicted = 0;
+            unresolved = 0;
+            if (gmm_cluster_nctarank() > 1) {
+                gmm_mbarrier_wait(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 0);
+                peer_mispredicted = *(volatile const int32_t *)((const char *)smem + GMM__CFG(prediction_offset) +
+                    GMM__OFFSET(gmm_fp8_prediction, peer_mispredicted));
+            }
+            if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
+                gmm_fp8_empty_tile(args, &f);
+                if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
+            }
+        }
+        if (!GMM__CFG(prefetch_tile) && s.balanced)
+            f.t.g = gmm_sm90_balanced_tile(balance, smem->ends, &args->p, (int32_t)tile_index, &in_group);
+        else if (next_work < work_ends[args->p.groups]) {
+            gmm_find_group32(work_ends, args->p.groups, next_work, &f.t.g);
+            in_group = next_work - work_ends[f.t.g];
+            group_work = work_ends[f.t.g + 1] - work_ends[f.t.g];
+        }
+        if (in_group >= 0) {
+            s.k_grouped = args->wgrad;
+            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__STEP;
+            gmm_sm90_schedule_tile(&s, raster_n, group_work, in_group,
+                                   args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
+                                   &f.t);
+            f.padded_row = starts[f.t.g];
+            gmm_fp8_plan_store(args, &f);
+            if (prefetch_tile && !unresolved) f.t.multicast = 0;
+        }
+        if (prefetch_tile && tile_index == 0) {
+            const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+            if (f.t.row_blocks == 0) gmm_fp8_empty_tile(args, &f);
+            mispredicted = !gmm_fp8_same_tile(&f, first);
+            __syncwarp();
+            if (mispredicted) gmm_fp8_empty_tile(args, &f); /* the result of the predicted tile is discarded */
+            if (lane == 0 && gmm_cluster_nctarank() > 1)
+                gmm_fp8_send_mispredict(prediction, mispredicted);
+        }
+        if (tile_index >= GMM_SM90_TILE_RING / 2)
+            gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
+        if (lane == 0) {
+            ring[tile_index % GMM_SM90_TILE_RING] = f;
+            if (gmm_fp8_has_outer_scale(args))
+                gmm_fp8_plan_outer_scale(args, &ring[tile_index % GMM_SM90_TILE_RING]);
+            gmm_mbarrier_arrive(gmm_fp8_tile_full(bars, tile_index));
+        }
+        if (f.t.row_blocks == 0) break;
+    }
+    if (blockIdx.x == 0) gmm_sm90_report_faults(&args->groups, &args->p, ends);
+}
+#endif

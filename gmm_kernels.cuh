@@ -11138,6 +11138,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t loader_arrivals = GMM__PART(gmm_fp8_scaled_)(args) ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0;
+    const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
     /* line scales that the call does not have stay 1 */
     for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
@@ -11146,7 +11147,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
-        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * gmm_cluster_nctarank());
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), consumer_warps);
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);

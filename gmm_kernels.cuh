@@ -1714,8 +1714,8 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
    would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
    other's operands in the L2. So groups come by falling length, twice. The first time every cluster takes the same
    number of tiles of a group, its rounds, and all clusters stay at the same rows. The second time what is left of a
-   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends lies
-   otherwise. */
+   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends
+   lies otherwise. */
 enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
 typedef struct gmm_sm90_balance {
     int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
@@ -1804,9 +1804,9 @@ GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups
 
 /* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
    Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
-   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
-   otherwise get the same tile of every group. */
+   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a
+   CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates
+   only where a CTA would otherwise get the same tile of every group. */
 GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
                                     const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
@@ -2524,8 +2524,8 @@ GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
 }
-/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to that
-   of the next 8 rows, and to that of the next 16 bytes along K. */
+/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to
+   that of the next 8 rows, and to that of the next 16 bytes along K. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, uint32_t next_k) {
     return (uint64_t)(next_rows >> 4) << 32 | (uint64_t)(next_k >> 4) << 16 | (smem & 0x3FFFF) >> 4;
 }
@@ -2738,9 +2738,9 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
         order[index] = (unsigned char)g;
     }
 }
-/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups; with
-   pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did. Whole
-   warp. */
+/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
+   with pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did.
+   Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
@@ -2766,8 +2766,8 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     __syncwarp();
     return 1;
 }
-/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has clusters
-   l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has
+   clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
 GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
     enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -3557,8 +3557,8 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with many,
-   192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with
+   many, 192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
@@ -3566,8 +3566,8 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals of
-   the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
+   of the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 16, 0, 0) \
@@ -3600,7 +3600,8 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, value, tile_, column_, arrivals_) \
@@ -10188,7 +10189,168 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 }
 #endif
 
-/* Body 9, continued: initialization of the barriers, and the kernel with its scheduler and producer warps. */
+/* Body 9, continued: the scheduler warp and the producer warp. */
+#if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Reads the split, chooses the tile for it, and writes the tables of groups. */
+GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
+    const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
+    const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
+    const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, s->ends);
+    if ((threadIdx.x & 31) == 0)
+        smem->ring.small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
+                             (stats.max_rows <= GMM_SM90_SMALL_M &&
+                              4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
+    s->max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
+                                   : gmm_sm90_choose_tile(s, stats, GMM__TILE_CHOICE,
+                                                          GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                          alt_shape, &smem->ring.alt_tile);
+    __syncwarp();
+    /* divisions by constants: a division by a variable would delay the first tile */
+    s->tiles_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                 : GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+                                                                   : (args.p.n + GMM__CFG(tile_n) - 1) /
+                                                                         GMM__CFG(tile_n);
+    if (!GMM__K_GROUPED)
+        s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, 64, 16 * s->max_blocks, (int32_t)gmm_cluster_nctarank(),
+                                      stats);
+    s->raster_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128;
+    if (!GMM__K_GROUPED ||
+        !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                               gmm_sm90_d_stages(&args.p), (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
+        gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
+    s->g = 0;
+}
+
+/* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative: it plans
+   the first tile from the split as read before griddepcontrol.wait, and writes shared memory alone. The second pass
+   reads the split again and plans anew if it has changed. */
+GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
+    gmm_sm90_tile *const ring = smem->ring.tile;
+    const int32_t *const alt_tile = &smem->ring.alt_tile;
+    const uint32_t bars = GMM__SMEM_AT(bars), cluster_size = gmm_cluster_nctarank();
+    const int lane = (int)threadIdx.x & 31;
+    int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1) : smem->ends;
+    int32_t *const work_ends = ends + args.p.groups + 1;
+    gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
+    gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
+                             /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                             /* block_rows */ 16, /* row_align */ GMM__STEP,
+                             /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+    int32_t batch;
+    int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+    uint32_t tile_index;
+    for (tile_index = 0;; tile_index += (uint32_t)batch) {
+        const int32_t stride = (int32_t)(gridDim.x / cluster_size);
+        gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
+        int unchanged = 0;
+        batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
+        if (tile_index == 0) {
+            if (!speculative) {
+                gmm_cluster_wait_acquire();
+                gmm_griddepcontrol_wait();
+            }
+            unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+            if (!unchanged) GMM__PART(gmm_sm90_plan_split_)(args, smem, &s);
+        }
+        if (!unchanged) {
+            int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
+            if (tile_index >= GMM_SM90_TILE_RING)
+                gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
+                                  (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
+            for (n = 0; n < batch; n++, work += stride) {
+                int32_t in_group = 0;
+                if (GMM__K_GROUPED && s.balanced)
+                    s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n, &in_group);
+                else {
+                    gmm_find_group32(work_ends, args.p.groups, work, &s.g);
+                    if (s.g < args.p.groups) in_group = work - work_ends[s.g];
+                }
+                if (lane == n) lane_work = in_group, tile->g = s.g;
+            }
+            if (lane < batch) {
+                tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
+                if (tile->g < args.p.groups) {
+                    const int balanced = GMM__K_GROUPED && s.balanced;
+                    const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
+                    const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
+                    gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
+                                           rotated, gmm_sm90_this_cta(), tile);
+                }
+            }
+            __syncwarp();
+        }
+        if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
+        else {
+            if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
+            if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
+        }
+    }
+    if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
+}
+
+/* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a warm-up tile
+   without rows: it loads nothing, but brings code and parameters into the caches. */
+GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
+    const gmm_sm90_tile *const ring = smem->ring.tile;
+    const int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t cta_rank = gmm_cluster_ctarank();
+    const int lane = (int)threadIdx.x & 31;
+    const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
+    uint32_t iter = 0, tile_index, i;
+    int warmup = GMM__CFG(consumers) == 2;
+    if (!warmup) gmm_griddepcontrol_wait();
+    for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
+        const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
+        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
+        gmm_sm90_box box;
+        uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
+        __syncwarp();
+        if (!warmup) {
+            if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+            gmm_sm90_wait_tile(bars, tile_index);
+            if (t->row_blocks == 0) break;
+        }
+        k_tiles = gmm_sm90_k_tiles(t->k);
+        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+        bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+        bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
+        if (t->cols <= 0) bytes = 0;
+        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+        /* neighbouring lanes load the same lines of two stages */
+        second = (uint32_t)lane & (stages_at_once - 1);
+        layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+        gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
+        if (second) box.x += 64;
+        if (warmup) {
+            GMM__USE_BOX(box, bytes);
+            gmm_griddepcontrol_wait();
+            continue;
+        }
+        for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
+            const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
+            const uint32_t full = gmm_sm90_full(stage_bars, s);
+            if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
+            if (second < stages_at_once) {
+                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
+                if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
+            } else box.active = 0;
+            __syncwarp();
+            if (box.active)
+                gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
+                             box.end, box.wrap);
+            if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
+            else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
+        }
+    }
+    /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
+       time */
+    for (i = 0; i < GMM__CFG(stages); i++, iter++)
+        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
+                          (iter / GMM__CFG(stages) & 1) ^ 1);
+}
+#endif
+/* Body 9, continued: initialization of the barriers, and the kernel. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -10224,17 +10386,13 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
     extern __shared__ __align__(1024) char gmm_shared[];
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
     gmm_sm90_tile *const ring = smem->ring.tile;
-    int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const int warp = (int)threadIdx.x >> 5, lane = (int)threadIdx.x & 31;
-    uint32_t cluster_size, cta_rank, i;
 
     gmm_sm90_prefetch_params((const uint32_t *)&args.p, (int)(sizeof args - offsetof(gmm_sm90_args, p)), warp);
-    cluster_size = gmm_cluster_nctarank();
-    cta_rank = gmm_cluster_ctarank();
     if (threadIdx.x == 0) {
-        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, cluster_size);
+        GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, gmm_cluster_nctarank());
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
@@ -10251,155 +10409,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 
     if (warp >= GMM_SM90_CONSUMER_WARPS) {
         GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
-        if (warp == GMM__SCHEDULER_WARP) {
-            /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative:
-               it plans the first tile from the split as read before griddepcontrol.wait, and writes shared memory
-               alone. The second pass reads the split again and plans anew if it has changed. */
-            const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
-            const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
-            int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1)
-                                              : smem->ends;
-            int32_t *const work_ends = ends + args.p.groups + 1;
-            gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
-            gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                                     /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
-                                     /* block_rows */ 16,
-                                     /* row_align */ GMM__STEP,
-                                     /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
-            int32_t batch;
-            int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
-            uint32_t tile_index;
-            for (tile_index = 0;; tile_index += (uint32_t)batch) {
-                const int32_t stride = (int32_t)(gridDim.x / cluster_size);
-                gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
-                int unchanged = 0;
-                batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
-                if (tile_index == 0) {
-                    if (!speculative) {
-                        gmm_cluster_wait_acquire();
-                        gmm_griddepcontrol_wait();
-                    }
-                    unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
-                    if (!unchanged) {
-                        const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, ends);
-                        if (lane == 0)
-                            *small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
-                                       (stats.max_rows <= GMM_SM90_SMALL_M &&
-                                        4 * ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
-                        s.max_blocks = GMM__K_GROUPED
-                                           ? GMM__CFG(m16)
-                                           : gmm_sm90_choose_tile(&s, stats, GMM__TILE_CHOICE,
-                                                                  GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                                  alt_shape, alt_tile);
-                        __syncwarp();
-                        /* divisions by constants: a division by a variable would delay the first tile */
-                        s.tiles_n = GMM__CFG_OF(*alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
-                                    : GMM__CFG_OF(*alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
-                                                                            : (args.p.n + GMM__CFG(tile_n) - 1) /
-                                                                                  GMM__CFG(tile_n);
-                        if (!GMM__K_GROUPED)
-                            s.tiles_n = gmm_sm90_tiles_n(&args.p, s.tiles_n, 64, 16 * s.max_blocks,
-                                                         (int32_t)gmm_cluster_nctarank(), stats);
-                        s.raster_n = GMM__CFG_OF(*alt_tile, tile_n) == 128;
-                        if (!GMM__K_GROUPED ||
-                            !gmm_sm90_plan_balance(&s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
-                                                   gmm_sm90_d_stages(&args.p), balance, smem->ends))
-                            gmm_sm90_count_work(&s, (int32_t)cluster_size);
-                        s.g = 0;
-                    }
-                }
-                if (!unchanged) {
-                    int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
-                    if (tile_index >= GMM_SM90_TILE_RING)
-                        gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
-                                          (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
-                    for (n = 0; n < batch; n++, work += stride) {
-                        int32_t in_group = 0;
-                        if (GMM__K_GROUPED && s.balanced)
-                            s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n,
-                                                         &in_group);
-                        else {
-                            gmm_find_group32(work_ends, args.p.groups, work, &s.g);
-                            if (s.g < args.p.groups) in_group = work - work_ends[s.g];
-                        }
-                        if (lane == n) lane_work = in_group, tile->g = s.g;
-                    }
-                    if (lane < batch) {
-                        tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                        if (tile->g < args.p.groups) {
-                            const int balanced = GMM__K_GROUPED && s.balanced;
-                            const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
-                            const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
-                            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
-                                                   rotated, gmm_sm90_this_cta(), tile);
-                        }
-                    }
-                    __syncwarp();
-                }
-                if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
-                else {
-                    if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
-                    if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
-                }
-            }
-            if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
-        }
-        if (warp == GMM_SM90_PRODUCER_WARP) {
-            /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a
-               warm-up tile without rows: it loads nothing, but brings code and parameters into the caches. */
-            const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
-            uint32_t iter = 0, tile_index;
-            int warmup = GMM__CFG(consumers) == 2;
-            if (!warmup) gmm_griddepcontrol_wait();
-            for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-                const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-                gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
-                gmm_sm90_box box;
-                uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
-                __syncwarp();
-                if (!warmup) {
-                    if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
-                    gmm_sm90_wait_tile(bars, tile_index);
-                    if (t->row_blocks == 0) break;
-                }
-                k_tiles = gmm_sm90_k_tiles(t->k);
-                stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
-                bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
-                bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
-                if (t->cols <= 0) bytes = 0;
-                stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-                /* neighbouring lanes load the same lines of two stages */
-                second = (uint32_t)lane & (stages_at_once - 1);
-                layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
-                gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
-                if (second) box.x += 64;
-                if (warmup) {
-                    GMM__USE_BOX(box, bytes);
-                    gmm_griddepcontrol_wait();
-                    continue;
-                }
-                for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-                    const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
-                    const uint32_t full = gmm_sm90_full(stage_bars, s);
-                    if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
-                    if (second < stages_at_once) {
-                        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
-                        if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
-                    } else box.active = 0;
-                    __syncwarp();
-                    if (box.active)
-                        gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
-                                     box.end, box.wrap);
-                    if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-                    else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
-                }
-            }
-            /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
-               time */
-            for (i = 0; i < GMM__CFG(stages); i++, iter++)
-                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, iter % GMM__CFG(stages)),
-                                  (iter / GMM__CFG(stages) & 1) ^ 1);
-        }
+        if (warp == GMM__SCHEDULER_WARP) GMM__PART(gmm_sm90_schedule_tiles_)(args, smem, base);
+        if (warp == GMM_SM90_PRODUCER_WARP) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
         if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
@@ -10411,7 +10422,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
         gmm_sm90_wait_tile(bars, 0);
-        if (*(const volatile int32_t *)alt_tile)
+        if (*(const volatile int32_t *)&smem->ring.alt_tile)
             GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__ALT_TILE) *)gmm_shared, base);
         else
 #endif
@@ -10566,8 +10577,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 
 /* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
    products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after the
-   other has issued its own, so that one's additions and the other's products run side by side. */
+   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after
+   the other has issued its own, so that one's additions and the other's products run side by side. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
                                                    uint32_t desc_b, uint32_t row_scales_at, int order,
                                                    gmm_sm90_pipeline *pipe) {

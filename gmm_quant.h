@@ -1282,8 +1282,8 @@ GMM__HD float gmm__qview_factor(const gmm__qview *v, int64_t l, int64_t j, int w
                      : gmm_e4m3_to_f32(v->scale[i]);
     return whole ? ((const float *)v->scale)[i] : 1.0f;
 }
-/* Copies the scales of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same. The
-   last tile of a column also writes the padding of these lines of scales. TENSOR and 128X128: one scale. */
+/* Copies the scales of tile (i, j) of 128 x 128 from a rowwise copy to the columnwise one, whose blocks are the same.
+   The last tile of a column also writes the padding of these lines of scales. TENSOR and 128X128: one scale. */
 GMM__HD void gmm__qview_transpose_scale(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j) {
     const int tensor = to->scaling == GMM_SCALING_TENSOR;
     int64_t k;
@@ -1293,8 +1293,8 @@ GMM__HD void gmm__qview_transpose_scale(const gmm__qview *from, const gmm__qview
     if (tensor || i + 1 < gmm__ceil_div(to->along, 128)) return;
     for (k = i + 1; k % 4; k++) ((float *)(void *)to->scale)[gmm__qview_scale(to, j * 128, k)] = 0.0f;
 }
-/* NV16 of square blocks: 8 x 8 scales, and with the first tile the amax. Called by threads `first`, first + step, ... of
-   a sequence. */
+/* NV16 of square blocks: 8 x 8 scales, and with the first tile the amax. Called by threads `first`, first + step, ...
+   of a sequence. */
 GMM__HD void gmm__qview_transpose_nv16_scales(const gmm__qview *from, const gmm__qview *to, int64_t i, int64_t j,
                                               int32_t first, int32_t step) {
     const int64_t used = gmm__ceil_div(to->along, 16), end = gmm__round_up(used, 4);

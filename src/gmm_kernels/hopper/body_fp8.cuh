@@ -111,8 +111,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 
 /* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
    products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after the
-   other has issued its own, so that one's additions and the other's products run side by side. */
+   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after
+   the other has issued its own, so that one's additions and the other's products run side by side. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
                                                    uint32_t desc_b, uint32_t row_scales_at, int order,
                                                    gmm_sm90_pipeline *pipe) {

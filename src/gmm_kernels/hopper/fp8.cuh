@@ -67,8 +67,8 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with many,
-   192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with
+   many, 192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
@@ -76,8 +76,8 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
-/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals of
-   the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+/* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
+   of the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 16, 0, 0) \
@@ -110,7 +110,8 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
+    GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, value, tile_, column_, arrivals_) \

@@ -45,8 +45,8 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
    would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
    other's operands in the L2. So groups come by falling length, twice. The first time every cluster takes the same
    number of tiles of a group, its rounds, and all clusters stay at the same rows. The second time what is left of a
-   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends lies
-   otherwise. */
+   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends
+   lies otherwise. */
 enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
 typedef struct gmm_sm90_balance {
     int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
@@ -135,9 +135,9 @@ GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups
 
 /* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
    Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a CTA which got a wide tile
-   of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates only where a CTA would
-   otherwise get the same tile of every group. */
+   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a
+   CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates
+   only where a CTA would otherwise get the same tile of every group. */
 GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
                                     const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;

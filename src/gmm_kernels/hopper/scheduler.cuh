@@ -201,9 +201,9 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
         order[index] = (unsigned char)g;
     }
 }
-/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups; with
-   pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did. Whole
-   warp. */
+/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
+   with pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did.
+   Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
@@ -229,8 +229,8 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     __syncwarp();
     return 1;
 }
-/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has clusters
-   l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has
+   clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
 GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
     enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
     const int32_t lane = (int32_t)threadIdx.x & 31;

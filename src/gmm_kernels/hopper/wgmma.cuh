@@ -4,8 +4,8 @@ GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
 }
-/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to that
-   of the next 8 rows, and to that of the next 16 bytes along K. */
+/* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to
+   that of the next 8 rows, and to that of the next 16 bytes along K. */
 GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, uint32_t next_k) {
     return (uint64_t)(next_rows >> 4) << 32 | (uint64_t)(next_k >> 4) << 16 | (smem & 0x3FFFF) >> 4;
 }

@@ -476,13 +476,31 @@ typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
-   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
-   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
-   capturing. */
+/* Callbacks, each NULL = none, called on the calling thread with the stream of the call.
+   `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where groups are empty,
+   FC2's before FC1's, when the work that completes the gradient has been enqueued on `stream`, and before later work
+   is: FC2's weight gradient is complete before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or,
+   delayed, in gmm_mlp_wgrad. Not called while capturing.
+   `need` is called before a product that reads a weight is enqueued, behind all work before the product, for weights
+   that are made available late (gathered over ranks, copied from host memory). fwd calls it for w1, then w2, with `op`
+   GMM_OP_LINEAR_FWD; bwd for w1 with GMM_OP_LINEAR_FWD if FC1 runs again, for w2, then w1 with GMM_OP_LINEAR_DGRAD, for
+   those of these products that run. Where the product multiplies a copy that was cast before (in bwd with a weight
+   cache, or for FC1's second run), the matrix is not read, and `need` not called.
+   It may enqueue work on `stream`, such as a wait, and set the matrix that gmm_mlp.w1 or w2 points to. With `need`, the
+   weights' addresses (data, table, scale, scale_table, amax) are read behind it, not before, and may be NULL when the
+   call or query begins; so may entries of tables. data or table, group_stride and GMM_MAT_TABLE_ON_HOST may be chosen
+   late. All other fields, also those of the copy in `columnwise` that bwd reads, are read at the beginning and must
+   remain: dtype, scaling, scale_order, hadamard, other flags, ld. Where ld is a multiple of 16 bytes, so must be the
+   matrices' addresses, as a query assumes. What breaks this, or overlaps memory that the call writes, is refused, with
+   GMM_E_CONFIG, GMM_E_ALIGN or as when it is given at the beginning.
+   A status other than GMM_OK ends the call with this status; gmm_last_error names it. After a refusal behind the
+   beginning, the work before it has been enqueued, outputs are undefined, and bwd has queued nothing.
+   `need` is called while capturing too: what it enqueues becomes part of the graph, and the graph reads the addresses
+   that it sets. No replay calls it. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
+    gmm_status (*need)(void *user, gmm_param param, gmm_op op, gmm_stream stream);
 } gmm_grad_hooks;
 
 /* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
@@ -610,7 +628,7 @@ typedef struct gmm_saved_layout {
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate, hooks.need), the status of hooks.need. */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
@@ -637,7 +655,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
+/* Calls the `ready` hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
    who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
@@ -4263,10 +4281,34 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
-   copies the products of the call read; if they read neither, the weight may be NULL. */
-static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
-                                       int columnwise, int64_t rows, int64_t cols) {
+/* Whether the weights' addresses are read behind hooks.need, not when the call begins. */
+static int gmm__mlp_awaits(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
+
+/* The direction along which backward multiplies the copies of weights. */
+static gmm_direction gmm__mlp_dgrad_direction(const gmm__call *call) {
+    return call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? GMM_COLUMNWISE : GMM_ROWWISE;
+}
+/* The set of directions in which the products of a call read a weight. FC1 runs again in backward where forward has
+   saved nothing. */
+static int gmm__mlp_weight_directions(const gmm__call *call, int role) {
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    const int forward = fwd || (role == GMM__W && call->config.save == GMM_SAVE_NOTHING);
+    const int dgrad = !fwd && (role == GMM__W2 || call->d.mlp.dx);
+    return forward << GMM_ROWWISE | dgrad << (int)gmm__mlp_dgrad_direction(call);
+}
+/* Rows and columns of the matrices of a weight. */
+static gmm__extents gmm__mlp_weight_extents(const gmm__call *call, int role) {
+    const gmm_mlp_config *c = &call->config;
+    return role == GMM__W ? gmm__matrices(call->groups.count, gmm__mlp_fc1_cols(call), c->hidden)
+                          : gmm__matrices(call->groups.count, c->hidden_out, c->ffn);
+}
+
+/* Reads a weight: floats, or quantized as the recipe would quantize it. If the products of the call read it in no
+   direction of the set, it may be NULL. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions) {
+    const char *const argument = role == GMM__W ? "w1" : "w2";
+    const gmm_mat *const mat = role == GMM__W ? call->d.mlp.w1 : call->d.mlp.w2;
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
@@ -4274,8 +4316,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     int direction;
     const int bwd = call->op != GMM_OP_MLP_FWD;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
-                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, directions != 0, extents, GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
@@ -4285,10 +4326,10 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                            "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
-        if (!(direction ? columnwise : rowwise)) continue;
+        if (!(directions >> direction & 1)) continue;
         if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
-                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
+                            direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
             return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
@@ -4296,6 +4337,15 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     }
     call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
+    return s;
+}
+/* Reads a weight when the call begins. With hooks.need it is checked as by a query, which reads no addresses. */
+static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
+    const int query = call->query;
+    gmm_status s;
+    call->query = query || gmm__mlp_awaits(call);
+    s = gmm__mlp_read_weight(call, role, gmm__mlp_weight_directions(call, role));
+    call->query = query;
     return s;
 }
 /* Dtype of the operands that are not quantized, and of the intermediate matrices. */
@@ -4377,7 +4427,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int recomputes, keeps_x, override, reads[2]; /* directions of the weights' copies that dgrad reads */
+    int recomputes, keeps_x;
     gmm_error error;
     gmm_groups g;
 
@@ -4427,17 +4477,12 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
-    override = (int)call->quant.backward_override;
-    reads[GMM_ROWWISE] = !fwd && override != GMM_BACKWARD_BY_RECIPE;
-    reads[GMM_COLUMNWISE] = !fwd && override == GMM_BACKWARD_BY_RECIPE;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
                            gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes || (reads[GMM_ROWWISE] && d->dx),
-                                  reads[GMM_COLUMNWISE] && d->dx, F1, c->hidden)) ||
+        (s = gmm__mlp_read_first(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd || reads[GMM_ROWWISE], reads[GMM_COLUMNWISE], out,
-                                  c->ffn)) ||
+        (s = gmm__mlp_read_first(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -4537,6 +4582,8 @@ typedef struct gmm__mlp_step {
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
+    int32_t awaits;         /* the slot of a weight for which hooks.need is called before this step; 0 = none */
+    gmm_op awaits_op;       /* the product that reads it */
 } gmm__mlp_step;
 
 enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
@@ -4553,6 +4600,9 @@ typedef struct gmm__mlp_steps {
     void *offsets;
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
+    gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
+    int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
+    gmm_op awaits_op;
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
@@ -4736,6 +4786,32 @@ static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat
     if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
 }
 
+/* Makes the addresses of a weight unknown: it becomes a table in host memory without entries, which in a plan takes
+   the workspace that any addresses may take. */
+static void gmm__mlp_forget_addresses(gmm_mat *m) {
+    static void *const no_entries[1] = { NULL };
+    m->data = m->scale = NULL;
+    m->table = no_entries;
+    m->scale_table = m->scaling == GMM_SCALING_NONE ? NULL : no_entries;
+    m->group_stride = 0;
+    m->flags |= (uint32_t)GMM_MAT_TABLE_ON_HOST;
+}
+/* Fills in a weight. */
+static void gmm__mlp_fill_weight(gmm__mlp_steps *steps, int slot) {
+    const gmm__call *call = steps->call;
+    const int role = slot == GMM_SLOT_W1 ? GMM__W : GMM__W2, directions = gmm__mlp_weight_directions(call, role);
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
+    gmm_mat *weight = &steps->weight[slot == GMM_SLOT_W2];
+    int direction;
+    *weight = call->mat[role];
+    gmm__mlp_fill_operand(steps, slot, weight, extents.rows, extents.cols);
+    if (!gmm__mlp_awaits(call) || !directions) return;
+    if (weight->scaling == GMM_SCALING_NONE) gmm__mlp_forget_addresses(weight);
+    else
+        for (direction = 0; direction < 2; direction++)
+            if (directions >> direction & 1) gmm__mlp_forget_addresses(&steps->operand[slot].copy[direction]);
+}
+
 /* Fills in the descriptors and operands of forward and backward. The addresses of z, h, dh and dz are set later. */
 static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     const gmm__call *call = steps->call;
@@ -4746,9 +4822,9 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->z = gmm_mat_packed(steps->dtype, NULL);
     steps->h = steps->dh = steps->dz = steps->z;
     gmm__mlp_fill_operand(steps, GMM_SLOT_X, &call->mat[GMM__X_], 0, c->hidden);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W1, &call->mat[GMM__W], F1, c->hidden);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W1);
     gmm__mlp_fill_operand(steps, GMM_SLOT_H, &steps->h, 0, c->ffn);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W2, &call->mat[GMM__W2], call->out, c->ffn);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W2);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
 
@@ -4802,6 +4878,21 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     step->op = op;
     step->descriptor = descriptor;
     step->workspace = gmm__mlp_top(&steps->workspace);
+    step->awaits = steps->awaits;
+    step->awaits_op = steps->awaits_op;
+    steps->awaits = 0;
+}
+/* Marks the next step as the first one that reads a weight for a product, unless the product reads a copy that was
+   cast before. */
+static void gmm__mlp_await_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
+    const gmm__call *call = steps->call;
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    const int dgrad = op == GMM_OP_LINEAR_DGRAD, direction = dgrad ? (int)gmm__mlp_dgrad_direction(call) : GMM_ROWWISE;
+    const int casts = o->format[0].dtype != GMM_NONE && o->source->scaling == GMM_SCALING_NONE &&
+                      !(dgrad && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION);
+    if (call->op != GMM_OP_MLP_FWD && casts && o->copy[direction].dtype != GMM_NONE) return;
+    steps->awaits = slot;
+    steps->awaits_op = op;
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
@@ -5107,6 +5198,7 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     const gmm__mlp_operand *o = &steps->operand[slot];
     int direction, directions = 0;
+    gmm__mlp_await_weight(steps, slot, GMM_OP_LINEAR_FWD);
     if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
     else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
         for (direction = 0; direction < 2; direction++)
@@ -5176,6 +5268,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
 /* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
+    gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
@@ -5238,6 +5331,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
         gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
+        gmm__mlp_await_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
         gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
         gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
         if (both) { /* with an override the rowwise copies are dequantized later */
@@ -5386,6 +5480,75 @@ static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hoo
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
+/* Checks a matrix that hooks.need has set against the one with which the call began. */
+static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, const gmm_mat *was, const gmm_mat *m) {
+    const uint32_t flags = ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
+    const struct { const char *name; int64_t was, is; } fields[] = {
+        { "dtype", was->dtype, m->dtype },
+        { "scaling", was->scaling, m->scaling },
+        { "scale_order", was->scale_order, m->scale_order },
+        { "hadamard", was->hadamard, m->hadamard },
+        { "flags", was->flags & flags, m->flags & flags },
+        { "ld", was->ld, m->ld },
+    };
+    const int64_t bits = gmm_dtype_bits(m->dtype);
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    const void *address = m->data;
+    int32_t g;
+    size_t i;
+    for (i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].was != fields[i].is)
+            return gmm__refuse(call, GMM_E_CONFIG, name, "%s %lld must be %lld, as when the call began: hooks.need may "
+                               "set addresses and group_stride alone", fields[i].name, (long long)fields[i].is,
+                               (long long)fields[i].was);
+    if (m->ld * bits % 128) return GMM_OK;
+    if (m->data && m->group_stride * bits % 128)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "group_stride %lld, set by hooks.need, must be a multiple of 16 "
+                           "bytes as ld %lld is", (long long)m->group_stride, (long long)m->ld);
+    for (g = 0; m->table && readable && g < call->groups.count && (uintptr_t)address % 16 == 0; g++)
+        address = m->table[g];
+    if ((uintptr_t)address % 16)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "%p, set by hooks.need, must be a multiple of 16 bytes as ld %lld "
+                           "is", address, (long long)m->ld);
+    return GMM_OK;
+}
+
+/* Calls hooks.need for the weight of a step, and reads the addresses that it has set. */
+static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
+    const int second = step->awaits == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
+    const char *const names[2] = { second ? "w2" : "w1", second ? "w2.columnwise" : "w1.columnwise" };
+    const gmm_grad_hooks *hooks = steps->call->d.mlp.hooks;
+    const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
+    const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
+    gmm__mlp_operand *o = &steps->operand[step->awaits];
+    gmm_mat *mat = o->source->scaling == GMM_SCALING_NONE ? &steps->weight[second] : &o->copy[direction], was = *mat;
+    gmm__call late = *steps->call;
+    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
+    if (s != GMM_OK)
+        return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
+                           gmm_op_name(step->awaits_op));
+    if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
+    if (late.mat[role].scaling != o->source->scaling) return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+    if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
+        const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
+        gmm_mat now = late.mat[role];
+        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
+        late.query = 1;
+        if ((s = gmm__read_quant(&late, role, names[direction], &was, extents, direction)) != GMM_OK) return s;
+        was = late.mat[role];
+        if ((s = gmm__read_quant(&late, role, names[direction], &now, extents, direction)) != GMM_OK) return s;
+        late.query = 0;
+    }
+    s = gmm__mlp_check_late(&late, names[direction], &was, &late.mat[role]);
+    if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
+    *mat = late.mat[role];
+    if (mat->scaling != GMM_SCALING_NONE) {
+        mat->columnwise = NULL;
+        (void)gmm__mlp_copies_of(steps, step->awaits);
+    }
+    return GMM_OK;
+}
+
 /* The kinds of tiles whose prefix sums the steps read: casts and dequantizations, among which are those of products of
    MX32 and NV16 tokens, and bias gradients. Queued weight gradients read them later. */
 static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
@@ -5420,14 +5583,15 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
 }
 
 /* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
-static gmm_status gmm__mlp_run_steps(const gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
+static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
                                      gmm_stream stream) {
     gmm_status s = GMM_OK;
     int i;
     for (i = 0; i < steps->count && s == GMM_OK; i++) {
         const gmm__mlp_step *step = &steps->step[i];
         gmm__call call;
-        s = gmm__mlp_prepare_step(steps, step, 0, &call);
+        if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
+        if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
         if (s == GMM_OK)
             s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
                            plan->workspace_bytes - step->workspace, stream);
@@ -5450,7 +5614,7 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_steps steps;
     gmm_status s = gmm__mlp_build_fwd(&steps, plan->call, plan->workspace);
     if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
-    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, NULL, stream) : s;
+    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, plan->call->d.mlp.hooks, stream) : s;
 }
 
 /* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's

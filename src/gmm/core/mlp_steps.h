@@ -395,7 +395,8 @@ static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_ste
         return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
                            gmm_op_name(step->awaits_op));
     if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
-    if (late.mat[role].scaling != o->source->scaling) return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+    if (late.mat[role].scaling != o->source->scaling)
+        return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
     if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
         const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
         gmm_mat now = late.mat[role];

@@ -200,6 +200,9 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
     X(GMM_OP_TOPK_FWD, topk_fwd) \
     X(GMM_OP_TOPK_BWD, topk_bwd) \
+    X(GMM_OP_ROUTE_FROM_DENSE, route_from_dense) \
+    X(GMM_OP_ROUTE_TO_DENSE, route_to_dense) \
+    X(GMM_OP_EXPERT_BIAS, expert_bias) \
     X(GMM_OP_PERMUTE_MAP, permute_map) \
     X(GMM_OP_PERMUTE_FWD, permute_fwd) \
     X(GMM_OP_PERMUTE_BWD, permute_bwd) \
@@ -476,13 +479,31 @@ typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
-   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
-   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
-   capturing. */
+/* Callbacks, each NULL = none, called on the calling thread with the stream of the call.
+   `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where groups are empty,
+   FC2's before FC1's, when the work that completes the gradient has been enqueued on `stream`, and before later work
+   is: FC2's weight gradient is complete before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or,
+   delayed, in gmm_mlp_wgrad. Not called while capturing.
+   `need` is called before a product that reads a weight is enqueued, behind all work before the product, for weights
+   that are made available late (gathered over ranks, copied from host memory). fwd calls it for w1, then w2, with `op`
+   GMM_OP_LINEAR_FWD; bwd for w1 with GMM_OP_LINEAR_FWD if FC1 runs again, for w2, then w1 with GMM_OP_LINEAR_DGRAD, for
+   those of these products that run. Where the product multiplies a copy that was cast before (in bwd with a weight
+   cache, or for FC1's second run), the matrix is not read, and `need` not called.
+   It may enqueue work on `stream`, such as a wait, and set the matrix that gmm_mlp.w1 or w2 points to. With `need`, the
+   weights' addresses (data, table, scale, scale_table, amax) are read behind it, not before, and may be NULL when the
+   call or query begins; so may entries of tables. data or table, group_stride and GMM_MAT_TABLE_ON_HOST may be chosen
+   late. All other fields, also those of the copy in `columnwise` that bwd reads, are read at the beginning and must
+   remain: dtype, scaling, scale_order, hadamard, other flags, ld. Where ld is a multiple of 16 bytes, so must be the
+   matrices' addresses, as a query assumes. What breaks this, or overlaps memory that the call writes, is refused, with
+   GMM_E_CONFIG, GMM_E_ALIGN or as when it is given at the beginning.
+   A status other than GMM_OK ends the call with this status; gmm_last_error names it. After a refusal behind the
+   beginning, the work before it has been enqueued, outputs are undefined, and bwd has queued nothing.
+   `need` is called while capturing too: what it enqueues becomes part of the graph, and the graph reads the addresses
+   that it sets. No replay calls it. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
+    gmm_status (*need)(void *user, gmm_param param, gmm_op op, gmm_stream stream);
 } gmm_grad_hooks;
 
 /* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
@@ -610,7 +631,7 @@ typedef struct gmm_saved_layout {
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate, hooks.need), the status of hooks.need. */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
@@ -637,8 +658,9 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
-   who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
+/* Calls the `ready` hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for
+   callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
+   Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
@@ -673,17 +695,29 @@ GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, g
 
 typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE_MAX = 0x7fffffff } gmm_score;
 
-/* Top-k routing. The scores s[t] are the softmax or sigmoid of logits[t]. The k experts with the largest s +
-   expert_bias are chosen, of equal values the lower index (a NaN score ranks last); indices are in falling order of
-   that value.
+/* Top-k routing. The scores s[t] are the softmax or sigmoid of logits[t]. The k experts with the largest value v are
+   chosen, of equal values the lower index (a NaN ranks last); indices are in falling order of v.
+       v = s + expert_bias, or with `sinkhorn` the balanced assignment below
+       with `groups`, only experts of the token's group_topk best groups are chosen: those with the largest sum of their
+           group_sum largest v, of equal sums the lower index
        probs[t][i] = scale s[t][e_i]; if normalize, divided by the sum of s over the chosen experts (sigmoid: + 1e-20)
    Losses are sums over tokens in a fixed order, where c_e is the number of times that expert e was chosen, and q is s,
    for sigmoid divided by the token's sum of s over all experts:
        aux_loss = aux_coeff E / (topk T^2) sum_e c_e sum_t q[t][e]
        z_loss = z_coeff / T sum_t logsumexp(logits[t])^2
-   Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts [E]; offsets [E + 1];
-       T topk < 2^31. Where all scores of a denominator are 0, the quotient is 0.
-   dtypes: logits, dlogits F32, F16, BF16; indices int32; counts, offsets int32; the rest fp32.  Aliasing: none. */
+   With `sequences` = B > 1 aux_loss is the mean over the sequences of their own losses: T, c_e and the sum over t are a
+   sequence's, whose counts are sequence_counts; bwd reads these instead of counts.
+   Tokens of `padding` choose no expert: their indices are -1 and their probs 0, they are in no count, loss and T, and
+   their dlogits are 0.
+   Sinkhorn's iteration balances x[t][e] = exp(logits[t][e] - max_e logits[t][e]) by multipliers of rows and columns,
+   from b[e] = 1 on: a[t] = 1 / (T (sum_e b[e] x[t][e] + 1e-8)), then b[e] = 1 / (E (sum_t a[t] x[t][e] + 1e-8)). It
+   ends when the mean of |change of b[e]| is at most the tolerance, or after `sinkhorn` iterations; v = b x. Tokens with
+   NaN are left out of the sums. On a GPU an iteration is three to five launches, also of those behind its end.
+   Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts, total_counts [E];
+       sequence_counts [B, E]; offsets [E + 1]; padding [T]; T topk < 2^31. Where all scores of a denominator are 0, the
+       quotient is 0; so are losses without tokens.
+   dtypes: logits, dlogits F64, F32, F16, BF16, computed in fp32; indices int32; counts, offsets int32, total_counts
+       int64; padding bytes; the rest fp32.  Aliasing: none. */
 typedef struct gmm_route {
     uint32_t struct_size;
     int32_t experts;         /* E >= 1 */
@@ -704,20 +738,79 @@ typedef struct gmm_route {
     const float *dprobs;     /* bwd: gradient of probs; NULL = zeros */
     const float *dloss;      /* bwd: [2] gradients of aux_loss and z_loss; NULL = ones */
     const gmm_mat *dlogits;  /* bwd writes */
+    int32_t groups;          /* a divisor of E: groups of consecutive experts; 0 or 1 = the choice is not limited */
+    int32_t group_topk;      /* with groups: 1 to groups, and group_topk E / groups >= topk; else 0 */
+    int32_t group_sum;       /* with groups: 1 to E / groups; 0 = topk / group_topk, which must be >= 1 */
+    int32_t sinkhorn;        /* iterations at most; 0 = no balance. Excludes expert_bias */
+    float sinkhorn_tolerance;/* finite, >= 0; 0 = 1e-4 */
+    int32_t sequences;       /* B, a divisor of T; 0 = 1 */
+    int32_t sequence_first;  /* 0: sequence b has tokens b T / B on; 1: token t is of sequence t mod B */
+    int32_t reserved;        /* 0 */
+    const uint8_t *padding;  /* nonzero = the token is padding; NULL = none is */
+    int32_t *sequence_counts;/* with sequences > 1: as counts, by sequence; else NULL */
+    int64_t *total_counts;   /* fwd adds the counts, over micro-batches for gmm_update_expert_bias; NULL = not wanted */
 } gmm_route;
 
 /* Engine and workspace of GMM_OP_TOPK_FWD or GMM_OP_TOPK_BWD.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *route, gmm_info *info);
 
 /* indices, probs, counts, offsets, losses. Needs logits, indices, probs.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd. */
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (fields that exclude each other). */
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
 /* dlogits from dprobs, dloss, logits, indices, counts. The choice of experts and expert_bias have no gradient.
-   Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd. */
+   Stream, graph: enqueued; capturable. Errors: as gmm_topk_fwd. */
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
+
+/* A routing as slots (indices and probs, as gmm_route and gmm_permute have it) and as dense matrices: a map of bytes,
+   nonzero where a token chose an expert, and values.
+       to_dense     map[t][e] = 1 where an index of token t is e, else 0; values[t][e] = the sum of its probs there
+       from_dense   with a map: indices are the experts of each row in rising order, -1 behind the last. Of more than
+                    topk the first topk are taken. Without: indices are read.
+                    probs[t][i] = values[t][e_i], 0 where the index is out of range; counts, offsets as in gmm_route
+   The two are each other's backward: the gradient of `values` in to_dense becomes that of probs by from_dense without a
+   map; the gradient of probs in from_dense becomes that of `values` by to_dense.
+   Shapes: map, values [T, E]; indices, probs [T, topk]; counts [E]; offsets [E + 1]; T topk < 2^31.
+   dtypes: map bytes; indices, counts, offsets int32; values, probs fp32.  Aliasing: none. */
+typedef struct gmm_dense_route {
+    uint32_t struct_size;
+    int32_t experts;          /* E >= 1 */
+    int64_t tokens;           /* T >= 0 */
+    int32_t topk;             /* >= 1 */
+    int32_t reserved;         /* 0 */
+    const gmm_options *options;
+    uint8_t *map;             /* to_dense writes, from_dense reads; NULL = not wanted, from_dense: none */
+    float *values;            /* to_dense writes, from_dense reads; goes with probs */
+    int32_t *indices;         /* to_dense reads; from_dense writes with a map, else reads */
+    float *probs;             /* to_dense reads, from_dense writes; NULL = not wanted, as values */
+    int32_t *counts, *offsets;/* from_dense with a map; NULL = not wanted; offsets need counts */
+} gmm_dense_route;
+
+/* Stream, graph: enqueued; capturable.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA; GMM_E_CONFIG (an operand
+       that the operation does not have). */
+GMMDEF gmm_status gmm_route_to_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
+GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
+
+/* Balances experts without a loss: bias[e] rises by `rate` where fewer tokens than the mean over experts chose e, and
+   falls by it where more did. total_counts become 0, for the next step. Where several ranks train on different tokens,
+   their total_counts are added up first.
+   Shapes: total_counts, bias [layers, E].  dtypes: int64, fp32. */
+typedef struct gmm_expert_bias {
+    uint32_t struct_size;
+    int32_t experts;          /* E >= 1 */
+    int32_t layers;           /* rows of the arrays; 0 = 1 */
+    float rate;               /* finite, >= 0 */
+    const gmm_options *options;
+    int64_t *total_counts;
+    float *bias;
+} gmm_expert_bias;
+
+/* Stream, graph: enqueued; capturable.
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA. */
+GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias *update, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
 
@@ -1882,6 +1975,8 @@ typedef struct gmm__call {
         gmm_activation act;
         gmm_mlp mlp;
         gmm_route route;
+        gmm_dense_route dense;
+        gmm_expert_bias bias;
         gmm_permute permute;
         gmm_padding pad;
         gmm_glu glu;
@@ -1905,7 +2000,6 @@ typedef struct gmm__call {
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -1938,7 +2032,7 @@ typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
     int automatic;    /* AUTO may choose it */
-    uint64_t honours; /* bits of gmm__field: the optional fields that it honours */
+    const unsigned char *honours; /* by gmm__field: 1 = it honours the optional field */
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 
@@ -2259,7 +2353,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
-    if (m->dtype <= GMM_NONE || m->dtype > GMM_I64 || !(dtypes >> m->dtype & 1u))
+    if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
         return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
     if (m->scaling != GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
@@ -4263,10 +4357,34 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
-   copies the products of the call read; if they read neither, the weight may be NULL. */
-static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
-                                       int columnwise, int64_t rows, int64_t cols) {
+/* Whether the weights' addresses are read behind hooks.need, not when the call begins. */
+static int gmm__mlp_awaits(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
+
+/* The direction along which backward multiplies the copies of weights. */
+static gmm_direction gmm__mlp_dgrad_direction(const gmm__call *call) {
+    return call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? GMM_COLUMNWISE : GMM_ROWWISE;
+}
+/* The set of directions in which the products of a call read a weight. FC1 runs again in backward where forward has
+   saved nothing. */
+static int gmm__mlp_weight_directions(const gmm__call *call, int role) {
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    const int forward = fwd || (role == GMM__W && call->config.save == GMM_SAVE_NOTHING);
+    const int dgrad = !fwd && (role == GMM__W2 || call->d.mlp.dx);
+    return forward << GMM_ROWWISE | dgrad << (int)gmm__mlp_dgrad_direction(call);
+}
+/* Rows and columns of the matrices of a weight. */
+static gmm__extents gmm__mlp_weight_extents(const gmm__call *call, int role) {
+    const gmm_mlp_config *c = &call->config;
+    return role == GMM__W ? gmm__matrices(call->groups.count, gmm__mlp_fc1_cols(call), c->hidden)
+                          : gmm__matrices(call->groups.count, c->hidden_out, c->ffn);
+}
+
+/* Reads a weight: floats, or quantized as the recipe would quantize it. If the products of the call read it in no
+   direction of the set, it may be NULL. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions) {
+    const char *const argument = role == GMM__W ? "w1" : "w2";
+    const gmm_mat *const mat = role == GMM__W ? call->d.mlp.w1 : call->d.mlp.w2;
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
@@ -4274,8 +4392,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     int direction;
     const int bwd = call->op != GMM_OP_MLP_FWD;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
-                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, directions != 0, extents, GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
@@ -4285,10 +4402,10 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                            "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
-        if (!(direction ? columnwise : rowwise)) continue;
+        if (!(directions >> direction & 1)) continue;
         if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
-                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
+                            direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
             return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
@@ -4296,6 +4413,15 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     }
     call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
+    return s;
+}
+/* Reads a weight when the call begins. With hooks.need it is checked as by a query, which reads no addresses. */
+static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
+    const int query = call->query;
+    gmm_status s;
+    call->query = query || gmm__mlp_awaits(call);
+    s = gmm__mlp_read_weight(call, role, gmm__mlp_weight_directions(call, role));
+    call->query = query;
     return s;
 }
 /* Dtype of the operands that are not quantized, and of the intermediate matrices. */
@@ -4377,7 +4503,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int recomputes, keeps_x, override, reads[2]; /* directions of the weights' copies that dgrad reads */
+    int recomputes, keeps_x;
     gmm_error error;
     gmm_groups g;
 
@@ -4427,17 +4553,12 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
-    override = (int)call->quant.backward_override;
-    reads[GMM_ROWWISE] = !fwd && override != GMM_BACKWARD_BY_RECIPE;
-    reads[GMM_COLUMNWISE] = !fwd && override == GMM_BACKWARD_BY_RECIPE;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
                            gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes || (reads[GMM_ROWWISE] && d->dx),
-                                  reads[GMM_COLUMNWISE] && d->dx, F1, c->hidden)) ||
+        (s = gmm__mlp_read_first(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd || reads[GMM_ROWWISE], reads[GMM_COLUMNWISE], out,
-                                  c->ffn)) ||
+        (s = gmm__mlp_read_first(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
@@ -4537,6 +4658,8 @@ typedef struct gmm__mlp_step {
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
+    int32_t awaits;         /* the slot of a weight for which hooks.need is called before this step; 0 = none */
+    gmm_op awaits_op;       /* the product that reads it */
 } gmm__mlp_step;
 
 enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
@@ -4553,6 +4676,9 @@ typedef struct gmm__mlp_steps {
     void *offsets;
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
+    gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
+    int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
+    gmm_op awaits_op;
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
@@ -4736,6 +4862,32 @@ static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat
     if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
 }
 
+/* Makes the addresses of a weight unknown: it becomes a table in host memory without entries, which in a plan takes
+   the workspace that any addresses may take. */
+static void gmm__mlp_forget_addresses(gmm_mat *m) {
+    static void *const no_entries[1] = { NULL };
+    m->data = m->scale = NULL;
+    m->table = no_entries;
+    m->scale_table = m->scaling == GMM_SCALING_NONE ? NULL : no_entries;
+    m->group_stride = 0;
+    m->flags |= (uint32_t)GMM_MAT_TABLE_ON_HOST;
+}
+/* Fills in a weight. */
+static void gmm__mlp_fill_weight(gmm__mlp_steps *steps, int slot) {
+    const gmm__call *call = steps->call;
+    const int role = slot == GMM_SLOT_W1 ? GMM__W : GMM__W2, directions = gmm__mlp_weight_directions(call, role);
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
+    gmm_mat *weight = &steps->weight[slot == GMM_SLOT_W2];
+    int direction;
+    *weight = call->mat[role];
+    gmm__mlp_fill_operand(steps, slot, weight, extents.rows, extents.cols);
+    if (!gmm__mlp_awaits(call) || !directions) return;
+    if (weight->scaling == GMM_SCALING_NONE) gmm__mlp_forget_addresses(weight);
+    else
+        for (direction = 0; direction < 2; direction++)
+            if (directions >> direction & 1) gmm__mlp_forget_addresses(&steps->operand[slot].copy[direction]);
+}
+
 /* Fills in the descriptors and operands of forward and backward. The addresses of z, h, dh and dz are set later. */
 static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     const gmm__call *call = steps->call;
@@ -4746,9 +4898,9 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->z = gmm_mat_packed(steps->dtype, NULL);
     steps->h = steps->dh = steps->dz = steps->z;
     gmm__mlp_fill_operand(steps, GMM_SLOT_X, &call->mat[GMM__X_], 0, c->hidden);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W1, &call->mat[GMM__W], F1, c->hidden);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W1);
     gmm__mlp_fill_operand(steps, GMM_SLOT_H, &steps->h, 0, c->ffn);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W2, &call->mat[GMM__W2], call->out, c->ffn);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W2);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
 
@@ -4802,6 +4954,21 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     step->op = op;
     step->descriptor = descriptor;
     step->workspace = gmm__mlp_top(&steps->workspace);
+    step->awaits = steps->awaits;
+    step->awaits_op = steps->awaits_op;
+    steps->awaits = 0;
+}
+/* Marks the next step as the first one that reads a weight for a product, unless the product reads a copy that was
+   cast before. */
+static void gmm__mlp_await_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
+    const gmm__call *call = steps->call;
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    const int dgrad = op == GMM_OP_LINEAR_DGRAD, direction = dgrad ? (int)gmm__mlp_dgrad_direction(call) : GMM_ROWWISE;
+    const int casts = o->format[0].dtype != GMM_NONE && o->source->scaling == GMM_SCALING_NONE &&
+                      !(dgrad && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION);
+    if (call->op != GMM_OP_MLP_FWD && casts && o->copy[direction].dtype != GMM_NONE) return;
+    steps->awaits = slot;
+    steps->awaits_op = op;
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
@@ -5107,6 +5274,7 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     const gmm__mlp_operand *o = &steps->operand[slot];
     int direction, directions = 0;
+    gmm__mlp_await_weight(steps, slot, GMM_OP_LINEAR_FWD);
     if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
     else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
         for (direction = 0; direction < 2; direction++)
@@ -5176,6 +5344,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
 /* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
+    gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
@@ -5238,6 +5407,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
         gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
+        gmm__mlp_await_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
         gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
         gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
         if (both) { /* with an override the rowwise copies are dequantized later */
@@ -5386,6 +5556,76 @@ static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hoo
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
+/* Checks a matrix that hooks.need has set against the one with which the call began. */
+static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, const gmm_mat *was, const gmm_mat *m) {
+    const uint32_t flags = ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
+    const struct { const char *name; int64_t was, is; } fields[] = {
+        { "dtype", was->dtype, m->dtype },
+        { "scaling", was->scaling, m->scaling },
+        { "scale_order", was->scale_order, m->scale_order },
+        { "hadamard", was->hadamard, m->hadamard },
+        { "flags", was->flags & flags, m->flags & flags },
+        { "ld", was->ld, m->ld },
+    };
+    const int64_t bits = gmm_dtype_bits(m->dtype);
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    const void *address = m->data;
+    int32_t g;
+    size_t i;
+    for (i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].was != fields[i].is)
+            return gmm__refuse(call, GMM_E_CONFIG, name, "%s %lld must be %lld, as when the call began: hooks.need may "
+                               "set addresses and group_stride alone", fields[i].name, (long long)fields[i].is,
+                               (long long)fields[i].was);
+    if (m->ld * bits % 128) return GMM_OK;
+    if (m->data && m->group_stride * bits % 128)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "group_stride %lld, set by hooks.need, must be a multiple of 16 "
+                           "bytes as ld %lld is", (long long)m->group_stride, (long long)m->ld);
+    for (g = 0; m->table && readable && g < call->groups.count && (uintptr_t)address % 16 == 0; g++)
+        address = m->table[g];
+    if ((uintptr_t)address % 16)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "%p, set by hooks.need, must be a multiple of 16 bytes as ld %lld "
+                           "is", address, (long long)m->ld);
+    return GMM_OK;
+}
+
+/* Calls hooks.need for the weight of a step, and reads the addresses that it has set. */
+static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
+    const int second = step->awaits == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
+    const char *const names[2] = { second ? "w2" : "w1", second ? "w2.columnwise" : "w1.columnwise" };
+    const gmm_grad_hooks *hooks = steps->call->d.mlp.hooks;
+    const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
+    const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
+    gmm__mlp_operand *o = &steps->operand[step->awaits];
+    gmm_mat *mat = o->source->scaling == GMM_SCALING_NONE ? &steps->weight[second] : &o->copy[direction], was = *mat;
+    gmm__call late = *steps->call;
+    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
+    if (s != GMM_OK)
+        return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
+                           gmm_op_name(step->awaits_op));
+    if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
+    if (late.mat[role].scaling != o->source->scaling)
+        return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+    if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
+        const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
+        gmm_mat now = late.mat[role];
+        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
+        late.query = 1;
+        if ((s = gmm__read_quant(&late, role, names[direction], &was, extents, direction)) != GMM_OK) return s;
+        was = late.mat[role];
+        if ((s = gmm__read_quant(&late, role, names[direction], &now, extents, direction)) != GMM_OK) return s;
+        late.query = 0;
+    }
+    s = gmm__mlp_check_late(&late, names[direction], &was, &late.mat[role]);
+    if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
+    *mat = late.mat[role];
+    if (mat->scaling != GMM_SCALING_NONE) {
+        mat->columnwise = NULL;
+        (void)gmm__mlp_copies_of(steps, step->awaits);
+    }
+    return GMM_OK;
+}
+
 /* The kinds of tiles whose prefix sums the steps read: casts and dequantizations, among which are those of products of
    MX32 and NV16 tokens, and bias gradients. Queued weight gradients read them later. */
 static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
@@ -5420,14 +5660,15 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
 }
 
 /* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
-static gmm_status gmm__mlp_run_steps(const gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
+static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
                                      gmm_stream stream) {
     gmm_status s = GMM_OK;
     int i;
     for (i = 0; i < steps->count && s == GMM_OK; i++) {
         const gmm__mlp_step *step = &steps->step[i];
         gmm__call call;
-        s = gmm__mlp_prepare_step(steps, step, 0, &call);
+        if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
+        if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
         if (s == GMM_OK)
             s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
                            plan->workspace_bytes - step->workspace, stream);
@@ -5450,7 +5691,7 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_steps steps;
     gmm_status s = gmm__mlp_build_fwd(&steps, plan->call, plan->workspace);
     if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
-    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, NULL, stream) : s;
+    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, plan->call->d.mlp.hooks, stream) : s;
 }
 
 /* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's
@@ -5814,7 +6055,8 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
 }
 /* ................................................................................................. 14.7 Routing ... */
 
-/* CPU engine: top-k routing, forward and backward, with its losses; also the heap that sorts candidates. */
+/* CPU engine: top-k routing, forward and backward, with its losses; dense routings; the update of expert biases; also
+   the heap that sorts candidates. */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -5880,56 +6122,116 @@ static void gmm__heap_sort(uint64_t *heap, int64_t count) {
     }
 }
 
-/* The k candidates with the largest score + bias, in descending order. */
-static void gmm__topk_choose(const float *score, const float *bias, int64_t experts, uint64_t *best, int64_t k) {
+/* The experts [first, last) join the k best candidates so far, of which there are `count`; they are a min-heap once
+   there are k. Returns the new count. */
+static int64_t gmm__topk_add(const float *value, int64_t first, int64_t last, uint64_t *best, int64_t count,
+                             int64_t k) {
     int64_t e, i;
-    for (e = 0; e < k; e++) best[e] = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
-    for (i = k / 2; i-- > 0;) gmm__heap_sift_down(best, k, i);
-    for (; e < experts; e++) {
-        const uint64_t candidate = gmm__candidate(score[e] + (bias ? bias[e] : 0.0f), e);
-        if (candidate <= best[0]) continue;
-        best[0] = candidate;
-        gmm__heap_sift_down(best, k, 0);
+    for (e = first; e < last; e++) {
+        const uint64_t candidate = gmm__candidate(value[e], e);
+        if (count < k) {
+            best[count++] = candidate;
+            for (i = k / 2; count == k && i-- > 0;) gmm__heap_sift_down(best, k, i);
+        } else if (candidate > best[0]) {
+            best[0] = candidate;
+            gmm__heap_sift_down(best, k, 0);
+        }
     }
-    gmm__heap_sort(best, k);
+    return count;
 }
 
-/* Tokens are divided into chunks by T alone. Each chunk has its own counts and sums, which are added in the order of
-   the chunks, so that losses do not depend on the number of threads. */
+/* The group_topk groups with the largest sums of their group_sum largest values, as candidates in descending order. */
+static void gmm__topk_groups(const gmm_route *r, const float *value, uint64_t *best, uint64_t *groups) {
+    const int64_t members = r->experts / r->groups;
+    float *sums = (float *)(void *)(groups + r->group_topk);
+    int64_t g, i;
+    for (g = 0; g < r->groups; g++) {
+        (void)gmm__topk_add(value, g * members, (g + 1) * members, best, 0, r->group_sum);
+        gmm__heap_sort(best, r->group_sum);
+        sums[g] = 0.0f;
+        for (i = 0; i < r->group_sum; i++) sums[g] += value[gmm__candidate_expert(best[i])];
+    }
+    (void)gmm__topk_add(sums, 0, r->groups, groups, 0, r->group_topk);
+    gmm__heap_sort(groups, r->group_topk);
+}
+
+/* The k experts with the largest values, in descending order. */
+static void gmm__topk_choose(const gmm_route *r, const float *value, uint64_t *best, uint64_t *groups) {
+    const int64_t members = r->groups > 1 ? r->experts / r->groups : r->experts;
+    int64_t count = 0, i;
+    if (r->groups > 1) gmm__topk_groups(r, value, best, groups);
+    for (i = 0; i < (r->groups > 1 ? r->group_topk : 1); i++) {
+        const int64_t first = r->groups > 1 ? gmm__candidate_expert(groups[i]) * members : 0;
+        count = gmm__topk_add(value, first, first + members, best, count, r->topk);
+    }
+    gmm__heap_sort(best, r->topk);
+}
+
+/* Tokens are divided into chunks by T and the sequences alone; a chunk has tokens of one sequence. Each chunk has its
+   own counts and sums, which are added in the order of the chunks, so that losses do not depend on the number of
+   threads. */
 static int64_t gmm__topk_chunk(int64_t tokens) {
     const int64_t chunk = gmm__ceil_div(tokens, 256);
     return chunk < 16 ? 16 : chunk;
 }
+typedef struct gmm__topk_range {
+    int64_t sequence, begin, end; /* the tokens [begin, end) of a sequence */
+} gmm__topk_range;
+static int64_t gmm__topk_chunks_per_sequence(const gmm_route *r) {
+    return gmm__ceil_div(r->tokens / r->sequences, gmm__topk_chunk(r->tokens));
+}
+static int64_t gmm__topk_chunks(const gmm_route *r) { return r->sequences * gmm__topk_chunks_per_sequence(r); }
+static gmm__topk_range gmm__topk_range_of(const gmm_route *r, int64_t c) {
+    const int64_t per_sequence = gmm__topk_chunks_per_sequence(r), chunk = gmm__topk_chunk(r->tokens);
+    const int64_t length = r->tokens / r->sequences;
+    gmm__topk_range range;
+    range.sequence = c / per_sequence;
+    range.begin = c % per_sequence * chunk;
+    range.end = range.begin + chunk < length ? range.begin + chunk : length;
+    return range;
+}
+/* Token i of a sequence. */
+static int64_t gmm__topk_token(const gmm_route *r, int64_t sequence, int64_t i) {
+    return r->sequence_first ? i * r->sequences + sequence : sequence * (r->tokens / r->sequences) + i;
+}
 
-enum { GMM__TOPK_SCRATCH, GMM__TOPK_COUNTS, GMM__TOPK_SUMS, GMM__TOPK_Z }; /* regions of the workspace */
+enum { /* regions of the workspace */
+    GMM__TOPK_SCRATCH, GMM__TOPK_COUNTS, GMM__TOPK_SUMS, GMM__TOPK_Z,
+    GMM__TOPK_VALID,   /* [sequences + 1] int64: tokens that are no padding, of each sequence and of all */
+    GMM__TOPK_MULTIPLIERS, /* [E] float: Sinkhorn's multipliers of experts */
+    GMM__TOPK_TOTAL    /* [E] int32: counts */
+};
 
 /* The buffers of one thread, each for one token. softmax is score itself where that is a softmax. */
 typedef struct gmm__topk_rows {
     float *logits, *score, *softmax, *weight;
-    uint64_t *best;
+    uint64_t *best, *groups;
 } gmm__topk_rows;
 
 /* An exponential takes about as long as four copies. */
 static double gmm__topk_work(const gmm_route *r) { return 4.0 * (double)r->tokens * (double)r->experts; }
 static size_t gmm__topk_row_bytes(const gmm_route *r) { return (size_t)gmm__round_up(r->experts, 16) * sizeof(float); }
+/* `best` holds topk or group_sum candidates; behind it are candidates and sums of groups. */
+static int64_t gmm__topk_candidates(const gmm_route *r) {
+    return gmm__round_up(r->topk > r->group_sum ? r->topk : r->group_sum, 8);
+}
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
-    return 4 * gmm__topk_row_bytes(r) + (size_t)gmm__round_up(r->topk, 8) * sizeof(uint64_t);
+    const int64_t groups = r->groups > 1 ? gmm__round_up(r->group_topk + r->groups, 8) : 0;
+    return 4 * gmm__topk_row_bytes(r) + (size_t)(gmm__topk_candidates(r) + groups) * sizeof(uint64_t);
 }
 
 /* Bytes of the buffers of all threads of a call. */
 static size_t gmm__topk_scratch(const gmm__call *call) {
     const gmm_route *r = &call->d.route;
-    const int64_t chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
-    return (size_t)gmm__cpu_threads(call->ctx, chunks, gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
+    return (size_t)gmm__cpu_threads(call->ctx, gmm__topk_chunks(r), gmm__topk_work(r)) * gmm__topk_thread_bytes(r);
 }
 
-/* Computes the scores of token t. Returns their logsumexp where a softmax is computed, else 0. */
-static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
+/* A thread's buffers, with the logits of token t in fp32. */
+static void gmm__topk_load(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
     const gmm_mat *m = &call->mat[GMM__X_];
     const int64_t n = gmm__round_up(r->experts, 16);
-    float lse = 0.0f;
     int64_t e;
     rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
@@ -5937,12 +6239,43 @@ static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, 
     rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
     rows->weight = rows->logits + 3 * n;
     rows->best = (uint64_t *)(void *)(rows->logits + 4 * n);
-    gmm__row_load(m->dtype, gmm__at(m, 0, t, 0), rows->logits, r->experts);
+    rows->groups = rows->best + gmm__topk_candidates(r);
+    if (m->dtype == GMM_F64)
+        for (e = 0; e < r->experts; e++) rows->logits[e] = (float)((const double *)gmm__at(m, 0, t, 0))[e];
+    else gmm__row_load(m->dtype, gmm__at(m, 0, t, 0), rows->logits, r->experts);
+}
+
+/* Computes the scores of token t. Returns their logsumexp where a softmax is computed, else 0. */
+static float gmm__topk_scores(const gmm__plan *plan, int64_t t, int32_t thread, gmm__topk_rows *rows) {
+    const gmm_route *r = &plan->call->d.route;
+    float lse = 0.0f;
+    int64_t e;
+    gmm__topk_load(plan, t, thread, rows);
     if (r->score == GMM_SCORE_SOFTMAX || r->z_coeff != 0.0f)
         lse = gmm__softmax(rows->logits, rows->softmax, r->experts);
     if (r->score == GMM_SCORE_SIGMOID)
         for (e = 0; e < r->experts; e++) rows->score[e] = gmm_sigmoid(rows->logits[e]);
     return lse;
+}
+
+/* x[e] = exp(logits[e] - their largest) of Sinkhorn's iteration. */
+static void gmm__topk_exponentials(const float *logits, float *x, int64_t n) {
+    float largest = logits[0];
+    int64_t e;
+    for (e = 1; e < n; e++) largest = logits[e] > largest || largest != largest ? logits[e] : largest;
+    for (e = 0; e < n; e++) x[e] = gmm_exp(logits[e] - largest);
+}
+/* The values by which experts are chosen, in rows->weight. */
+static void gmm__topk_values(const gmm__plan *plan, gmm__topk_rows *rows) {
+    const gmm_route *r = &plan->call->d.route;
+    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    float *value = rows->weight;
+    int64_t e;
+    if (r->sinkhorn) {
+        gmm__topk_exponentials(rows->logits, value, r->experts);
+        for (e = 0; e < r->experts; e++) value[e] *= multipliers[e];
+    } else
+        for (e = 0; e < r->experts; e++) value[e] = rows->score[e] + (r->expert_bias ? r->expert_bias[e] : 0.0f);
 }
 
 /* Divisor of the chosen scores, whose sum is `chosen`. */
@@ -5952,24 +6285,100 @@ static float gmm__topk_divisor(const gmm_route *r, float chosen) {
 /* part / sum; 0 where the sum of all scores underflows to 0. */
 static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
+/* Counts the tokens that are no padding. */
+static void gmm__topk_count_valid(const gmm__plan *plan) {
+    const gmm_route *r = &plan->call->d.route;
+    int64_t *valid = (int64_t *)gmm__part(plan, GMM__TOPK_VALID), b, i;
+    valid[r->sequences] = 0;
+    for (b = 0; b < r->sequences; b++) {
+        valid[b] = r->padding ? 0 : r->tokens / r->sequences;
+        for (i = 0; r->padding && i < r->tokens / r->sequences; i++)
+            valid[b] += !r->padding[gmm__topk_token(r, b, i)];
+        valid[r->sequences] += valid[b];
+    }
+}
+/* What a sequence's sum of count times score contributes to aux_loss, and what a squared logsumexp does to z_loss. */
+static double gmm__topk_aux_factor(const gmm__plan *plan, int64_t sequence) {
+    const gmm_route *r = &plan->call->d.route;
+    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[sequence];
+    return n == 0.0 ? 0.0 : r->aux_coeff * (double)r->experts / (r->topk * n * n) / r->sequences;
+}
+static double gmm__topk_z_factor(const gmm__plan *plan) {
+    const gmm_route *r = &plan->call->d.route;
+    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
+    return n == 0.0 ? 0.0 : r->z_coeff / n;
+}
+
+/* Adds up the columns of one iteration over the tokens of a chunk. */
+static void gmm__sinkhorn_chunk(const void *arg, int64_t c, int32_t thread) {
+    const gmm__plan *plan = (const gmm__plan *)arg;
+    const gmm_route *r = &plan->call->d.route;
+    const gmm__topk_range range = gmm__topk_range_of(r, c);
+    const float inverse_rows = 1.0f / (float)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
+    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    float *sums = (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts;
+    int64_t i, e;
+    memset(sums, 0, (size_t)r->experts * sizeof *sums);
+    for (i = range.begin; i < range.end; i++) {
+        const int64_t t = gmm__topk_token(r, range.sequence, i);
+        gmm__topk_rows rows;
+        float sum, multiplier;
+        if (r->padding && r->padding[t]) continue;
+        gmm__topk_load(plan, t, thread, &rows);
+        gmm__topk_exponentials(rows.logits, rows.weight, r->experts);
+        sum = gmm__row_dot(rows.weight, multipliers, r->experts);
+        if (sum != sum) continue;
+        multiplier = inverse_rows / (sum + 1e-8f);
+        for (e = 0; e < r->experts; e++) sums[e] += multiplier * rows.weight[e];
+    }
+}
+static void gmm__sinkhorn(const gmm__plan *plan) {
+    const gmm_route *r = &plan->call->d.route;
+    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    float *multipliers = (float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    const int64_t chunks = gmm__topk_chunks(r);
+    float change = 2.0f * r->sinkhorn_tolerance;
+    int64_t c, e;
+    int32_t i;
+    for (e = 0; e < r->experts; e++) multipliers[e] = 1.0f;
+    for (i = 0; i < r->sinkhorn && change > r->sinkhorn_tolerance; i++) {
+        double changes = 0.0;
+        gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_work(r), gmm__sinkhorn_chunk, plan);
+        for (e = 0; e < r->experts; e++) {
+            const float last = multipliers[e];
+            double sum = 0.0;
+            for (c = 0; c < chunks; c++) sum += sums[c * r->experts + e];
+            multipliers[e] = 1.0f / (float)r->experts / ((float)sum + 1e-8f);
+            changes += last > multipliers[e] ? last - multipliers[e] : multipliers[e] - last;
+        }
+        change = (float)(changes / r->experts);
+    }
+}
+
 static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
-    const int64_t chunk = gmm__topk_chunk(r->tokens), begin = c * chunk;
-    const int64_t end = begin + chunk < r->tokens ? begin + chunk : r->tokens;
+    const gmm__topk_range range = gmm__topk_range_of(r, c);
     int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
     float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
-    int64_t t, e;
+    int64_t n, e;
     int32_t i;
     memset(counts, 0, (size_t)r->experts * sizeof *counts);
     if (score_sums) memset(score_sums, 0, (size_t)r->experts * sizeof *score_sums);
-    for (t = begin; t < end; t++) {
+    for (n = range.begin; n < range.end; n++) {
+        const int64_t t = gmm__topk_token(r, range.sequence, n);
         gmm__topk_rows rows;
-        const float lse = gmm__topk_scores(plan, t, thread, &rows);
-        float *probs = r->probs + t * r->topk, chosen = 0.0f, divisor;
+        float *probs = r->probs + t * r->topk, chosen = 0.0f, divisor, lse;
         int32_t *indices = r->indices + t * r->topk;
-        gmm__topk_choose(rows.score, r->expert_bias, r->experts, rows.best, r->topk);
+        if (r->padding && r->padding[t]) {
+            for (i = 0; i < r->topk; i++) indices[i] = -1;
+            memset(probs, 0, (size_t)r->topk * sizeof *probs);
+            continue;
+        }
+        lse = gmm__topk_scores(plan, t, thread, &rows);
+        gmm__topk_values(plan, &rows);
+        gmm__topk_choose(r, rows.weight, rows.best, rows.groups);
         for (i = 0; i < r->topk; i++) {
             indices[i] = gmm__candidate_expert(rows.best[i]);
             probs[i] = rows.score[indices[i]];
@@ -5989,43 +6398,72 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
 
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    const size_t chunks = (size_t)gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
+    const size_t chunks = (size_t)gmm__topk_chunks(r), sums = r->aux_coeff != 0.0f || r->sinkhorn;
     gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
     gmm__reserve(plan, GMM__TOPK_COUNTS, chunks * (size_t)r->experts * sizeof(int32_t));
-    gmm__reserve(plan, GMM__TOPK_SUMS, r->aux_coeff != 0.0f ? chunks * (size_t)r->experts * sizeof(float) : 0);
+    gmm__reserve(plan, GMM__TOPK_SUMS, sums * chunks * (size_t)r->experts * sizeof(float));
     gmm__reserve(plan, GMM__TOPK_Z, chunks * sizeof(float));
+    gmm__reserve(plan, GMM__TOPK_VALID, ((size_t)r->sequences + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__TOPK_MULTIPLIERS, r->sinkhorn ? gmm__topk_row_bytes(r) : 0);
+    gmm__reserve(plan, GMM__TOPK_TOTAL, (size_t)r->experts * sizeof(int32_t));
     return 1;
+}
+
+/* Counts of a sequence, which are added to those of the batch in `total`, and its auxiliary loss. */
+static double gmm__topk_finish_sequence(const gmm__plan *plan, int64_t sequence, int32_t *total) {
+    const gmm_route *r = &plan->call->d.route;
+    const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
+    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const int64_t per_sequence = gmm__topk_chunks_per_sequence(r), first = sequence * per_sequence;
+    double aux = 0.0;
+    int64_t c, e;
+    for (e = 0; e < r->experts; e++) {
+        int32_t count = 0;
+        double sum = 0.0;
+        for (c = first; c < first + per_sequence; c++) {
+            count += counts[c * r->experts + e];
+            if (r->aux_coeff != 0.0f) sum += score_sums[c * r->experts + e];
+        }
+        aux += count * sum;
+        if (r->sequence_counts) r->sequence_counts[sequence * r->experts + e] = count;
+        total[e] += count;
+    }
+    return aux;
 }
 
 static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_route *r = &plan->call->d.route;
-    const int64_t experts = r->experts, chunks = gmm__ceil_div(r->tokens, gmm__topk_chunk(r->tokens));
-    const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
-    const double tokens = (double)r->tokens;
+    const int64_t chunks = gmm__topk_chunks(r);
+    int32_t *total = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__TOPK_TOTAL), first = 0;
     double aux = 0.0, z = 0.0;
-    int64_t c, e;
-    int32_t first = 0;
+    int64_t c, b, e;
     (void)stream;
+    gmm__topk_count_valid(plan);
+    if (r->sinkhorn) gmm__sinkhorn(plan);
     gmm__cpu_for(plan->call->ctx, chunks, gmm__topk_work(r), gmm__topk_fwd_chunk, plan);
-    for (e = 0; e < experts; e++) {
-        int32_t count = 0;
-        double sum = 0.0;
-        for (c = 0; c < chunks; c++) {
-            count += counts[c * experts + e];
-            if (r->aux_coeff != 0.0f) sum += score_sums[c * experts + e];
-        }
-        aux += count * sum;
-        if (r->counts) r->counts[e] = count;
+    memset(total, 0, (size_t)r->experts * sizeof *total);
+    for (b = 0; b < r->sequences; b++)
+        aux += gmm__topk_aux_factor(plan, b) * gmm__topk_finish_sequence(plan, b, total);
+    for (e = 0; e < r->experts; e++) {
         if (r->offsets) r->offsets[e] = first;
-        first += count;
+        if (r->total_counts) r->total_counts[e] += total[e];
+        first += total[e];
     }
-    if (r->offsets) r->offsets[experts] = first;
+    if (r->offsets) r->offsets[r->experts] = first;
     for (c = 0; c < chunks; c++) z += ((const float *)gmm__part(plan, GMM__TOPK_Z))[c];
-    if (r->aux_loss)
-        *r->aux_loss = r->tokens ? (float)(r->aux_coeff * (double)experts / (r->topk * tokens * tokens) * aux) : 0.0f;
-    if (r->z_loss) *r->z_loss = r->tokens ? (float)(r->z_coeff / tokens * z) : 0.0f;
+    if (r->aux_loss) *r->aux_loss = (float)aux;
+    if (r->z_loss) *r->z_loss = (float)(gmm__topk_z_factor(plan) * z);
     return GMM_OK;
+}
+
+/* Stores the gradient of token t's logits. */
+static void gmm__topk_store(const gmm__call *call, int64_t t, const float *w) {
+    const gmm_mat *m = &call->mat[GMM__DX];
+    const int64_t experts = call->d.route.experts;
+    int64_t e;
+    if (m->dtype == GMM_F64)
+        for (e = 0; e < experts; e++) ((double *)gmm__at(m, 0, t, 0))[e] = w[e];
+    else gmm__row_store(m->dtype, gmm__at(m, 0, t, 0), w, experts);
 }
 
 /* Computes w[e] = score[e] * (gradient of score[e]) rather than the gradient itself: it contains scores only as
@@ -6033,20 +6471,25 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
 static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
-    const gmm_mat *dlogits = &plan->call->mat[GMM__DX];
-    const int64_t chunk = gmm__topk_chunk(r->tokens), begin = c * chunk;
-    const int64_t end = begin + chunk < r->tokens ? begin + chunk : r->tokens;
-    const double tokens = (double)r->tokens;
-    const float daux = (float)((double)r->aux_coeff * r->experts / (r->topk * tokens * tokens) *
+    const gmm__topk_range range = gmm__topk_range_of(r, c);
+    const int32_t *counts = r->sequences > 1 ? r->sequence_counts + range.sequence * r->experts : r->counts;
+    const float daux = (float)(gmm__topk_aux_factor(plan, range.sequence) *
                                (r->dloss && r->aux_coeff != 0.0f ? r->dloss[0] : 1.0f));
-    const float dz = (float)(2.0 * r->z_coeff / tokens * (r->dloss && r->z_coeff != 0.0f ? r->dloss[1] : 1.0f));
-    int64_t t, e;
+    const float dz = (float)(2.0 * gmm__topk_z_factor(plan) *
+                             (r->dloss && r->z_coeff != 0.0f ? r->dloss[1] : 1.0f));
+    int64_t n, e;
     int32_t i;
-    for (t = begin; t < end; t++) {
+    for (n = range.begin; n < range.end; n++) {
+        const int64_t t = gmm__topk_token(r, range.sequence, n);
         gmm__topk_rows rows;
         const float lse = gmm__topk_scores(plan, t, thread, &rows);
         float *w = rows.weight;
         const float *s = rows.score;
+        if (r->padding && r->padding[t]) {
+            memset(w, 0, (size_t)r->experts * sizeof *w);
+            gmm__topk_store(plan->call, t, w);
+            continue;
+        }
         memset(w, 0, (size_t)r->experts * sizeof *w);
         if (r->dprobs) {
             const float *g = r->dprobs + t * r->topk;
@@ -6065,9 +6508,9 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
             float all = 1.0f, mean = 0.0f;
             if (r->score == GMM_SCORE_SIGMOID) {
                 all = gmm__row_sum(s, r->experts);
-                for (e = 0; e < r->experts; e++) mean += daux * (float)r->counts[e] * gmm__quotient(s[e], all);
+                for (e = 0; e < r->experts; e++) mean += daux * (float)counts[e] * gmm__quotient(s[e], all);
             }
-            for (e = 0; e < r->experts; e++) w[e] += gmm__quotient(s[e], all) * (daux * (float)r->counts[e] - mean);
+            for (e = 0; e < r->experts; e++) w[e] += gmm__quotient(s[e], all) * (daux * (float)counts[e] - mean);
         }
         if (r->score == GMM_SCORE_SOFTMAX) {
             const float sum = gmm__row_sum(w, r->experts);
@@ -6081,42 +6524,187 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
         }
         if (r->z_coeff != 0.0f)
             for (e = 0; e < r->experts; e++) w[e] += dz * lse * rows.softmax[e];
-        gmm__row_store(dlogits->dtype, gmm__at(dlogits, 0, t, 0), w, r->experts);
+        gmm__topk_store(plan->call, t, w);
     }
 }
 
 static int gmm__cpu_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__TOPK_SCRATCH, gmm__topk_scratch(call));
+    gmm__reserve(plan, GMM__TOPK_VALID, ((size_t)call->d.route.sequences + 1) * sizeof(int64_t));
     return 1;
 }
 
 static gmm_status gmm__cpu_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
-    const int64_t tokens = plan->call->d.route.tokens;
+    const gmm_route *r = &plan->call->d.route;
     (void)stream;
-    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(tokens, gmm__topk_chunk(tokens)),
-                 gmm__topk_work(&plan->call->d.route), gmm__topk_bwd_chunk, plan);
+    gmm__topk_count_valid(plan);
+    gmm__cpu_for(plan->call->ctx, gmm__topk_chunks(r), gmm__topk_work(r), gmm__topk_bwd_chunk, plan);
+    return GMM_OK;
+}
+
+/* --- dense routings, expert bias --- */
+
+enum { GMM__DENSE_CHUNK = 64 }; /* tokens of a task */
+
+static void gmm__dense_chunk(const void *arg, int64_t c, int32_t thread) {
+    const gmm__call *call = (const gmm__call *)arg;
+    const gmm_dense_route *d = &call->d.dense;
+    const int64_t begin = c * GMM__DENSE_CHUNK, last = begin + GMM__DENSE_CHUNK;
+    const int64_t E = d->experts, end = last < d->tokens ? last : d->tokens;
+    int64_t t, e;
+    int32_t i;
+    (void)thread;
+    for (t = begin; t < end; t++) {
+        uint8_t *map = d->map ? d->map + t * E : NULL;
+        float *values = d->values ? d->values + t * E : NULL, *probs = d->probs ? d->probs + t * d->topk : NULL;
+        int32_t *indices = d->indices + t * d->topk;
+        if (call->op == GMM_OP_ROUTE_TO_DENSE) {
+            if (map) memset(map, 0, (size_t)E);
+            if (values) memset(values, 0, (size_t)E * sizeof *values);
+            for (i = 0; i < d->topk; i++) {
+                if (indices[i] < 0 || indices[i] >= E) continue;
+                if (map) map[indices[i]] = 1;
+                if (values) values[indices[i]] += probs[i];
+            }
+            continue;
+        }
+        if (map) {
+            for (e = 0, i = 0; e < E && i < d->topk; e++)
+                if (map[e]) indices[i++] = (int32_t)e;
+            for (; i < d->topk; i++) indices[i] = -1;
+        }
+        for (i = 0; values && i < d->topk; i++)
+            probs[i] = indices[i] < 0 || indices[i] >= E ? 0.0f : values[indices[i]];
+    }
+}
+static gmm_status gmm__cpu_launch_dense(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_dense_route *d = &plan->call->d.dense;
+    int32_t first = 0;
+    int64_t i, e;
+    (void)stream;
+    gmm__cpu_for(plan->call->ctx, gmm__ceil_div(d->tokens, GMM__DENSE_CHUNK), (double)d->tokens * (double)d->experts,
+                 gmm__dense_chunk, plan->call);
+    if (!d->counts) return GMM_OK;
+    memset(d->counts, 0, (size_t)d->experts * sizeof *d->counts);
+    for (i = 0; i < d->tokens * d->topk; i++)
+        if (d->indices[i] >= 0) d->counts[d->indices[i]]++;
+    for (e = 0; d->offsets && e < d->experts; first += d->counts[e++]) d->offsets[e] = first;
+    if (d->offsets) d->offsets[d->experts] = first;
+    return GMM_OK;
+}
+
+static gmm_status gmm__cpu_launch_expert_bias(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_expert_bias *d = &plan->call->d.bias;
+    int64_t l, e;
+    (void)stream;
+    for (l = 0; l < d->layers; l++) {
+        int64_t *counts = d->total_counts + l * d->experts, sum = 0;
+        float *bias = d->bias + l * d->experts;
+        for (e = 0; e < d->experts; e++) sum += counts[e];
+        for (e = 0; e < d->experts; e++) {
+            const int64_t above = counts[e] * d->experts; /* compared with the sum: no mean is rounded */
+            bias[e] += above < sum ? d->rate : above > sum ? -d->rate : 0.0f;
+            counts[e] = 0;
+        }
+    }
     return GMM_OK;
 }
 
 /* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
 
+/* Checks an array of `count` elements of `bytes` bytes each. */
+static gmm_status gmm__check_elements(gmm__call *call, const char *argument, const void *array, int required,
+                                      int writes, int64_t count, int64_t bytes) {
+    if (call->query) return GMM_OK;
+    if (!array && required && count > 0)
+        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
+    if ((uintptr_t)array % (uintptr_t)bytes)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
+    gmm__add_span(call, argument, "", writes, array, count * bytes);
+    return GMM_OK;
+}
+
+/* Checks experts, tokens and topk, and computes the number of slots. */
+static gmm_status gmm__check_slots(const gmm__call *call, int32_t experts, int64_t tokens, int32_t topk,
+                                   int64_t *slots) {
+    int64_t elements;
+    if (experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", experts);
+    if (tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)tokens);
+    if (topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", topk);
+    if (!gmm__mul(tokens, topk, slots) || *slots > INT32_MAX)
+        return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31, counts are int32",
+                           (long long)tokens, topk);
+    if (!gmm__mul(tokens, experts, &elements) || !gmm__mul(elements, 8, &elements))
+        return gmm__refuse(call, GMM_E_OVERFLOW, "tokens", "%lld rows of %d experts do not fit 64 bits",
+                           (long long)tokens, experts);
+    return GMM_OK;
+}
+
+/* Checks the fields of the choice of experts, and sets their defaults. */
+static gmm_status gmm__read_choice(const gmm__call *call, gmm_route *r) {
+    const int32_t members = r->groups > 1 ? r->experts / r->groups : r->experts;
+    if (r->groups < 0 || (r->groups > 1 && r->experts % r->groups))
+        return gmm__refuse(call, GMM_E_ARG, "groups", "%d must be 0 or a divisor of the %d experts", r->groups,
+                           r->experts);
+    if (r->groups <= 1 && (r->group_topk || r->group_sum))
+        return gmm__refuse(call, GMM_E_CONFIG, r->group_topk ? "group_topk" : "group_sum", "%d must be 0 with groups "
+                           "%d", r->group_topk ? r->group_topk : r->group_sum, r->groups);
+    if (r->groups > 1) {
+        if (r->group_topk < 1 || r->group_topk > r->groups || (int64_t)r->group_topk * members < r->topk)
+            return gmm__refuse(call, GMM_E_ARG, "group_topk", "%d must be 1 to the %d groups, which have %d experts "
+                               "each, and topk %d of them are chosen", r->group_topk, r->groups, members, r->topk);
+        if (r->group_sum < 0 || r->group_sum > members || (!r->group_sum && r->topk < r->group_topk))
+            return gmm__refuse(call, GMM_E_ARG, "group_sum", "%d must be 1 to the %d experts of a group, or 0 for topk "
+                               "%d divided by group_topk %d, if that is >= 1", r->group_sum, members, r->topk,
+                               r->group_topk);
+        if (!r->group_sum) r->group_sum = r->topk / r->group_topk;
+    }
+    if (r->sinkhorn < 0) return gmm__refuse(call, GMM_E_ARG, "sinkhorn", "%d must be >= 0", r->sinkhorn);
+    if (r->sinkhorn && r->expert_bias)
+        return gmm__refuse(call, GMM_E_CONFIG, "sinkhorn", "%d excludes expert_bias, which is given", r->sinkhorn);
+    if (!gmm__is_finite(r->sinkhorn_tolerance) || r->sinkhorn_tolerance < 0.0f)
+        return gmm__refuse(call, GMM_E_ARG, "sinkhorn_tolerance", "%g must be finite and >= 0",
+                           (double)r->sinkhorn_tolerance);
+    if (r->sinkhorn_tolerance == 0.0f) r->sinkhorn_tolerance = 1e-4f;
+    return GMM_OK;
+}
+
+/* Checks the fields of sequences and padding. */
+static gmm_status gmm__read_sequences(gmm__call *call, gmm_route *r) {
+    const int reads = call->op == GMM_OP_TOPK_BWD && r->aux_coeff != 0.0f;
+    gmm_status s;
+    if (r->sequences == 0) r->sequences = 1;
+    if (r->sequences < 0 || r->tokens % r->sequences)
+        return gmm__refuse(call, GMM_E_ARG, "sequences", "%d must be 0 or a divisor of the %lld tokens", r->sequences,
+                           (long long)r->tokens);
+    if (r->sequence_first & ~1)
+        return gmm__refuse(call, GMM_E_ARG, "sequence_first", "%d must be 0 or 1", r->sequence_first);
+    if (r->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", r->reserved);
+    if (r->sequences == 1 && r->sequence_counts)
+        return gmm__refuse(call, GMM_E_CONFIG, "sequence_counts", "is given, but sequences %d are those of counts",
+                           r->sequences);
+    s = gmm__check_elements(call, "padding", r->padding, 0, 0, r->tokens, 1);
+    if (s == GMM_OK)
+        s = gmm__check_elements(call, "sequence_counts", r->sequence_counts, reads && r->sequences > 1,
+                                call->op == GMM_OP_TOPK_FWD, (int64_t)r->sequences * r->experts,
+                                (int64_t)sizeof *r->sequence_counts);
+    return s;
+}
+
 /* Reads the descriptor and operands of a routing call. A slot is one of the topk choices of a token. */
 static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
+    const uint32_t dtypes = GMM__FLOATS | 1u << GMM_F64;
     int64_t slots;
     gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, r->experts,
                    r->topk, gmm__peek_dtype(r->logits));
     if ((s = gmm__read_options(call, r->options)) != GMM_OK) return s;
-    if (r->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", r->experts);
-    if (r->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)r->tokens);
-    if (r->topk < 1 || r->topk > r->experts)
+    if (r->experts >= 1 && (r->topk < 1 || r->topk > r->experts))
         return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be 1 to %d", r->topk, r->experts);
-    if (!gmm__mul(r->tokens, r->topk, &slots) || slots > INT32_MAX)
-        return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31, counts are int32",
-                           (long long)r->tokens, r->topk);
+    if ((s = gmm__check_slots(call, r->experts, r->tokens, r->topk, &slots)) != GMM_OK) return s;
     if (r->score != GMM_SCORE_SOFTMAX && r->score != GMM_SCORE_SIGMOID)
         return gmm__refuse(call, GMM_E_ARG, "score", "%d is neither softmax (0) nor sigmoid (1)", (int)r->score);
     if (r->normalize & ~1) return gmm__refuse(call, GMM_E_ARG, "normalize", "%d must be 0 or 1", r->normalize);
@@ -6126,13 +6714,15 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     if (!gmm__is_finite(r->z_coeff))
         return gmm__refuse(call, GMM_E_ARG, "z_coeff", "%g must be finite", (double)r->z_coeff);
     if (r->scale == 0.0f) r->scale = 1.0f;
-    s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
+    if ((s = gmm__read_choice(call, r)) != GMM_OK || (s = gmm__read_sequences(call, r)) != GMM_OK) return s;
+    s = gmm__read_mat(call, GMM__X_, "logits", r->logits, 1, gmm__matrix(r->tokens, r->experts), dtypes);
     if (s != GMM_OK) return s;
     if (bwd) {
-        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, gmm__matrix(r->tokens, r->experts), GMM__FLOATS);
+        s = gmm__read_mat(call, GMM__DX, "dlogits", r->dlogits, 1, gmm__matrix(r->tokens, r->experts), dtypes);
         if (s != GMM_OK || (s = gmm__check_array(call, "dprobs", r->dprobs, 0, slots)) != GMM_OK ||
             (s = gmm__check_array(call, "indices", r->indices, r->dprobs != NULL, slots)) != GMM_OK ||
-            (s = gmm__check_array(call, "counts", r->counts, r->aux_coeff != 0.0f, r->experts)) != GMM_OK)
+            (s = gmm__check_array(call, "counts", r->counts, r->aux_coeff != 0.0f && r->sequences == 1,
+                                  r->experts)) != GMM_OK)
             return s;
         return gmm__check_array(call, "dloss", r->dloss, 0, 2);
     }
@@ -6141,6 +6731,8 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
         (s = gmm__check_output(call, "probs", r->probs, 1, slots)) != GMM_OK ||
         (s = gmm__check_output(call, "counts", r->counts, 0, r->experts)) != GMM_OK ||
         (s = gmm__check_output(call, "offsets", r->offsets, 0, (int64_t)r->experts + 1)) != GMM_OK ||
+        (s = gmm__check_elements(call, "total_counts", r->total_counts, 0, 1, r->experts,
+                                 (int64_t)sizeof *r->total_counts)) != GMM_OK ||
         (s = gmm__check_output(call, "aux_loss", r->aux_loss, 0, 1)) != GMM_OK)
         return s;
     return gmm__check_output(call, "z_loss", r->z_loss, 0, 1);
@@ -6171,6 +6763,66 @@ GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *w
     gmm__call call;
     const gmm_status s = gmm__topk_prepare(&call, ctx, GMM_OP_TOPK_BWD, "gmm_topk_bwd", route, 0);
     return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+}
+
+/* --- dense routing, expert bias --- */
+
+static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_dense_route *dense,
+                                 gmm_stream stream) {
+    gmm__call call;
+    gmm_dense_route *d = &call.d.dense;
+    const int to = op == GMM_OP_ROUTE_TO_DENSE;
+    int64_t slots, elements;
+    int reads; /* indices are read */
+    gmm_status s = gmm__open(&call, ctx, op, function, 0);
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "dense", d, sizeof *d, dense)) != GMM_OK) return s;
+    (void)snprintf(call.shapes, sizeof call.shapes, "T=%lld E=%d k=%d", (long long)d->tokens, d->experts, d->topk);
+    if ((s = gmm__read_options(&call, d->options)) != GMM_OK ||
+        (s = gmm__check_slots(&call, d->experts, d->tokens, d->topk, &slots)) != GMM_OK)
+        return s;
+    elements = d->tokens * d->experts;
+    reads = to || !d->map;
+    if (d->reserved) return gmm__refuse(&call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if (!d->values != !d->probs)
+        return gmm__refuse(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
+                           d->values ? "probs" : "values");
+    if (reads && (d->counts || d->offsets))
+        return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "is given, but no map to count in");
+    if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
+    if ((s = gmm__check_elements(&call, "map", d->map, 0, to, elements, 1)) != GMM_OK ||
+        (s = gmm__check_elements(&call, "values", d->values, 0, to, elements, 4)) != GMM_OK ||
+        (s = gmm__check_elements(&call, "indices", d->indices, 1, !reads, slots, 4)) != GMM_OK ||
+        (s = gmm__check_elements(&call, "probs", d->probs, 0, !to, slots, 4)) != GMM_OK ||
+        (s = gmm__check_output(&call, "counts", d->counts, 0, d->experts)) != GMM_OK ||
+        (s = gmm__check_output(&call, "offsets", d->offsets, 0, (int64_t)d->experts + 1)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
+}
+GMMDEF gmm_status gmm_route_to_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream) {
+    return gmm__dense_run(ctx, GMM_OP_ROUTE_TO_DENSE, "gmm_route_to_dense", dense, stream);
+}
+GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream) {
+    return gmm__dense_run(ctx, GMM_OP_ROUTE_FROM_DENSE, "gmm_route_from_dense", dense, stream);
+}
+
+GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias *update, gmm_stream stream) {
+    gmm__call call;
+    gmm_expert_bias *d = &call.d.bias;
+    int64_t elements;
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_EXPERT_BIAS, "gmm_update_expert_bias", 0);
+    if (s != GMM_OK || (s = gmm__read_descriptor(&call, "update", d, sizeof *d, update)) != GMM_OK ||
+        (s = gmm__read_options(&call, d->options)) != GMM_OK)
+        return s;
+    if (d->layers == 0) d->layers = 1;
+    if (d->experts < 1) return gmm__refuse(&call, GMM_E_ARG, "experts", "%d must be >= 1", d->experts);
+    if (d->layers < 1) return gmm__refuse(&call, GMM_E_ARG, "layers", "%d must be >= 0", d->layers);
+    if (!gmm__is_finite(d->rate) || d->rate < 0.0f)
+        return gmm__refuse(&call, GMM_E_ARG, "rate", "%g must be finite and >= 0", (double)d->rate);
+    elements = (int64_t)d->layers * d->experts;
+    if ((s = gmm__check_elements(&call, "total_counts", d->total_counts, 1, 1, elements, 8)) != GMM_OK ||
+        (s = gmm__check_elements(&call, "bias", d->bias, 1, 1, elements, 4)) != GMM_OK)
+        return s;
+    return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
 /* ...................................................................................... 14.8 Permute, unpermute ... */
@@ -8092,9 +8744,12 @@ enum {
     GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
 };
 enum {
-    GMM__ROUTE_COUNTS, /* [E] int32: tokens per expert */
-    GMM__ROUTE_LOSSES, /* float: partial sums of the losses */
-    GMM__ROUTE_SCRATCH /* float: a row of E values for each warp, where shared memory does not hold them */
+    GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
+    GMM__ROUTE_LOSSES,  /* float: partial sums of the losses, before that of Sinkhorn's columns */
+    GMM__ROUTE_SCRATCH, /* float: E values and those of groups for each warp, where shared memory does not hold them */
+    GMM__ROUTE_SEQUENCES, /* [sequences][E] int32: counts by sequence */
+    GMM__ROUTE_VALID,   /* [sequences] int32: tokens that are no padding */
+    GMM__ROUTE_MULTIPLIERS  /* [E + 1] float: Sinkhorn's multipliers of experts, and whether they have converged */
 };
 enum {
     GMM__SORT_COUNTS, /* permute_map: [E][chunks] int32 slots of an expert in a chunk */
@@ -8194,7 +8849,9 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
 static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
-    const double tokens = r->tokens > 0 ? (double)r->tokens : 1.0;
+    /* with padding the kernels divide by the numbers of tokens */
+    const double tokens = r->tokens > 0 && !r->padding ? (double)r->tokens : 1.0;
+    const double length = r->padding ? 1.0 : tokens / r->sequences;
     gmm__route_args a;
     memset(&a, 0, sizeof a);
     a.logits = gmm__mma_view(call, GMM__X_);
@@ -8204,10 +8861,18 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.sigmoid = r->score == GMM_SCORE_SIGMOID;
     a.normalize = r->normalize;
     a.scale = r->scale;
-    a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * tokens * tokens));
+    a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * length * length) / r->sequences);
     a.z = (float)(r->z_coeff / tokens);
     a.indices = r->indices;
     a.scratch = (float *)gmm__part(plan, GMM__ROUTE_SCRATCH);
+    a.groups = r->groups > 1 ? r->groups : 1;
+    a.group_topk = r->group_topk;
+    a.group_sum = r->group_sum;
+    a.sequences = r->sequences;
+    a.sequence_first = r->sequence_first;
+    a.sequence_counts = r->sequence_counts;
+    a.padding = r->padding;
+    a.valid = r->padding ? (int32_t *)gmm__part(plan, GMM__ROUTE_VALID) : NULL;
     return a;
 }
 
@@ -8218,18 +8883,32 @@ static int gmm__mma_has_route_losses(const gmm__call *call) {
     return (r->aux_loss && r->aux_coeff != 0.0f) || (r->z_loss && r->z_coeff != 0.0f);
 }
 
+/* Reserves what forward and backward need. */
+static void gmm__mma_reserve_route(const gmm__call *call, gmm__plan *plan) {
+    const gmm_route *r = &call->d.route;
+    const int32_t floats = gmm__route_floats(r->experts, r->groups);
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, floats, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_VALID, (size_t)r->sequences * sizeof(int32_t));
+}
+
 static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
+    const int losses = gmm__mma_has_route_losses(call);
+    const size_t losses_bytes = losses ? gmm__route_sums_bytes(r->tokens, r->experts, r->sequences) : 0;
+    const size_t sinkhorn_bytes = r->sinkhorn ? gmm__route_sums_bytes(r->tokens, r->experts, 1) : 0;
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
-    gmm__reserve(plan, GMM__ROUTE_LOSSES,
-                 gmm__mma_has_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
-                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_LOSSES, losses_bytes > sinkhorn_bytes ? losses_bytes : sinkhorn_bytes);
+    gmm__reserve(plan, GMM__ROUTE_SEQUENCES,
+                 r->sequences > 1 && losses ? (size_t)r->sequences * (size_t)r->experts * sizeof(int32_t) : 0);
+    gmm__reserve(plan, GMM__ROUTE_MULTIPLIERS, r->sinkhorn ? ((size_t)r->experts + 1) * sizeof(float) : 0);
+    gmm__mma_reserve_route(call, plan);
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
+    const int losses = gmm__mma_has_route_losses(call);
     gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
@@ -8237,14 +8916,18 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
-    if (gmm__mma_has_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
-    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_elementwise_limits(call), stream));
+    a.total_counts = r->total_counts;
+    a.iterations = r->sinkhorn;
+    a.tolerance = r->sinkhorn_tolerance;
+    a.multipliers = r->sinkhorn ? (float *)gmm__part(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
+    if (losses || r->sinkhorn) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    if (losses && r->sequences > 1 && !a.sequence_counts)
+        a.sequence_counts = (int32_t *)gmm__part(plan, GMM__ROUTE_SEQUENCES);
+    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, losses, gmm__mma_elementwise_limits(call), stream));
 }
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
-                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__mma_reserve_route(call, plan);
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -8255,6 +8938,34 @@ static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream str
     a.dprobs = call->d.route.dprobs;
     a.dloss = call->d.route.dloss;
     return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_elementwise_limits(call), stream));
+}
+
+static gmm_status gmm__mma_launch_dense(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_dense_route *d = &call->d.dense;
+    gmm__dense_args a;
+    a.tokens = d->tokens;
+    a.experts = d->experts;
+    a.topk = d->topk;
+    a.to_dense = call->op == GMM_OP_ROUTE_TO_DENSE;
+    a.map = d->map;
+    a.values = d->values;
+    a.probs = d->probs;
+    a.indices = d->indices;
+    a.counts = d->counts;
+    return gmm__cuda_status(call, gmm__k_route_dense(&a, d->offsets, gmm__mma_elementwise_limits(call), stream));
+}
+
+static gmm_status gmm__mma_launch_expert_bias(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_expert_bias *d = &call->d.bias;
+    gmm__bias_args a;
+    a.total_counts = d->total_counts;
+    a.bias = d->bias;
+    a.rate = d->rate;
+    a.experts = d->experts;
+    a.layers = d->layers;
+    return gmm__cuda_status(call, gmm__k_expert_bias(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 /* --- permute, unpermute --- */
@@ -10098,6 +10809,11 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(AUX_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.aux_coeff != 0.0f, 1, 0, 1, 0, "route.aux_coeff") \
     X(Z_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.z_coeff != 0.0f, 1, 0, 1, 0, "route.z_coeff") \
     X(DLOSS, TOPK_BWD, TOPK_BWD, call->d.route.dloss, 1, 0, 1, 0, "route.dloss") \
+    X(ROUTE_GROUPS, TOPK_FWD, TOPK_BWD, call->d.route.groups > 1, 1, 0, 1, 0, "route.groups") \
+    X(SINKHORN, TOPK_FWD, TOPK_BWD, call->d.route.sinkhorn, 1, 0, 1, 0, "route.sinkhorn") \
+    X(SEQUENCES, TOPK_FWD, TOPK_BWD, call->d.route.sequences > 1, 1, 0, 1, 0, "route.sequences") \
+    X(PADDING, TOPK_FWD, TOPK_BWD, call->d.route.padding, 1, 0, 1, 0, "route.padding") \
+    X(TOTAL_COUNTS, TOPK_FWD, TOPK_FWD, call->d.route.total_counts, 1, 0, 1, 0, "route.total_counts") \
     X(PERMUTE_ALIGN, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.align > 1, 1, 0, 1, 0, "permute.align") \
     X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
     X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
@@ -10129,17 +10845,26 @@ enum gmm__field {
 #undef GMM__X
     GMM__FIELDS
 };
-typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1]; /* gmm__call.fields and gmm__engine_row.honours are 64 bits */
 
-/* The engines' columns of the list as sets of bits, for the engine table. */
-#define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(cpu) << GMM__FIELD_##field)
-#define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(wgmma) << GMM__FIELD_##field)
-#define GMM__HONOURS_MMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(mma) << GMM__FIELD_##field)
-#define GMM__HONOURS_CUBLASLT(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(cublaslt) << GMM__FIELD_##field)
+/* The engines' columns of the list, for the engine table. */
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) cpu,
+static const unsigned char gmm__honours_cpu[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#if defined(__CUDACC__)
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) wgmma,
+static const unsigned char gmm__honours_wgmma[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
+#if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) mma,
+static const unsigned char gmm__honours_mma[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
+#ifdef GMM__CUBLASLT
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) cublaslt,
+static const unsigned char gmm__honours_cublaslt[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
 
 static const char *gmm__field_name(int field) {
     static const char *const names[] = {
@@ -10172,16 +10897,17 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of optional fields that a checked call uses. The conditions of GMM__FIELD_LIST read `call` and `linear`. */
-static uint64_t gmm__requested_fields(const gmm__call *call) {
+/* The first optional field of GMM__FIELD_LIST that a checked call uses and an engine does not honour; -1 if there is
+   none. The conditions of the list read `call` and `linear`. */
+static int gmm__missing_field(const gmm__call *call, const unsigned char *honours) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
-    uint64_t fields = 0;
 #define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    if (op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) fields |= (uint64_t)1 << GMM__FIELD_##field;
+    if (!honours[GMM__FIELD_##field] && op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) \
+        return GMM__FIELD_##field;
     GMM__FIELD_LIST(GMM__X)
 #undef GMM__X
-    return fields;
+    return -1;
 }
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
@@ -10199,7 +10925,7 @@ static uint64_t gmm__requested_fields(const gmm__call *call) {
 #define GMM__QUANT_OP(...) __VA_ARGS__
 #endif
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, gmm__honours_cpu, {
         GMM__QUANT_OP(GMM__OP(cpu, quantize)), GMM__QUANT_OP(GMM__OP(cpu, dequantize)),
         GMM__QUANT_OP(GMM__OP(cpu, quantize)), /* requantize */
         GMM__QUANT_OP(GMM__OP_ANY(cpu, scale_update)), GMM__QUANT_OP(GMM__OP_ANY(cpu, transpose)),
@@ -10212,6 +10938,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
+        GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, expert_bias), /* from, to */
         GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
         GMM__OP_ANY(cpu, unpermute_fwd), GMM__OP_ANY(cpu, unpermute_bwd),
         GMM__OP(cpu, pad), GMM__OP(cpu, pad), /* pad, unpad */
@@ -10219,7 +10946,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, gmm__honours_wgmma, {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -10234,7 +10961,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, gmm__honours_mma, {
         GMM__QUANT_OP(GMM__OP(mma, quantize)), GMM__QUANT_OP(GMM__OP(mma, dequantize)),
         GMM__QUANT_OP(GMM__OP(mma, quantize)), /* requantize */
         GMM__QUANT_OP(GMM__OP_ANY(mma, scale_update)), GMM__QUANT_OP(GMM__OP(mma, transpose)),
@@ -10244,6 +10971,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
+        GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, expert_bias), /* from, to */
         GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),
         GMM__OP_BY(mma, permute, unpermute_fwd), GMM__OP_BY(mma, permute, unpermute_bwd),
         GMM__OP(mma, pad), GMM__OP(mma, pad), /* pad, unpad */
@@ -10252,7 +10980,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, gmm__honours_cublaslt, {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -10437,15 +11165,13 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
 /* Makes the plan of an engine for a call. Returns 0 if the engine declines it, for the reason in the note: of several
    fields that the engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
-    const uint64_t missing = call->fields & ~row->honours;
-    int field = 0;
+    int field;
     memset(plan, 0, sizeof *plan);
     plan->call = call;
     plan->engine = row->engine;
     if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
     if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
-    if (!missing) return row->ops[call->op].plan(call, plan);
-    while (!(missing >> field & 1)) field++;
+    if ((field = gmm__missing_field(call, row->honours)) < 0) return row->ops[call->op].plan(call, plan);
     return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
 }
 
@@ -10471,7 +11197,6 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine demanded = call->options.engine;
     char reasons[160] = "";
     size_t i, length = 0;
-    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
         if (demanded != GMM_ENGINE_AUTO ? row->engine != demanded : !gmm__automatic(row, call)) continue;

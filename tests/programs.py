@@ -239,6 +239,7 @@ def policies_train_alike(t):
     for recipe in RECIPES:
         saves = ["auto", "preact", "act", "nothing"] + ["quantized"] * (recipe != "bf16")
         same = [[], ["--weight-cache", "0"], ["--gtp", "4"]] + [["--save-policy", s] for s in saves[1:]]
+        same += [["--gtp", "4", "--save-policy", "nothing"] + delay for delay in ([], ["--delay-wgrad"])]
         same = trained(recipe, same + [["--delay-wgrad", "--save-policy", s] for s in saves])
         assert len(set(same)) == 1, (recipe, same)
         # Neither cache nor save policy changes another backward's bits. E4M3 and other backwards do.

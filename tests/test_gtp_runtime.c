@@ -1629,6 +1629,259 @@ static void operations(int arg) {
     close_world();
 }
 
+/* ---------------------------------------------------------------------------------- Weights gathered by hooks --- */
+
+/* Expert MLPs whose weights are acquired in gmm_grad_hooks.need and released behind the product, and whose gradients
+   are submitted in `ready`. A CPU context multiplies at once; what the products read and write of views is enqueued on
+   the compute stream as work of its own, which compares a view with the whole weight, or stores a gradient. */
+enum { HOOK_LAYERS = 2, HOOK_EXPERTS = 2, HOOK_HIDDEN = 24, HOOK_FFN = 20, HOOK_TOKENS = 11 };
+static const int64_t hook_rows[2] = {2 * HOOK_FFN, HOOK_HIDDEN}, hook_cols[2] = {HOOK_HIDDEN, HOOK_FFN};
+
+typedef struct hook_layer {
+    rank *r;
+    int32_t bundle[2], ids[2][HOOK_EXPERTS];
+    float *whole[2], *dw[2], *main_grad[2][HOOK_EXPERTS];
+    gmm_shard_plan plan[2];
+    gmm_mat w[2];
+    int held[2], backward, opens, premature; /* held: 1 + pass of the view; premature: release before the product */
+    int64_t wrong;                           /* elements of views that differed */
+} hook_layer;
+typedef struct hook_work { hook_layer *l; float *view[HOOK_EXPERTS]; int which, writes; } hook_work;
+
+static gmm_status hook_run(const void *argument, gmm_stream stream) {
+    const hook_work *a = (const hook_work *)argument;
+    const int64_t n = hook_rows[a->which] * hook_cols[a->which];
+    (void)stream;
+    for (int e = 0; e < HOOK_EXPERTS; e++) {
+        if (a->writes) memcpy(a->view[e], a->l->dw[a->which] + e * n, (size_t)n * sizeof(float));
+        else
+            for (int64_t i = 0; i < n; i++) a->l->wrong += a->view[e][i] != a->l->whole[a->which][e * n + i];
+    }
+    return GMM_OK;
+}
+static gmm_status hook_enqueue(hook_layer *l, int which, int writes, const gmm_mat *view) {
+    gmm_range ranges[HOOK_EXPERTS + 1];
+    gmm_work w = GMM_ZERO;
+    hook_work a;
+    memset(&a, 0, sizeof a);
+    memset(ranges, 0, sizeof ranges);
+    a.l = l;
+    a.which = which;
+    a.writes = writes;
+    for (int e = 0; e < HOOK_EXPERTS; e++) {
+        a.view[e] = view->table ? (float *)view->table[e] : (float *)view->data + e * view->group_stride;
+        ranges[e].data = a.view[e];
+        ranges[e].bytes = (size_t)(hook_rows[which] * hook_cols[which]) * sizeof(float);
+        ranges[e].writes = writes;
+    }
+    ranges[HOOK_EXPERTS].data = &l->wrong;
+    ranges[HOOK_EXPERTS].bytes = sizeof l->wrong;
+    ranges[HOOK_EXPERTS].writes = !writes;
+    w.name = "product";
+    w.function = hook_run;
+    w.argument = &a;
+    w.argument_bytes = sizeof a;
+    w.ranges = ranges;
+    w.range_count = HOOK_EXPERTS + 1;
+    return l->r->rt.run(l->r->rt.self, &w, l->r->compute);
+}
+static gmm_status hook_release(hook_layer *l, int which) {
+    const int held = l->held[which];
+    l->held[which] = 0;
+    if (!held) return GMM_OK;
+    return gmm_gtp_release(l->r->gtp, l->bundle[which], (gmm_gtp_pass)(held - 1), l->r->compute);
+}
+static gmm_status hook_need(void *user, gmm_param param, gmm_op op, gmm_stream stream) {
+    hook_layer *l = (hook_layer *)user;
+    const int which = param == GMM_PARAM_W2;
+    const gmm_gtp_pass pass = l->backward ? GMM_GTP_BACKWARD : GMM_GTP_FORWARD;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_status s = hook_release(l, !which);
+    (void)stream;
+    if ((op == GMM_OP_LINEAR_DGRAD) != l->backward) return GMM_E_ARG;
+    if (!s) s = gmm_gtp_acquire(l->r->gtp, l->bundle[which], pass, l->r->compute, &v);
+    l->held[which] = 1 + (int)pass;
+    if (!s && l->premature) s = hook_release(l, which);
+    if (!s) s = hook_enqueue(l, which, 0, &v.mat);
+    l->w[which].data = l->whole[which];
+    return s;
+}
+static void hook_ready(void *user, gmm_param param, gmm_stream stream) {
+    hook_layer *l = (hook_layer *)user;
+    const int which = param == GMM_PARAM_W2;
+    gmm_gtp_gradient in = GMM_ZERO;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_status s = gmm_gtp_wgrad(l->r->gtp, l->bundle[which], l->r->compute, &v);
+    (void)stream;
+    if (!s) s = hook_enqueue(l, which, 1, &v.mat);
+    in.scale = 1;
+    in.add = l->opens ? GMM_GTP_SET : GMM_GTP_ADD;
+    if (!s) s = gmm_gtp_submit(l->r->gtp, l->bundle[which], &in, l->r->compute);
+    l->wrong += s != GMM_OK;
+}
+
+static void hook_declare(rank *r, hook_layer *layers, float *const (*whole)[2], int premature) {
+    const gmm_gtp_config config = config_of(r);
+    gmm_gtp_domain d = domain_of(r, 0, 1);
+    int32_t list[2][2 * HOOK_LAYERS], chain[2];
+    begin(r, &config);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+    for (int k = 0; k < 2 * HOOK_LAYERS; k++) {
+        hook_layer *l = &layers[k / 2];
+        const int which = k % 2;
+        gmm_shard s = GMM_ZERO;
+        l->r = r;
+        l->premature = premature;
+        l->whole[which] = whole[k / 2][which];
+        l->dw[which] = (float *)t_host((size_t)(HOOK_EXPERTS * hook_rows[which] * hook_cols[which]) * sizeof(float));
+        s.dtype = GMM_F32;
+        s.rows = hook_rows[which];
+        s.cols = hook_cols[which];
+        s.gtp_size = W.n;
+        s.gtp_rank = r->index;
+        T_OK_TEXT(gmm_gtp_plan(&s, &l->plan[which], NULL), "");
+        for (int e = 0; e < HOOK_EXPERTS; e++) {
+            gmm_gtp_weight w = weight_of(&s, e, "expert");
+            memcpy(w.data[0], l->whole[which] + (e * s.rows + l->plan[which].row0) * s.cols,
+                   (size_t)(l->plan[which].valid_rows * s.cols) * sizeof(float));
+            l->main_grad[which][e] = (float *)w.main_grad;
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &l->ids[which][e]));
+        }
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], l->ids[which], HOOK_EXPERTS, which ? "fc2" : "fc1",
+                                     &l->bundle[which]));
+        list[0][k] = list[1][2 * HOOK_LAYERS - 1 - k] = l->bundle[which];
+    }
+    for (int pass = 0; pass < 2; pass++) {
+        gmm_gtp_chain c = GMM_ZERO;
+        c.pass = pass ? GMM_GTP_BACKWARD : GMM_GTP_FORWARD;
+        c.bundles = list[pass];
+        c.count = 2 * HOOK_LAYERS;
+        c.prefetch = 1;
+        GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &chain[pass]));
+    }
+    bind(r, 1);
+    GTP_OK(r, gmm_gtp_follow(r->gtp, chain[0], chain[1]));
+}
+
+/* Forward and backward of a layer. `with` hooks: their weights are known in `need`. */
+static void hook_mlp(hook_layer *l, gmm_op op, int with, const float *x, const float *dy, float *out, void *saved) {
+    const int32_t sizes[HOOK_EXPERTS] = {4, 7};
+    gmm_context *ctx = l->r->ctx;
+    const gmm_mat mx = gmm_mat_packed(GMM_F32, x), mdy = gmm_mat_packed(GMM_F32, dy);
+    const gmm_mat mo = gmm_mat_packed(GMM_F32, out);
+    gmm_mat g[2];
+    gmm_grad d[2] = {GMM_ZERO, GMM_ZERO};
+    gmm_mlp_config mc = GMM_ZERO;
+    gmm_grad_hooks hooks = GMM_ZERO;
+    gmm_groups groups = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    void *work;
+    mc.hidden = HOOK_HIDDEN;
+    mc.ffn = HOOK_FFN;
+    mc.act.kind = GMM_ACT_SWIGLU;
+    groups.count = HOOK_EXPERTS;
+    groups.capacity = HOOK_TOKENS;
+    groups.splits = sizes;
+    groups.dtype = GMM_I32;
+    hooks.user = l;
+    hooks.need = hook_need;
+    hooks.ready = hook_ready;
+    for (int k = 0; k < 2; k++) {
+        l->w[k] = gmm_mat_packed(GMM_F32, with ? NULL : l->whole[k]);
+        g[k] = gmm_mat_packed(GMM_F32, l->dw[k]);
+        d[k].mat = &g[k];
+    }
+    mlp.config = &mc;
+    mlp.groups = &groups;
+    mlp.hooks = with ? &hooks : NULL;
+    mlp.x = &mx;
+    mlp.w1 = &l->w[0];
+    mlp.w2 = &l->w[1];
+    mlp.y = mlp.dx = &mo;
+    mlp.dy = &mdy;
+    mlp.dw1 = &d[0];
+    mlp.dw2 = &d[1];
+    T_OK_TEXT(gmm_mlp_query(ctx, op, &mlp, &info), gmm_last_error(ctx));
+    work = aligned(info.workspace_bytes, 0xFF);
+    mlp.saved = saved;
+    mlp.saved_bytes = info.saved_bytes;
+    l->backward = op == GMM_OP_MLP_BWD;
+    if (l->backward) T_OK_TEXT(gmm_mlp_bwd(ctx, &mlp, work, info.workspace_bytes, NULL), gmm_last_error(ctx));
+    else T_OK_TEXT(gmm_mlp_fwd(ctx, &mlp, work, info.workspace_bytes, NULL), gmm_last_error(ctx));
+    for (int k = 0; k < 2 && with; k++) GTP_OK(l->r, hook_release(l, k));
+}
+#define hook_mlp(...) T_CALL(hook_mlp, __VA_ARGS__)
+
+static float *hook_values(int64_t n) {
+    float *v = (float *)t_host((size_t)n * sizeof(float));
+    for (int64_t i = 0; i < n; i++) v[i] = (float)t_real();
+    return v;
+}
+
+/* Under random schedules no access races, every product reads the weight that it needs, and gradients are those of
+   MLPs without hooks, summed over ranks. With `premature`, a release before the product, the race checker reports it. */
+static void hooked_mlp(int premature) {
+    enum { MICRO = 3, RANKS = 2, OUT = HOOK_TOKENS * HOOK_HIDDEN };
+    const size_t saved_bytes = HOOK_TOKENS * 2 * HOOK_FFN * sizeof(float);
+    float *whole[HOOK_LAYERS][2], *x[RANKS], *dy[RANKS], *want[RANKS][HOOK_LAYERS][2], *dw[RANKS][HOOK_LAYERS][2];
+    for (int k = 0; k < 2 * HOOK_LAYERS; k++)
+        whole[k / 2][k % 2] = hook_values(HOOK_EXPERTS * hook_rows[k % 2] * hook_cols[k % 2]);
+    for (int i = 0; i < RANKS; i++) {
+        x[i] = hook_values(OUT);
+        dy[i] = hook_values(OUT);
+    }
+    for (int seed = 0; seed < (premature ? 1 : 12); seed++) {
+        hook_layer layers[RANKS][HOOK_LAYERS];
+        const char *race = "";
+        memset(layers, 0, sizeof layers);
+        open_world(RANKS, seed ? t_rand() | 1 : 0, 2000);
+        for (int i = 0; i < RANKS; i++) hook_declare(&W.r[i], layers[i], (float *const (*)[2])whole, premature);
+        for (int step = -1; step < MICRO; step++) /* -1: without hooks */
+            for (int i = 0; i < RANKS; i++) {
+                void *saved[HOOK_LAYERS];
+                for (int l = 0; l < HOOK_LAYERS && step >= 0; l++)
+                    for (int k = 0; k < 2; k++)
+                        GTP_OK(&W.r[i], gmm_gtp_publish(W.r[i].gtp, layers[i][l].ids[k], HOOK_EXPERTS, NULL));
+                for (int pass = 0; pass < 2; pass++)
+                    for (int n = 0; n < HOOK_LAYERS; n++) {
+                        const int l = pass ? HOOK_LAYERS - 1 - n : n, first = step < 0;
+                        float *out = (float *)t_host(OUT * sizeof(float));
+                        if (!pass) saved[l] = aligned(saved_bytes, 0xFF);
+                        layers[i][l].opens = step == 0;
+                        hook_mlp(&layers[i][l], pass ? GMM_OP_MLP_BWD : GMM_OP_MLP_FWD, !first, x[i], dy[i], out,
+                                 saved[l]);
+                        if (first) want[i][l][pass] = out;
+                        else t_same(pass ? "dx" : "y", out, want[i][l][pass], OUT * sizeof(float));
+                        for (int k = 0; k < 2 && pass && first; k++) {
+                            const size_t bytes = (size_t)(HOOK_EXPERTS * hook_rows[k] * hook_cols[k]) * sizeof(float);
+                            dw[i][l][k] = (float *)memcpy(t_host(bytes), layers[i][l].dw[k], bytes);
+                        }
+                    }
+            }
+        if (premature) {
+            (void)gmm_ranks_run(W.ranks);
+            T_CHECK(gmm_ranks_races(W.ranks, &race) > 0, "no race was found");
+            break;
+        }
+        finish();
+        for (int j = 0; j < RANKS * HOOK_LAYERS * 2; j++) {
+            const int i = j / (2 * HOOK_LAYERS), l = j / 2 % HOOK_LAYERS, k = j % 2;
+            T_CHECK(layers[i][l].wrong == 0, "rank %d layer %d: %lld wrong", i, l, (long long)layers[i][l].wrong);
+            for (int64_t n = 0; n < HOOK_EXPERTS * layers[i][l].plan[k].valid_rows * hook_cols[k]; n++) {
+                const int64_t part = layers[i][l].plan[k].valid_rows * hook_cols[k], e = n / part;
+                const int64_t at = (e * hook_rows[k] + layers[i][l].plan[k].row0) * hook_cols[k] + n % part;
+                const float sum = dw[0][l][k][at] + dw[1][l][k][at];
+                float total = sum;
+                for (int step = 1; step < MICRO; step++) total += sum;
+                T_CHECK(layers[i][l].main_grad[k][e][n % part] == total, "rank %d layer %d fc%d: %g, not %g", i, l,
+                        k + 1, (double)layers[i][l].main_grad[k][e][n % part], (double)total);
+            }
+        }
+    }
+    close_world();
+}
+
 /* ------------------------------------------------------------------------------- Defects and rows on their own --- */
 
 /* Products read acquired views and never the shards. After the acquire, the shards are overwritten with NaN, and
@@ -2466,6 +2719,8 @@ void tests_gtp_runtime(void) {
         t_add_host(swapped_bundles, i, "gtp runtime two bundles of one size swapped on one rank, %s",
                    i == 0 ? "gathers" : i == 1 ? "reductions" : "exchanges");
     for (int i = 1; i <= 2; i++) t_add_host(operations, i, "gtp runtime views in operations g=%d", i);
+    t_add_host(hooked_mlp, 0, "gtp runtime weights gathered by hooks of an MLP");
+    t_add_host(hooked_mlp, 1, "gtp runtime weights released before the product");
     for (int i = 1; i <= 3; i += 2)
         t_add_host(acquired_only, i, "gtp runtime products read acquired views, %d experts", i);
     for (int i = 0; i < 2; i++) t_add_host(poisoned, i, "gtp runtime scratch of 12345%s", i ? ", exchanged" : "");

@@ -712,7 +712,7 @@ static void delayed(int arg) {
         const mlp_spec s = usual((gmm_dtype)arg);
         gmm_wgrad_entry entries[2];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
-        gmm_grad_hooks hooks;
+        gmm_grad_hooks hooks = GMM_ZERO;
         hook_log log;
         mlp_run r, r2;
         gmm_info info = GMM_ZERO;

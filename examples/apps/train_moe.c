@@ -10,9 +10,9 @@
  * read, and x and FC2's input in forward, which saves them as backward multiplies them.
  *
  * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
- * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU: gathered before they are read,
- * reduced behind the backward. Every rank takes its share of the micro-batches; with as many of these as ranks, the
- * result is that of one rank to the bit.
+ * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU. The hooks of the experts' MLP
+ * acquire a weight right before the product that reads it, and reduce a gradient as soon as it is complete. Every rank
+ * takes its share of the micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
  *
  * Ctrl-C or SIGTERM ends training behind the step under way: it is saved, and the command that continues is printed.
  *
@@ -652,6 +652,9 @@ typedef struct param {
     int64_t row0, held;      /* rows of each matrix that this rank holds, with padding; all rows unless sharded */
     int64_t block;           /* sharded FC1: interleave block of its gate and linear rows; 0 = gate rows first */
     int32_t bundle, *ids;    /* sharded: its ids in the GTP runtime */
+    int acquired;            /* the views that are held, a bit for each pass */
+    gmm_mat columnwise;      /* weights_announce: w.columnwise */
+    int64_t columnwise_ld;
     const gmm_format *format;/* format of a shard that is held quantized; NULL = not quantized */
     const float *scale;      /* delayed scaling: [count] quantization scales, and where amaxes are recorded */
     float *amax;
@@ -663,11 +666,15 @@ typedef struct param {
     gmm_grad dw;
 } param;
 
+struct model;
 typedef struct layer {
+    struct model *model;
+    gmm_grad_hooks hooks;        /* sharded weights: gathered before they are read, gradients reduced when complete */
     param *norm, *router, *w1, *b1, *w2, *b2;
     float *h, *inverse_rms;      /* input of the block, and 1 / rms of its rows */
     buffer normed, logits, indices, probs, counts, aux, row_of, slot_of, sizes, rows, row_probs, y, out, saved;
     buffer drows, deferred;
+    int backward;                /* hooks: the call under way is a backward */
     buffer scale, history, random; /* recipe: [GMM_SLOTS][experts], [length] of the same, two states */
     buffer weight_cache;           /* recipe: quantized weights, for all micro-batches of a step */
 } layer;
@@ -901,28 +908,32 @@ static void check_gtp(const model *m, gmm_status status) {
 }
 
 /* Makes a parameter's weights readable until the release; sharded ones are gathered first. */
-static void weights_acquire(model *m, param *p, gmm_gtp_pass pass) {
+static void weights_acquire(const model *m, param *p, gmm_gtp_pass pass) {
     gmm_gtp_view view = GMM_ZERO;
-    if (!p->sharded) return;
+    if (!p->sharded || p->acquired >> pass & 1) return;
     check_gtp(m, gmm_gtp_acquire(m->gtp, p->bundle, pass, NULL, &view));
+    p->acquired |= 1 << pass;
     p->w = view.mat;
 }
-static void weights_release(model *m, const param *p, gmm_gtp_pass pass) {
-    if (p->sharded) check_gtp(m, gmm_gtp_release(m->gtp, p->bundle, pass, NULL));
+/* Releases the views of all passes. */
+static void weights_release(const model *m, param *p) {
+    for (int pass = 0; pass < GMM_GTP_PASSES; pass++)
+        if (p->acquired >> pass & 1) check_gtp(m, gmm_gtp_release(m->gtp, p->bundle, (gmm_gtp_pass)pass, NULL));
+    p->acquired = 0;
 }
-/* The same for a backward that recomputes FC1: it needs a view of its own if backward reads another quantized copy. */
+/* Whether a backward that runs FC1 again needs a view of its own for it, since backward reads another quantized
+   copy. */
 static int reads_recompute_view(const param *p) { return p->format && !strcmp(opt.save_policy, "nothing"); }
-static void weights_acquire_again(model *m, param *p) {
-    gmm_mat backward;
-    weights_acquire(m, p, GMM_GTP_BACKWARD);
-    if (!reads_recompute_view(p)) return;
-    backward = p->w;
-    weights_acquire(m, p, GMM_GTP_RECOMPUTE);
-    p->w.columnwise = backward.columnwise;
-}
-static void weights_release_again(model *m, const param *p) {
-    weights_release(m, p, GMM_GTP_BACKWARD);
-    if (reads_recompute_view(p)) weights_release(m, p, GMM_GTP_RECOMPUTE);
+
+/* The dtype and format of experts' weights that are gathered when a product needs them (weights_needed). */
+static void weights_announce(param *p) {
+    if (!p->sharded) return;
+    p->w = gmm_mat_packed(p->dtype, NULL);
+    if (!p->format) return;
+    p->w = gmm_mat_quantized(p->format, GMM_ROWWISE, NULL, NULL, NULL);
+    p->columnwise = gmm_mat_quantized(p->format, GMM_COLUMNWISE, NULL, NULL, NULL);
+    p->columnwise.ld = p->columnwise_ld;
+    p->w.columnwise = &p->columnwise;
 }
 /* Provides the buffer of dw, which is then stored and reduced. */
 static void gradient_begin(model *m, param *p) {
@@ -938,6 +949,27 @@ static void gradient_end(model *m, const param *p) {
     gradient.scale = 1;
     gradient.add = p->opens ? GMM_GTP_SET : GMM_GTP_ADD;
     check_gtp(m, gmm_gtp_submit(m->gtp, p->bundle, &gradient, NULL));
+}
+
+/* gmm_mlp calls it before a product of a block reads a weight. The other weight's product has been enqueued; it is
+   released, unless backward reads the same view twice, since it runs FC1 again. */
+static gmm_status weights_needed(void *user, gmm_param which, gmm_op op, gmm_stream stream) {
+    const layer *l = (const layer *)user;
+    const int again = l->backward && op == GMM_OP_LINEAR_FWD;
+    param *p = which == GMM_PARAM_W1 ? l->w1 : l->w2;
+    (void)stream;
+    if (which == GMM_PARAM_W1) weights_release(l->model, l->w2);
+    else if (!(l->w1->acquired >> GMM_GTP_BACKWARD & 1)) weights_release(l->model, l->w1);
+    weights_acquire(l->model, p, !l->backward ? GMM_GTP_FORWARD
+                                 : again && reads_recompute_view(p) ? GMM_GTP_RECOMPUTE : GMM_GTP_BACKWARD);
+    return GMM_OK;
+}
+/* gmm_mlp calls it when the gradient of a parameter is complete: the reduction runs beside what is enqueued next. */
+static void gradient_ready(void *user, gmm_param which, gmm_stream stream) {
+    const layer *l = (const layer *)user;
+    (void)stream;
+    if (which == GMM_PARAM_W1) gradient_end(l->model, l->w1);
+    if (which == GMM_PARAM_W2) gradient_end(l->model, l->w2);
 }
 
 /* Rounds the masters to the weights that gmm computes with. */
@@ -1222,7 +1254,7 @@ static void linear_forward(model *m, param *w, const param *b, const buffer *x, 
     linear.y = &my;
     weights_acquire(m, w, GMM_GTP_FORWARD);
     linear_run(m, GMM_OP_LINEAR_FWD, &linear);
-    weights_release(m, w, GMM_GTP_FORWARD);
+    weights_release(m, w);
 }
 
 /* The engine that serves linear_forward. */
@@ -1259,7 +1291,7 @@ static void linear_backward(model *m, param *w, const param *b, const buffer *x,
     linear.y_add = add;
     weights_acquire(m, w, GMM_GTP_BACKWARD);
     linear_run(m, GMM_OP_LINEAR_DGRAD, &linear);
-    weights_release(m, w, GMM_GTP_BACKWARD);
+    weights_release(m, w);
     gradient_begin(m, w);
     linear_run(m, GMM_OP_LINEAR_WGRAD, &linear);
     gradient_end(m, w);
@@ -1327,6 +1359,9 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
     c->mlp.config = &m->mlp;
     c->mlp.groups = &c->groups;
     c->mlp.x = &c->rows;
+    weights_announce(l->w1);
+    weights_announce(l->w2);
+    if (m->rank_group) c->mlp.hooks = &l->hooks;
     c->mlp.w1 = &l->w1->w;
     c->mlp.w2 = &l->w2->w;
     c->mlp.b1 = l->b1 ? &l->b1->w : NULL;
@@ -1395,13 +1430,11 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     permute.row_probs = (float *)l->row_probs.at;
     permute_run(m, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
 
-    weights_acquire(m, l->w1, GMM_GTP_FORWARD);
-    weights_acquire(m, l->w2, GMM_GTP_FORWARD);
+    l->backward = 0;
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &c.mlp, &info));
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_mlp_fwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
-    weights_release(m, l->w1, GMM_GTP_FORWARD);
-    weights_release(m, l->w2, GMM_GTP_FORWARD);
+    weights_release(m, l->w2);
 
     permute = c.permute; /* the experts have applied the probabilities */
     permute.rows = &c.y;
@@ -1464,19 +1497,13 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute.drows = &c.drows;
     permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
 
-    weights_acquire(m, l->w2, GMM_GTP_BACKWARD);
-    weights_acquire_again(m, l->w1);
+    l->backward = 1;
     gradient_begin(m, l->w2);
     gradient_begin(m, l->w1);
     check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
     need_workspace(m, info.workspace_bytes);
     check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
-    weights_release(m, l->w2, GMM_GTP_BACKWARD);
-    weights_release_again(m, l->w1);
-    if (!opt.delay_wgrad) {
-        gradient_end(m, l->w2);
-        gradient_end(m, l->w1);
-    }
+    weights_release(m, l->w1);
 
     permute = c.permute;
     permute.drows = &c.dexpert;
@@ -1505,10 +1532,6 @@ static void moe_delayed(model *m) {
         need_workspace(m, info.workspace_bytes);
         check(m, gmm_mlp_wgrad(m->ctx, &m->queue, m->workspace.at, m->workspace.bytes, NULL));
     }
-    for (int i = (int)opt.layers - 1; i >= 0; i--) {
-        gradient_end(m, m->layers[i].w2);
-        gradient_end(m, m->layers[i].w1);
-    }
 }
 
 /* ------------------------------------------------------------------------------------------------- 8 The model --- */
@@ -1521,6 +1544,10 @@ static void layer_make(model *m, layer *l, int index) {
     moe_call call;
     char name[96];
 #define NAMED(suffix) (snprintf(name, sizeof name, "decoder.layers.%d.%s", index, suffix), name)
+    l->model = m;
+    l->hooks.user = l;
+    l->hooks.ready = gradient_ready;
+    l->hooks.need = weights_needed;
     l->norm = param_add(m, NAMED("pre_mlp_layernorm.weight"), 1, 0, 1, hidden, GMM_F32, 1, 0, ON_HOST);
     l->router = param_add(m, NAMED("mlp.router.weight"), 1, 0, experts, hidden, m->dtype, 0, 0.5 / sqrt(hidden),
                           REPLICATED);
@@ -1682,6 +1709,12 @@ static void model_shard(model *m) {
             shard.scaling = p->format->scaling;
         }
         if (gmm_gtp_plan(&shard, &plan, &error)) die("%s", error.text);
+        if (p->format) { /* a transposed copy of padded rows */
+            gmm_layout layout = GMM_ZERO;
+            if (gmm_layout_of(shard.dtype, shard.scaling, p->format->order, GMM_COLUMNWISE, plan.padded_rows,
+                              plan.local_cols, &layout, &error)) die("%s", error.text);
+            p->columnwise_ld = layout.transposed ? layout.data_cols : 0;
+        }
         amax = (float *)get((size_t)p->count * sizeof *amax);
         p->ids = (int32_t *)get((size_t)p->count * sizeof *p->ids);
         for (int e = 0; e < p->count; e++) {

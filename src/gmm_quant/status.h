@@ -49,7 +49,8 @@ typedef struct gmm_error {
     X(GMM_E8M0, 7, e8m0, 8) \
     X(GMM_U8, 8, u8, 8) \
     X(GMM_I32, 9, i32, 32) \
-    X(GMM_I64, 10, i64, 64)
+    X(GMM_I64, 10, i64, 64) \
+    X(GMM_F64, 11, f64, 64)
 
 typedef enum gmm_dtype {
 #define GMM__X(name, value, text, bits) name = value,

@@ -77,13 +77,31 @@ typedef enum gmm_param {
     GMM_PARAM_W1 = 0, GMM_PARAM_B1 = 1, GMM_PARAM_W2 = 2, GMM_PARAM_B2 = 3, GMM_PARAM_MAX = 0x7fffffff
 } gmm_param;
 
-/* Gradient callbacks. `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where
-   groups are empty, FC2's before FC1's, on the calling thread, when the work that completes the gradient has been
-   enqueued on `stream`. Biases complete in bwd; weights in bwd or, delayed, in gmm_mlp_wgrad. Not called while
-   capturing. */
+/* Callbacks, each NULL = none, called on the calling thread with the stream of the call.
+   `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where groups are empty,
+   FC2's before FC1's, when the work that completes the gradient has been enqueued on `stream`, and before later work
+   is: FC2's weight gradient is complete before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or,
+   delayed, in gmm_mlp_wgrad. Not called while capturing.
+   `need` is called before a product that reads a weight is enqueued, behind all work before the product, for weights
+   that are made available late (gathered over ranks, copied from host memory). fwd calls it for w1, then w2, with `op`
+   GMM_OP_LINEAR_FWD; bwd for w1 with GMM_OP_LINEAR_FWD if FC1 runs again, for w2, then w1 with GMM_OP_LINEAR_DGRAD, for
+   those of these products that run. Where the product multiplies a copy that was cast before (in bwd with a weight
+   cache, or for FC1's second run), the matrix is not read, and `need` not called.
+   It may enqueue work on `stream`, such as a wait, and set the matrix that gmm_mlp.w1 or w2 points to. With `need`, the
+   weights' addresses (data, table, scale, scale_table, amax) are read behind it, not before, and may be NULL when the
+   call or query begins; so may entries of tables. data or table, group_stride and GMM_MAT_TABLE_ON_HOST may be chosen
+   late. All other fields, also those of the copy in `columnwise` that bwd reads, are read at the beginning and must
+   remain: dtype, scaling, scale_order, hadamard, other flags, ld. Where ld is a multiple of 16 bytes, so must be the
+   matrices' addresses, as a query assumes. What breaks this, or overlaps memory that the call writes, is refused, with
+   GMM_E_CONFIG, GMM_E_ALIGN or as when it is given at the beginning.
+   A status other than GMM_OK ends the call with this status; gmm_last_error names it. After a refusal behind the
+   beginning, the work before it has been enqueued, outputs are undefined, and bwd has queued nothing.
+   `need` is called while capturing too: what it enqueues becomes part of the graph, and the graph reads the addresses
+   that it sets. No replay calls it. */
 typedef struct gmm_grad_hooks {
     void *user;
     void (*ready)(void *user, gmm_param param, gmm_stream stream);
+    gmm_status (*need)(void *user, gmm_param param, gmm_op op, gmm_stream stream);
 } gmm_grad_hooks;
 
 /* The queued weight gradients of both linears of one bwd; its contents are private to the library. */
@@ -211,7 +229,7 @@ typedef struct gmm_saved_layout {
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
 /* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
-   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate). */
+   Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate, hooks.need), the status of hooks.need. */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
@@ -238,7 +256,8 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
-/* Calls the hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for callers
-   who have launched a graph of the operation.  Stream, graph: passed to the hooks. Errors: those of gmm_mlp_query. */
+/* Calls the `ready` hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for
+   callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
+   Errors: those of gmm_mlp_query. */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 

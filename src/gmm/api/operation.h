@@ -20,6 +20,9 @@
     X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
     X(GMM_OP_TOPK_FWD, topk_fwd) \
     X(GMM_OP_TOPK_BWD, topk_bwd) \
+    X(GMM_OP_ROUTE_FROM_DENSE, route_from_dense) \
+    X(GMM_OP_ROUTE_TO_DENSE, route_to_dense) \
+    X(GMM_OP_EXPERT_BIAS, expert_bias) \
     X(GMM_OP_PERMUTE_MAP, permute_map) \
     X(GMM_OP_PERMUTE_FWD, permute_fwd) \
     X(GMM_OP_PERMUTE_BWD, permute_bwd) \

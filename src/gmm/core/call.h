@@ -61,6 +61,8 @@ typedef struct gmm__call {
         gmm_activation act;
         gmm_mlp mlp;
         gmm_route route;
+        gmm_dense_route dense;
+        gmm_expert_bias bias;
         gmm_permute permute;
         gmm_padding pad;
         gmm_glu glu;
@@ -84,7 +86,6 @@ typedef struct gmm__call {
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    uint64_t fields;        /* bits of gmm__field: the optional fields that the call uses; set by gmm__select_from */
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -117,7 +118,7 @@ typedef struct gmm__engine_row {
     gmm_engine engine;
     gmm_space space;
     int automatic;    /* AUTO may choose it */
-    uint64_t honours; /* bits of gmm__field: the optional fields that it honours */
+    const unsigned char *honours; /* by gmm__field: 1 = it honours the optional field */
     gmm__engine_op ops[GMM_OP_COUNT];
 } gmm__engine_row;
 

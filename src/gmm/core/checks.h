@@ -306,7 +306,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
-    if (m->dtype <= GMM_NONE || m->dtype > GMM_I64 || !(dtypes >> m->dtype & 1u))
+    if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
         return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
     if (m->scaling != GMM_SCALING_NONE)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",

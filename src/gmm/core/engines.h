@@ -13,7 +13,7 @@
 #define GMM__QUANT_OP(...) __VA_ARGS__
 #endif
 static const gmm__engine_row gmm__engines[] = {
-    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_CPU), {
+    { GMM_ENGINE_CPU, GMM_SPACE_CPU, 1, gmm__honours_cpu, {
         GMM__QUANT_OP(GMM__OP(cpu, quantize)), GMM__QUANT_OP(GMM__OP(cpu, dequantize)),
         GMM__QUANT_OP(GMM__OP(cpu, quantize)), /* requantize */
         GMM__QUANT_OP(GMM__OP_ANY(cpu, scale_update)), GMM__QUANT_OP(GMM__OP_ANY(cpu, transpose)),
@@ -26,6 +26,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
+        GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, expert_bias), /* from, to */
         GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
         GMM__OP_ANY(cpu, unpermute_fwd), GMM__OP_ANY(cpu, unpermute_bwd),
         GMM__OP(cpu, pad), GMM__OP(cpu, pad), /* pad, unpad */
@@ -33,7 +34,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP_ANY(cpu, accumulate), GMM__OP_ANY(cpu, convert)
     } },
 #ifdef __CUDACC__
-    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_WGMMA), {
+    { GMM_ENGINE_WGMMA, GMM_SPACE_CUDA, 1, gmm__honours_wgmma, {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -48,7 +49,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
-    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, 0 GMM__FIELD_LIST(GMM__HONOURS_MMA), {
+    { GMM_ENGINE_MMA, GMM_SPACE_CUDA, 1, gmm__honours_mma, {
         GMM__QUANT_OP(GMM__OP(mma, quantize)), GMM__QUANT_OP(GMM__OP(mma, dequantize)),
         GMM__QUANT_OP(GMM__OP(mma, quantize)), /* requantize */
         GMM__QUANT_OP(GMM__OP_ANY(mma, scale_update)), GMM__QUANT_OP(GMM__OP(mma, transpose)),
@@ -58,6 +59,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
+        GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, expert_bias), /* from, to */
         GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),
         GMM__OP_BY(mma, permute, unpermute_fwd), GMM__OP_BY(mma, permute, unpermute_bwd),
         GMM__OP(mma, pad), GMM__OP(mma, pad), /* pad, unpad */
@@ -66,7 +68,7 @@ static const gmm__engine_row gmm__engines[] = {
     } },
 #endif
 #ifdef GMM__CUBLASLT
-    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, 0 GMM__FIELD_LIST(GMM__HONOURS_CUBLASLT), {
+    { GMM_ENGINE_CUBLASLT, GMM_SPACE_CUDA, 0, gmm__honours_cublaslt, {
         GMM__NO_OP, /* quantize */
         GMM__NO_OP, /* dequantize */
         GMM__NO_OP, /* requantize */
@@ -251,15 +253,13 @@ static int gmm__automatic(const gmm__engine_row *row, const gmm__call *call) {
 /* Makes the plan of an engine for a call. Returns 0 if the engine declines it, for the reason in the note: of several
    fields that the engine does not honour, the note names the first one of GMM__FIELD_LIST. */
 static int gmm__plan_row(const gmm__engine_row *row, const gmm__call *call, gmm__plan *plan) {
-    const uint64_t missing = call->fields & ~row->honours;
-    int field = 0;
+    int field;
     memset(plan, 0, sizeof *plan);
     plan->call = call;
     plan->engine = row->engine;
     if (row->space != call->ctx->config.space) return gmm__decline(plan, "serves another memory space");
     if (!row->ops[call->op].plan) return gmm__decline(plan, "does not have this operation");
-    if (!missing) return row->ops[call->op].plan(call, plan);
-    while (!(missing >> field & 1)) field++;
+    if ((field = gmm__missing_field(call, row->honours)) < 0) return row->ops[call->op].plan(call, plan);
     return gmm__decline(plan, "does not honour %s", gmm__field_name(field));
 }
 
@@ -285,7 +285,6 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
     const gmm_engine demanded = call->options.engine;
     char reasons[160] = "";
     size_t i, length = 0;
-    call->fields = gmm__requested_fields(call);
     for (i = 0; i < count; i++) {
         const gmm__engine_row *row = &rows[i];
         if (demanded != GMM_ENGINE_AUTO ? row->engine != demanded : !gmm__automatic(row, call)) continue;

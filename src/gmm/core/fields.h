@@ -59,6 +59,11 @@
     X(AUX_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.aux_coeff != 0.0f, 1, 0, 1, 0, "route.aux_coeff") \
     X(Z_LOSS, TOPK_FWD, TOPK_BWD, call->d.route.z_coeff != 0.0f, 1, 0, 1, 0, "route.z_coeff") \
     X(DLOSS, TOPK_BWD, TOPK_BWD, call->d.route.dloss, 1, 0, 1, 0, "route.dloss") \
+    X(ROUTE_GROUPS, TOPK_FWD, TOPK_BWD, call->d.route.groups > 1, 1, 0, 1, 0, "route.groups") \
+    X(SINKHORN, TOPK_FWD, TOPK_BWD, call->d.route.sinkhorn, 1, 0, 1, 0, "route.sinkhorn") \
+    X(SEQUENCES, TOPK_FWD, TOPK_BWD, call->d.route.sequences > 1, 1, 0, 1, 0, "route.sequences") \
+    X(PADDING, TOPK_FWD, TOPK_BWD, call->d.route.padding, 1, 0, 1, 0, "route.padding") \
+    X(TOTAL_COUNTS, TOPK_FWD, TOPK_FWD, call->d.route.total_counts, 1, 0, 1, 0, "route.total_counts") \
     X(PERMUTE_ALIGN, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.align > 1, 1, 0, 1, 0, "permute.align") \
     X(PERMUTE_TAIL, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.tail != GMM_TAIL_KEEP, 1, 0, 1, 0, "permute.tail") \
     X(PERMUTE_FAULT, PERMUTE_MAP, UNPERMUTE_BWD, call->d.permute.fault, 1, 0, 1, 0, "permute.fault") \
@@ -90,17 +95,26 @@ enum gmm__field {
 #undef GMM__X
     GMM__FIELDS
 };
-typedef char gmm__fields_fit[GMM__FIELDS <= 64 ? 1 : -1]; /* gmm__call.fields and gmm__engine_row.honours are 64 bits */
 
-/* The engines' columns of the list as sets of bits, for the engine table. */
-#define GMM__HONOURS_CPU(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(cpu) << GMM__FIELD_##field)
-#define GMM__HONOURS_WGMMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(wgmma) << GMM__FIELD_##field)
-#define GMM__HONOURS_MMA(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(mma) << GMM__FIELD_##field)
-#define GMM__HONOURS_CUBLASLT(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    | ((uint64_t)(cublaslt) << GMM__FIELD_##field)
+/* The engines' columns of the list, for the engine table. */
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) cpu,
+static const unsigned char gmm__honours_cpu[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#if defined(__CUDACC__)
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) wgmma,
+static const unsigned char gmm__honours_wgmma[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
+#if defined(__CUDACC__) && defined(GMM__ELEM_DONE)
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) mma,
+static const unsigned char gmm__honours_mma[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
+#ifdef GMM__CUBLASLT
+#define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) cublaslt,
+static const unsigned char gmm__honours_cublaslt[] = { GMM__FIELD_LIST(GMM__X) };
+#undef GMM__X
+#endif
 
 static const char *gmm__field_name(int field) {
     static const char *const names[] = {
@@ -133,15 +147,16 @@ static int gmm__any_row_amax(const gmm__call *call) {
 /* Whether gmm__call.d is a gmm_quantization. */
 static int gmm__casts(gmm_op op) { return op == GMM_OP_QUANTIZE || op == GMM_OP_REQUANTIZE; }
 
-/* The set of optional fields that a checked call uses. The conditions of GMM__FIELD_LIST read `call` and `linear`. */
-static uint64_t gmm__requested_fields(const gmm__call *call) {
+/* The first optional field of GMM__FIELD_LIST that a checked call uses and an engine does not honour; -1 if there is
+   none. The conditions of the list read `call` and `linear`. */
+static int gmm__missing_field(const gmm__call *call, const unsigned char *honours) {
     const gmm_linear *linear = &call->d.linear;
     const gmm_op op = call->op;
-    uint64_t fields = 0;
 #define GMM__X(field, first, last, condition, cpu, wgmma, mma, cublaslt, name) \
-    if (op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) fields |= (uint64_t)1 << GMM__FIELD_##field;
+    if (!honours[GMM__FIELD_##field] && op >= GMM_OP_##first && op <= GMM_OP_##last && (condition)) \
+        return GMM__FIELD_##field;
     GMM__FIELD_LIST(GMM__X)
 #undef GMM__X
-    return fields;
+    return -1;
 }
 

@@ -13,7 +13,7 @@ static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream 
     gmm__mlp_steps steps;
     gmm_status s = gmm__mlp_build_fwd(&steps, plan->call, plan->workspace);
     if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
-    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, NULL, stream) : s;
+    return s == GMM_OK ? gmm__mlp_run_steps(&steps, plan, plan->call->d.mlp.hooks, stream) : s;
 }
 
 /* The contents of gmm_wgrad_entry: the weight gradients of one backward, FC2's first. It points to the caller's

@@ -16,10 +16,34 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Reads a weight: floats, or quantized as the recipe would quantize it. `rowwise` and `columnwise` tell which of its
-   copies the products of the call read; if they read neither, the weight may be NULL. */
-static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *argument, const gmm_mat *mat, int rowwise,
-                                       int columnwise, int64_t rows, int64_t cols) {
+/* Whether the weights' addresses are read behind hooks.need, not when the call begins. */
+static int gmm__mlp_awaits(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
+
+/* The direction along which backward multiplies the copies of weights. */
+static gmm_direction gmm__mlp_dgrad_direction(const gmm__call *call) {
+    return call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? GMM_COLUMNWISE : GMM_ROWWISE;
+}
+/* The set of directions in which the products of a call read a weight. FC1 runs again in backward where forward has
+   saved nothing. */
+static int gmm__mlp_weight_directions(const gmm__call *call, int role) {
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    const int forward = fwd || (role == GMM__W && call->config.save == GMM_SAVE_NOTHING);
+    const int dgrad = !fwd && (role == GMM__W2 || call->d.mlp.dx);
+    return forward << GMM_ROWWISE | dgrad << (int)gmm__mlp_dgrad_direction(call);
+}
+/* Rows and columns of the matrices of a weight. */
+static gmm__extents gmm__mlp_weight_extents(const gmm__call *call, int role) {
+    const gmm_mlp_config *c = &call->config;
+    return role == GMM__W ? gmm__matrices(call->groups.count, gmm__mlp_fc1_cols(call), c->hidden)
+                          : gmm__matrices(call->groups.count, c->hidden_out, c->ffn);
+}
+
+/* Reads a weight: floats, or quantized as the recipe would quantize it. If the products of the call read it in no
+   direction of the set, it may be NULL. */
+static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions) {
+    const char *const argument = role == GMM__W ? "w1" : "w2";
+    const gmm_mat *const mat = role == GMM__W ? call->d.mlp.w1 : call->d.mlp.w2;
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
     const gmm_format *f = &call->recipe.weight;
     gmm_status s = GMM_OK;
     char name[32];
@@ -27,8 +51,7 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     int direction;
     const int bwd = call->op != GMM_OP_MLP_FWD;
     if (!mat || !gmm__copy_sized(&m, sizeof m, mat) || m.scaling == GMM_SCALING_NONE)
-        return gmm__read_mat(call, role, argument, mat, rowwise || columnwise,
-                             gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
+        return gmm__read_mat(call, role, argument, mat, directions != 0, extents, GMM__FLOATS);
     if (call->recipe.kind == GMM_RECIPE_NONE || m.dtype != f->dtype || m.scaling != f->scaling)
         return gmm__refuse(call, GMM_E_DTYPE, argument, "%s scaled %s: must be floats, or what mlp.quant.recipe "
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
@@ -38,10 +61,10 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
                            "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
-        if (!(direction ? columnwise : rowwise)) continue;
+        if (!(directions >> direction & 1)) continue;
         if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
-        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat,
-                            gmm__matrices(call->groups.count, rows, cols), direction ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
+                            direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
             return gmm__refuse(call, GMM_E_DTYPE, direction ? name : argument,
                                "%s scaled %s: must be as the rowwise copy", gmm_dtype_name(call->mat[role].dtype),
@@ -49,6 +72,15 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, const char *ar
     }
     call->mat[role] = m; /* both copies: each product selects the one whose blocks run along its contraction */
     call->mat[role].struct_size = 0;
+    return s;
+}
+/* Reads a weight when the call begins. With hooks.need it is checked as by a query, which reads no addresses. */
+static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
+    const int query = call->query;
+    gmm_status s;
+    call->query = query || gmm__mlp_awaits(call);
+    s = gmm__mlp_read_weight(call, role, gmm__mlp_weight_directions(call, role));
+    call->query = query;
     return s;
 }
 /* Dtype of the operands that are not quantized, and of the intermediate matrices. */
@@ -130,7 +162,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
     int64_t G, F1, out, elements, bytes;
-    int recomputes, keeps_x, override, reads[2]; /* directions of the weights' copies that dgrad reads */
+    int recomputes, keeps_x;
     gmm_error error;
     gmm_groups g;
 
@@ -180,17 +212,12 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
-    override = (int)call->quant.backward_override;
-    reads[GMM_ROWWISE] = !fwd && override != GMM_BACKWARD_BY_RECIPE;
-    reads[GMM_COLUMNWISE] = !fwd && override == GMM_BACKWARD_BY_RECIPE;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
                            gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W, "w1", d->w1, fwd || recomputes || (reads[GMM_ROWWISE] && d->dx),
-                                  reads[GMM_COLUMNWISE] && d->dx, F1, c->hidden)) ||
+        (s = gmm__mlp_read_first(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_weight(call, GMM__W2, "w2", d->w2, fwd || reads[GMM_ROWWISE], reads[GMM_COLUMNWISE], out,
-                                  c->ffn)) ||
+        (s = gmm__mlp_read_first(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))

@@ -64,6 +64,8 @@ typedef struct gmm__mlp_step {
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
+    int32_t awaits;         /* the slot of a weight for which hooks.need is called before this step; 0 = none */
+    gmm_op awaits_op;       /* the product that reads it */
 } gmm__mlp_step;
 
 enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
@@ -80,6 +82,9 @@ typedef struct gmm__mlp_steps {
     void *offsets;
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
+    gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
+    int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
+    gmm_op awaits_op;
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
@@ -263,6 +268,32 @@ static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat
     if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
 }
 
+/* Makes the addresses of a weight unknown: it becomes a table in host memory without entries, which in a plan takes
+   the workspace that any addresses may take. */
+static void gmm__mlp_forget_addresses(gmm_mat *m) {
+    static void *const no_entries[1] = { NULL };
+    m->data = m->scale = NULL;
+    m->table = no_entries;
+    m->scale_table = m->scaling == GMM_SCALING_NONE ? NULL : no_entries;
+    m->group_stride = 0;
+    m->flags |= (uint32_t)GMM_MAT_TABLE_ON_HOST;
+}
+/* Fills in a weight. */
+static void gmm__mlp_fill_weight(gmm__mlp_steps *steps, int slot) {
+    const gmm__call *call = steps->call;
+    const int role = slot == GMM_SLOT_W1 ? GMM__W : GMM__W2, directions = gmm__mlp_weight_directions(call, role);
+    const gmm__extents extents = gmm__mlp_weight_extents(call, role);
+    gmm_mat *weight = &steps->weight[slot == GMM_SLOT_W2];
+    int direction;
+    *weight = call->mat[role];
+    gmm__mlp_fill_operand(steps, slot, weight, extents.rows, extents.cols);
+    if (!gmm__mlp_awaits(call) || !directions) return;
+    if (weight->scaling == GMM_SCALING_NONE) gmm__mlp_forget_addresses(weight);
+    else
+        for (direction = 0; direction < 2; direction++)
+            if (directions >> direction & 1) gmm__mlp_forget_addresses(&steps->operand[slot].copy[direction]);
+}
+
 /* Fills in the descriptors and operands of forward and backward. The addresses of z, h, dh and dz are set later. */
 static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     const gmm__call *call = steps->call;
@@ -273,9 +304,9 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->z = gmm_mat_packed(steps->dtype, NULL);
     steps->h = steps->dh = steps->dz = steps->z;
     gmm__mlp_fill_operand(steps, GMM_SLOT_X, &call->mat[GMM__X_], 0, c->hidden);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W1, &call->mat[GMM__W], F1, c->hidden);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W1);
     gmm__mlp_fill_operand(steps, GMM_SLOT_H, &steps->h, 0, c->ffn);
-    gmm__mlp_fill_operand(steps, GMM_SLOT_W2, &call->mat[GMM__W2], call->out, c->ffn);
+    gmm__mlp_fill_weight(steps, GMM_SLOT_W2);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
 
@@ -329,6 +360,21 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     step->op = op;
     step->descriptor = descriptor;
     step->workspace = gmm__mlp_top(&steps->workspace);
+    step->awaits = steps->awaits;
+    step->awaits_op = steps->awaits_op;
+    steps->awaits = 0;
+}
+/* Marks the next step as the first one that reads a weight for a product, unless the product reads a copy that was
+   cast before. */
+static void gmm__mlp_await_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
+    const gmm__call *call = steps->call;
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    const int dgrad = op == GMM_OP_LINEAR_DGRAD, direction = dgrad ? (int)gmm__mlp_dgrad_direction(call) : GMM_ROWWISE;
+    const int casts = o->format[0].dtype != GMM_NONE && o->source->scaling == GMM_SCALING_NONE &&
+                      !(dgrad && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION);
+    if (call->op != GMM_OP_MLP_FWD && casts && o->copy[direction].dtype != GMM_NONE) return;
+    steps->awaits = slot;
+    steps->awaits_op = op;
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {

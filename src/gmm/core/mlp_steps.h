@@ -65,6 +65,7 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     const gmm__mlp_operand *o = &steps->operand[slot];
     int direction, directions = 0;
+    gmm__mlp_await_weight(steps, slot, GMM_OP_LINEAR_FWD);
     if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
     else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
         for (direction = 0; direction < 2; direction++)
@@ -134,6 +135,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
 /* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
+    gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
@@ -196,6 +198,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
         gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
+        gmm__mlp_await_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
         gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
         gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
         if (both) { /* with an override the rowwise copies are dequantized later */
@@ -344,6 +347,76 @@ static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hoo
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
+/* Checks a matrix that hooks.need has set against the one with which the call began. */
+static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, const gmm_mat *was, const gmm_mat *m) {
+    const uint32_t flags = ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
+    const struct { const char *name; int64_t was, is; } fields[] = {
+        { "dtype", was->dtype, m->dtype },
+        { "scaling", was->scaling, m->scaling },
+        { "scale_order", was->scale_order, m->scale_order },
+        { "hadamard", was->hadamard, m->hadamard },
+        { "flags", was->flags & flags, m->flags & flags },
+        { "ld", was->ld, m->ld },
+    };
+    const int64_t bits = gmm_dtype_bits(m->dtype);
+    const int readable = call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
+    const void *address = m->data;
+    int32_t g;
+    size_t i;
+    for (i = 0; i < sizeof fields / sizeof fields[0]; i++)
+        if (fields[i].was != fields[i].is)
+            return gmm__refuse(call, GMM_E_CONFIG, name, "%s %lld must be %lld, as when the call began: hooks.need may "
+                               "set addresses and group_stride alone", fields[i].name, (long long)fields[i].is,
+                               (long long)fields[i].was);
+    if (m->ld * bits % 128) return GMM_OK;
+    if (m->data && m->group_stride * bits % 128)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "group_stride %lld, set by hooks.need, must be a multiple of 16 "
+                           "bytes as ld %lld is", (long long)m->group_stride, (long long)m->ld);
+    for (g = 0; m->table && readable && g < call->groups.count && (uintptr_t)address % 16 == 0; g++)
+        address = m->table[g];
+    if ((uintptr_t)address % 16)
+        return gmm__refuse(call, GMM_E_ALIGN, name, "%p, set by hooks.need, must be a multiple of 16 bytes as ld %lld "
+                           "is", address, (long long)m->ld);
+    return GMM_OK;
+}
+
+/* Calls hooks.need for the weight of a step, and reads the addresses that it has set. */
+static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
+    const int second = step->awaits == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
+    const char *const names[2] = { second ? "w2" : "w1", second ? "w2.columnwise" : "w1.columnwise" };
+    const gmm_grad_hooks *hooks = steps->call->d.mlp.hooks;
+    const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
+    const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
+    gmm__mlp_operand *o = &steps->operand[step->awaits];
+    gmm_mat *mat = o->source->scaling == GMM_SCALING_NONE ? &steps->weight[second] : &o->copy[direction], was = *mat;
+    gmm__call late = *steps->call;
+    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
+    if (s != GMM_OK)
+        return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
+                           gmm_op_name(step->awaits_op));
+    if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
+    if (late.mat[role].scaling != o->source->scaling)
+        return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+    if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
+        const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
+        gmm_mat now = late.mat[role];
+        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
+        late.query = 1;
+        if ((s = gmm__read_quant(&late, role, names[direction], &was, extents, direction)) != GMM_OK) return s;
+        was = late.mat[role];
+        if ((s = gmm__read_quant(&late, role, names[direction], &now, extents, direction)) != GMM_OK) return s;
+        late.query = 0;
+    }
+    s = gmm__mlp_check_late(&late, names[direction], &was, &late.mat[role]);
+    if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
+    *mat = late.mat[role];
+    if (mat->scaling != GMM_SCALING_NONE) {
+        mat->columnwise = NULL;
+        (void)gmm__mlp_copies_of(steps, step->awaits);
+    }
+    return GMM_OK;
+}
+
 /* The kinds of tiles whose prefix sums the steps read: casts and dequantizations, among which are those of products of
    MX32 and NV16 tokens, and bias gradients. Queued weight gradients read them later. */
 static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
@@ -378,14 +451,15 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
 }
 
 /* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
-static gmm_status gmm__mlp_run_steps(const gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
+static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
                                      gmm_stream stream) {
     gmm_status s = GMM_OK;
     int i;
     for (i = 0; i < steps->count && s == GMM_OK; i++) {
         const gmm__mlp_step *step = &steps->step[i];
         gmm__call call;
-        s = gmm__mlp_prepare_step(steps, step, 0, &call);
+        if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
+        if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
         if (s == GMM_OK)
             s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
                            plan->workspace_bytes - step->workspace, stream);

@@ -10,9 +10,12 @@ enum {
     GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
 };
 enum {
-    GMM__ROUTE_COUNTS, /* [E] int32: tokens per expert */
-    GMM__ROUTE_LOSSES, /* float: partial sums of the losses */
-    GMM__ROUTE_SCRATCH /* float: a row of E values for each warp, where shared memory does not hold them */
+    GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
+    GMM__ROUTE_LOSSES,  /* float: partial sums of the losses, before that of Sinkhorn's columns */
+    GMM__ROUTE_SCRATCH, /* float: E values and those of groups for each warp, where shared memory does not hold them */
+    GMM__ROUTE_SEQUENCES, /* [sequences][E] int32: counts by sequence */
+    GMM__ROUTE_VALID,   /* [sequences] int32: tokens that are no padding */
+    GMM__ROUTE_MULTIPLIERS  /* [E + 1] float: Sinkhorn's multipliers of experts, and whether they have converged */
 };
 enum {
     GMM__SORT_COUNTS, /* permute_map: [E][chunks] int32 slots of an expert in a chunk */
@@ -112,7 +115,9 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
 static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
-    const double tokens = r->tokens > 0 ? (double)r->tokens : 1.0;
+    /* with padding the kernels divide by the numbers of tokens */
+    const double tokens = r->tokens > 0 && !r->padding ? (double)r->tokens : 1.0;
+    const double length = r->padding ? 1.0 : tokens / r->sequences;
     gmm__route_args a;
     memset(&a, 0, sizeof a);
     a.logits = gmm__mma_view(call, GMM__X_);
@@ -122,10 +127,18 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.sigmoid = r->score == GMM_SCORE_SIGMOID;
     a.normalize = r->normalize;
     a.scale = r->scale;
-    a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * tokens * tokens));
+    a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * length * length) / r->sequences);
     a.z = (float)(r->z_coeff / tokens);
     a.indices = r->indices;
     a.scratch = (float *)gmm__part(plan, GMM__ROUTE_SCRATCH);
+    a.groups = r->groups > 1 ? r->groups : 1;
+    a.group_topk = r->group_topk;
+    a.group_sum = r->group_sum;
+    a.sequences = r->sequences;
+    a.sequence_first = r->sequence_first;
+    a.sequence_counts = r->sequence_counts;
+    a.padding = r->padding;
+    a.valid = r->padding ? (int32_t *)gmm__part(plan, GMM__ROUTE_VALID) : NULL;
     return a;
 }
 
@@ -136,18 +149,32 @@ static int gmm__mma_has_route_losses(const gmm__call *call) {
     return (r->aux_loss && r->aux_coeff != 0.0f) || (r->z_loss && r->z_coeff != 0.0f);
 }
 
+/* Reserves what forward and backward need. */
+static void gmm__mma_reserve_route(const gmm__call *call, gmm__plan *plan) {
+    const gmm_route *r = &call->d.route;
+    const int32_t floats = gmm__route_floats(r->experts, r->groups);
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
+                 gmm__route_scratch_bytes(r->tokens, floats, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_VALID, (size_t)r->sequences * sizeof(int32_t));
+}
+
 static int gmm__mma_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
+    const int losses = gmm__mma_has_route_losses(call);
+    const size_t losses_bytes = losses ? gmm__route_sums_bytes(r->tokens, r->experts, r->sequences) : 0;
+    const size_t sinkhorn_bytes = r->sinkhorn ? gmm__route_sums_bytes(r->tokens, r->experts, 1) : 0;
     gmm__reserve(plan, GMM__ROUTE_COUNTS, (size_t)r->experts * sizeof(int32_t));
-    gmm__reserve(plan, GMM__ROUTE_LOSSES,
-                 gmm__mma_has_route_losses(call) ? gmm__route_sums_bytes(r->tokens, r->experts) : 0);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
-                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_LOSSES, losses_bytes > sinkhorn_bytes ? losses_bytes : sinkhorn_bytes);
+    gmm__reserve(plan, GMM__ROUTE_SEQUENCES,
+                 r->sequences > 1 && losses ? (size_t)r->sequences * (size_t)r->experts * sizeof(int32_t) : 0);
+    gmm__reserve(plan, GMM__ROUTE_MULTIPLIERS, r->sinkhorn ? ((size_t)r->experts + 1) * sizeof(float) : 0);
+    gmm__mma_reserve_route(call, plan);
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_route *r = &call->d.route;
+    const int losses = gmm__mma_has_route_losses(call);
     gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
@@ -155,14 +182,18 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
-    if (gmm__mma_has_route_losses(call)) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
-    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, gmm__mma_elementwise_limits(call), stream));
+    a.total_counts = r->total_counts;
+    a.iterations = r->sinkhorn;
+    a.tolerance = r->sinkhorn_tolerance;
+    a.multipliers = r->sinkhorn ? (float *)gmm__part(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
+    if (losses || r->sinkhorn) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    if (losses && r->sequences > 1 && !a.sequence_counts)
+        a.sequence_counts = (int32_t *)gmm__part(plan, GMM__ROUTE_SEQUENCES);
+    return gmm__cuda_status(call, gmm__k_topk_fwd(&a, losses, gmm__mma_elementwise_limits(call), stream));
 }
 
 static int gmm__mma_plan_topk_bwd(const gmm__call *call, gmm__plan *plan) {
-    const gmm_route *r = &call->d.route;
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
-                 gmm__route_scratch_bytes(r->tokens, r->experts, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__mma_reserve_route(call, plan);
     return 1;
 }
 static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -173,6 +204,34 @@ static gmm_status gmm__mma_launch_topk_bwd(const gmm__plan *plan, gmm_stream str
     a.dprobs = call->d.route.dprobs;
     a.dloss = call->d.route.dloss;
     return gmm__cuda_status(call, gmm__k_topk_bwd(&a, gmm__mma_elementwise_limits(call), stream));
+}
+
+static gmm_status gmm__mma_launch_dense(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_dense_route *d = &call->d.dense;
+    gmm__dense_args a;
+    a.tokens = d->tokens;
+    a.experts = d->experts;
+    a.topk = d->topk;
+    a.to_dense = call->op == GMM_OP_ROUTE_TO_DENSE;
+    a.map = d->map;
+    a.values = d->values;
+    a.probs = d->probs;
+    a.indices = d->indices;
+    a.counts = d->counts;
+    return gmm__cuda_status(call, gmm__k_route_dense(&a, d->offsets, gmm__mma_elementwise_limits(call), stream));
+}
+
+static gmm_status gmm__mma_launch_expert_bias(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_expert_bias *d = &call->d.bias;
+    gmm__bias_args a;
+    a.total_counts = d->total_counts;
+    a.bias = d->bias;
+    a.rate = d->rate;
+    a.experts = d->experts;
+    a.layers = d->layers;
+    return gmm__cuda_status(call, gmm__k_expert_bias(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
 /* --- permute, unpermute --- */

@@ -71,13 +71,38 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;                        /* aux_coeff E / (topk T^2) and z_coeff / T; 0: the loss is not computed */
+    float aux, z;                        /* aux_coeff E / (topk T^2 B), where T is a sequence's tokens, and z_coeff / T;
+                                            with padding without the T's. 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
-    int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets and aux_loss */
+    int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets, aux_loss and total_counts */
     float *probs, *aux_loss, *z_loss;
-    float *sums;                         /* forward with losses: gmm__route_sums_bytes bytes */
+    float *sums;                         /* forward with losses or Sinkhorn: gmm__route_sums_bytes bytes */
     float *scratch;                      /* gmm__route_scratch_bytes bytes */
+    int32_t groups, group_topk, group_sum;   /* groups 1: the choice is not limited */
+    int32_t sequences, sequence_first;       /* B >= 1 */
+    int32_t *sequence_counts;            /* [B][E] with several sequences and aux_loss; else NULL */
+    int64_t *total_counts;               /* raised by the counts */
+    const uint8_t *padding;
+    int32_t *valid;                      /* [B] with padding: tokens that are none */
+    float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
+    int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
+    float tolerance;
 } gmm__route_args;
+
+/* A routing as slots and as dense matrices; see gmm_dense_route. */
+typedef struct gmm__dense_args {
+    int64_t tokens;
+    int32_t experts, topk, to_dense;
+    uint8_t *map;
+    float *values, *probs;
+    int32_t *indices, *counts;
+} gmm__dense_args;
+
+typedef struct gmm__bias_args {
+    int64_t *total_counts; /* [layers][experts] */
+    float *bias, rate;
+    int32_t experts, layers;
+} gmm__bias_args;
 
 typedef struct gmm__map_args {
     const int32_t *indices;

@@ -171,12 +171,12 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
                               stream);
 }
 
-/* Warps per CTA and CTAs of the routing kernels. *shared is 0 where the arrays of `experts` values do not fit into
-   shared memory and are in `scratch`. */
-static GMM__UNUSED int32_t gmm__route_warps(int32_t experts, size_t *shared) {
+/* Warps per CTA and CTAs of the routing kernels, whose warps have arrays of `floats`. *shared is 0 where the arrays do
+   not fit into shared memory and are in `scratch`. */
+static GMM__UNUSED int32_t gmm__route_warps(int32_t floats, size_t *shared) {
     int32_t warps = GMM__ELEM_WARPS;
-    while (warps > 1 && (int64_t)warps * experts * 4 > GMM__ELEM_SHARED) warps /= 2;
-    *shared = (size_t)warps * (size_t)experts * 4;
+    while (warps > 1 && (int64_t)warps * floats * 4 > GMM__ELEM_SHARED) warps /= 2;
+    *shared = (size_t)warps * (size_t)floats * 4;
     if (*shared <= GMM__ELEM_SHARED) return warps;
     *shared = 0;
     return GMM__ELEM_WARPS;
@@ -186,48 +186,96 @@ static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_
     if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
     return blocks < max_blocks ? blocks : max_blocks;
 }
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int64_t max_blocks) {
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t floats, int64_t max_blocks) {
     size_t shared;
-    const int32_t warps = gmm__route_warps(experts, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)experts * 4;
+    const int32_t warps = gmm__route_warps(floats, &shared);
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
 }
 /* Bytes of the partial sums of all levels of the reduction. */
-static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts) {
-    int64_t rows = (tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
+static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts, int32_t sequences) {
+    int64_t rows = (tokens / sequences + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
     while (rows > 1) {
         rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
         total_rows += rows;
     }
-    return (size_t)total_rows * (size_t)(experts + (int64_t)1) * 4;
+    return (size_t)(total_rows * sequences) * (size_t)(experts + (int64_t)1) * 4;
 }
 
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, gmm__launch_limits limits,
+/* Adds up the partial sums of each of `batch` sequences, and makes a->sums point to the results. */
+static GMM__UNUSED cudaError_t gmm__k_route_fold(gmm__route_args *a, int64_t batch, gmm__launch_limits limits,
+                                                 cudaStream_t stream) {
+    int64_t rows = (a->tokens / batch + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    cudaError_t status = cudaSuccess;
+    while (status == cudaSuccess && rows > 1) {
+        gmm__fold_args fold;
+        fold.in = a->sums;
+        fold.out = a->sums + batch * rows * (a->experts + (int64_t)1);
+        fold.rows = rows;
+        fold.cols = a->experts + (int64_t)1;
+        fold.batch = batch;
+        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+        status = gmm__k_launch((const void *)gmm_route_fold, batch * rows * ((fold.cols + 31) / 32), limits,
+                               GMM__ELEM_BLOCK, 0, &fold, stream);
+        a->sums = fold.out;
+    }
+    return status;
+}
+
+/* The number of tokens that are no padding, where there is padding. */
+static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
+    const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
+    cudaError_t status;
+    if (!a->padding) return cudaSuccess;
+    status = cudaMemsetAsync(a->valid, 0, (size_t)a->sequences * 4, stream);
+    if (status != cudaSuccess || a->tokens == 0) return status;
+    return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
+                         GMM__ELEM_BLOCK, 0, a, stream);
+}
+
+/* Sinkhorn's multipliers of experts. */
+static GMM__UNUSED cudaError_t gmm__k_sinkhorn(const gmm__route_args *args, gmm__launch_limits limits, int32_t warps,
+                                               size_t shared, cudaStream_t stream) {
+    const int64_t chunks = (args->tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    gmm__route_args a = *args;
+    cudaError_t status;
+    int32_t i;
+    a.sums = NULL;
+    status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
+    for (i = 0; i < a.iterations && status == cudaSuccess; i++) {
+        a.sums = args->sums;
+        status = gmm__k_launch((const void *)gmm_route_sinkhorn,
+                               gmm__route_blocks(chunks, warps, shared, limits.max_ctas), limits, warps * 32, shared,
+                               &a, stream);
+        if (status == cudaSuccess) status = gmm__k_route_fold(&a, 1, limits, stream);
+        if (status == cudaSuccess)
+            status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
+    }
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int losses, gmm__launch_limits limits,
                                                cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
-    const int32_t warps = gmm__route_warps(a.experts, &shared);
-    int64_t rows = (a.tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    const int32_t warps = gmm__route_warps(gmm__route_floats(a.experts, a.groups), &shared);
     cudaError_t status = cudaSuccess;
     if (shared) a.scratch = NULL;
     if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
+    if (status == cudaSuccess && a.sequence_counts)
+        status = cudaMemsetAsync(a.sequence_counts, 0, (size_t)a.sequences * (size_t)a.experts * 4, stream);
+    if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
+    if (status == cudaSuccess && a.tokens > 0 && a.multipliers)
+        status = gmm__k_sinkhorn(&a, limits, warps, shared, stream);
+    if (!losses || a.tokens == 0) a.sums = NULL;
     if (status == cudaSuccess && a.tokens > 0) {
-        const int64_t tasks = a.sums ? rows : a.tokens;
+        const int64_t chunks = (a.tokens / a.sequences + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+        const int64_t tasks = a.sums ? chunks * a.sequences : a.tokens;
         status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
                                limits, warps * 32, shared, &a, stream);
     }
-    if (a.tokens == 0) a.sums = NULL;
-    while (status == cudaSuccess && a.sums && rows > 1) {
-        gmm__fold_args fold;
-        fold.in = a.sums;
-        fold.out = a.sums + rows * (a.experts + (int64_t)1);
-        fold.rows = rows;
-        fold.cols = a.experts + (int64_t)1;
-        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, rows * ((fold.cols + 31) / 32), limits,
-                               GMM__ELEM_BLOCK, 0, &fold, stream);
-        a.sums = fold.out;
-    }
-    if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss))
+    if (status == cudaSuccess && a.sums) status = gmm__k_route_fold(&a, a.sequences, limits, stream);
+    if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss || a.total_counts))
         status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
     return status;
 }
@@ -236,12 +284,41 @@ static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm_
                                                cudaStream_t stream) {
     gmm__route_args a = *args;
     size_t shared;
-    const int32_t warps = gmm__route_warps(a.experts, &shared);
+    const int32_t warps = gmm__route_warps(gmm__route_floats(a.experts, a.groups), &shared);
+    cudaError_t status;
     if (a.tokens == 0) return cudaSuccess;
     if (shared) a.scratch = NULL;
+    status = gmm__k_route_valid(&a, limits, stream);
+    if (status != cudaSuccess) return status;
     return gmm__k_launch((const void *)gmm_route_gradient,
                          gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
                          warps * 32, shared, &a, stream);
+}
+
+/* `offsets` are the prefix sums of the counts. */
+static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
+                                                  gmm__launch_limits limits, cudaStream_t stream) {
+    cudaError_t status = cudaSuccess;
+    if (a->counts) status = cudaMemsetAsync(a->counts, 0, (size_t)a->experts * 4, stream);
+    if (status == cudaSuccess && a->tokens > 0)
+        status = gmm__k_launch((const void *)gmm_route_dense,
+                               gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,
+                               GMM__ELEM_BLOCK, 0, a, stream);
+    if (status == cudaSuccess && offsets) {
+        gmm__route_args finish;
+        memset(&finish, 0, sizeof finish);
+        finish.experts = a->experts;
+        finish.sequences = 1;
+        finish.counts = a->counts;
+        finish.offsets = offsets;
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &finish, stream);
+    }
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_expert_bias(const gmm__bias_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
+    return gmm__k_launch((const void *)gmm_route_bias, a->layers, limits, 32, 0, a, stream);
 }
 
 static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) {

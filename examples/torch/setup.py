@@ -69,7 +69,8 @@ extension = (cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     include_dirs=[str(HEADERS)],
     depends=["gmm_torch/call.h"] + [str(p) for p in HEADERS.glob("gmm*.*h")],
     define_macros=defines,
-    extra_compile_args={"cxx": host, "nvcc": ["-O3", "-Xcompiler=-fopenmp,-fvisibility=hidden"]} if cuda else host,
+    extra_compile_args={"cxx": host, "nvcc": ["-O3", "-Xcompiler=-fopenmp,-fvisibility=hidden,-Wno-deprecated-enum-enum-conversion"]}
+    if cuda else host,
     extra_link_args=["-fopenmp"])
 
 setup(name="gmm_torch", version="0.1.0", packages=["gmm_torch"], ext_modules=[extension],

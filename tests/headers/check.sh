@@ -234,6 +234,16 @@ implementation_cxx() {
     done
 }
 [ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
+# The C++ wrapper, in a program without exceptions.
+wrapper() {
+    printf '%s\n' '#include "examples/cpp/gmm.hpp"' 'gmm_status use(gmm::Workspace &, gmm::Linear &);' \
+        'gmm_status use(gmm::Workspace &w, gmm::Linear &l) { return l.fwd(w); }' > "$W/wrapper.cpp"
+    for c in $compilers_cxx; do
+        $c -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS -I. -fsyntax-only "$W/wrapper.cpp" || return 1
+    done
+    [ "$(wc -l < examples/cpp/gmm.hpp)" -le 300 ] || { echo "gmm.hpp has more than 300 lines"; return 1; }
+}
+[ -z "$compilers_cxx" ] || check "the C++ wrapper is clean without exceptions, at most 300 lines" wrapper
 useless_casts() {
     for flags in "" "$openmp -DGMM_WITH_CPU_RANKS"; do
         $1 -x c++ -std=c++17 $STRICT -Wuseless-cast $flags -fsyntax-only -I. $UNIT.c || return 1

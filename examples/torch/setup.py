@@ -62,6 +62,7 @@ for part in range(parts):
     units.append(str(unit))
 
 host = ["-O3", "-fopenmp", "-fvisibility=hidden", "-Wno-unused-function", "-Wno-deprecated-enum-float-conversion"]
+device = ["-O3", "-Xcompiler=" + ",".join(host[1:] + ["-Wno-deprecated-enum-enum-conversion"])]
 defines = [("GMM_NO_CUBLASLT", None)] + ([("GMM_TORCH_CUDA", None)] if cuda else [])
 extension = (cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension)(
     "gmm_torch._C",
@@ -69,8 +70,7 @@ extension = (cpp_extension.CUDAExtension if cuda else cpp_extension.CppExtension
     include_dirs=[str(HEADERS)],
     depends=["gmm_torch/call.h"] + [str(p) for p in HEADERS.glob("gmm*.*h")],
     define_macros=defines,
-    extra_compile_args={"cxx": host, "nvcc": ["-O3", "-Xcompiler=-fopenmp,-fvisibility=hidden,-Wno-deprecated-enum-enum-conversion"]}
-    if cuda else host,
+    extra_compile_args={"cxx": host, "nvcc": device} if cuda else host,
     extra_link_args=["-fopenmp"])
 
 setup(name="gmm_torch", version="0.1.0", packages=["gmm_torch"], ext_modules=[extension],

@@ -133,10 +133,10 @@ check-sources:
 fuzz: $(B)/fuzz_header $(B)/fuzz_plan
 	$(Q)set -e; for f in header plan; do mkdir -p $(B)/corpus_$$f; \
 	$(B)/fuzz_$$f -max_total_time=60 -print_final_stats=1 $(ARGS) $(B)/corpus_$$f tests/fuzz/$$f; done
-##   install                headers and gmm.pc, below $(DESTDIR)$(PREFIX)
+##   install                headers, gmm.pc and the CMake package, below $(DESTDIR)$(PREFIX)
 install:
-	mkdir -p $(DESTDIR)$(PREFIX)/include $(DESTDIR)$(PREFIX)/lib/pkgconfig
-	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/
+	mkdir -p $(addprefix $(DESTDIR)$(PREFIX)/,include lib/pkgconfig lib/cmake/gmm)
+	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/ && cp $(UNIT)*.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gmm/
 	sed 's|@PREFIX@|$(PREFIX)|' examples/vendoring/gmm.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gmm.pc
 ##   compile_commands.json  what each file is compiled with, for editors
 ##   clean                  remove everything that was built

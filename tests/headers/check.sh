@@ -234,6 +234,16 @@ implementation_cxx() {
     done
 }
 [ -z "$compilers_cxx" ] || check "the implementation is clean in C++17" implementation_cxx
+# The C++ wrapper, in a program without exceptions.
+wrapper() {
+    printf '%s\n' '#include "examples/cpp/gmm.hpp"' 'gmm_status use(gmm::Workspace &, gmm::Linear &);' \
+        'gmm_status use(gmm::Workspace &w, gmm::Linear &l) { return l.fwd(w); }' > "$W/wrapper.cpp"
+    for c in $compilers_cxx; do
+        $c -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS -I. -fsyntax-only "$W/wrapper.cpp" || return 1
+    done
+    [ "$(wc -l < examples/cpp/gmm.hpp)" -le 300 ] || { echo "gmm.hpp has more than 300 lines"; return 1; }
+}
+[ -z "$compilers_cxx" ] || check "the C++ wrapper is clean without exceptions, at most 300 lines" wrapper
 useless_casts() {
     for flags in "" "$openmp -DGMM_WITH_CPU_RANKS"; do
         $1 -x c++ -std=c++17 $STRICT -Wuseless-cast $flags -fsyntax-only -I. $UNIT.c || return 1
@@ -565,28 +575,66 @@ installs() {
     grep -qx 'prefix=/usr' "$W/root/usr/lib/pkgconfig/gmm.pc"
 }
 check "make install serves a program" installs
-# cmake_example NAME DEFINES: the example of this name in the comments of CMakeLists.txt, beside a main.c
+# pkg-config's flags compile and link a program with the unit that it vendors.
+packaged() {
+    sed 's|^prefix=.*|prefix='"$W/root/usr"'|' "$W/root/usr/lib/pkgconfig/gmm.pc" > "$W/gmm.pc" || return 1
+    flags=$(PKG_CONFIG_PATH=$W pkg-config --cflags gmm) && libs=$(PKG_CONFIG_PATH=$W pkg-config --libs gmm) &&
+        $CC -std=c11 $flags -o "$W/use" "$W/use.c" "$W/unit.o" $libs && "$W/use" &&
+        [ "$(PKG_CONFIG_PATH=$W pkg-config --modversion gmm)" = "$(sed -n 's/^Version: //p' $UNIT_DIR/gmm.pc.in)" ]
+}
+if works pkg-config; then check "pkg-config serves a program" packaged
+else skip "pkg-config" "not installed"; fi
+# cmake_example NAME DEFINES: the example of this name in the comments of CMakeLists.txt, beside a main.c, outside of
+# the tree. What CMake says is in cmake.log.
 cmake_example() {
     rm -rf "$W/cmake" && mkdir -p "$W/cmake/gmm/examples" && cp $HEADERS $B/empty/gmm_kernels.cuh "$W/cmake/gmm/" &&
         cp -R examples/vendoring "$W/cmake/gmm/examples/" || return 1
     printf '#include "gmm.h"\nint main(void) { return !gmm_version_number(); }\n' > "$W/cmake/main.c"
+    cp "$W/cmake/main.c" "$W/cmake/main.cpp"
     { printf 'cmake_minimum_required(VERSION 3.18)\n'
       awk -v name="$1" '/^# [A-Z]/ { on = $2 ~ "^" name ":?$"; next } !/^#   / { on = 0 } on { sub(/^#   /, ""); print }
           ' $UNIT_DIR/CMakeLists.txt; } > "$W/cmake/CMakeLists.txt"
     grep -q '^add_executable' "$W/cmake/CMakeLists.txt" || { echo "no example of this name"; return 1; }
     shift
-    cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" "$@" &&
-        cmake --build "$W/cmake/build" && "$W/cmake/build/app"
+    cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_BUILD_TYPE=Release \
+        -DCMAKE_C_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 "$@" > "$W/cmake.log" 2>&1 &&
+        cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" || { cat "$W/cmake.log"; return 1; }
+}
+# Without OpenMP, and without a build type, it says so.
+cmake_warns() { # in the project that cmake_example has left
+    cmake -S "$W/cmake" -B "$W/cmake/warns" -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON > "$W/cmake.log" 2>&1 &&
+        grep -q 'no OpenMP: the CPU engine' "$W/cmake.log" && grep -q 'compiled with -O3, though' "$W/cmake.log"
+}
+cmake_find() { # in the folder that make install has filled, and in the one that cmake --install fills
+    cmake_example INSTALLED -DCMAKE_PREFIX_PATH="$W/root/usr" || return 1
+    rm -rf "$W/cmake_root"
+    cmake -S $UNIT_DIR -B "$W/cmake_install" && cmake --install "$W/cmake_install" --prefix "$W/cmake_root" || return 1
+    cmake_example INSTALLED -DCMAKE_PREFIX_PATH="$W/cmake_root" || return 1
+    sed 's/find_package(gmm 0.1 /find_package(gmm 0.2 /' "$W/cmake/CMakeLists.txt" > "$W/cmake/new" &&
+        mv "$W/cmake/new" "$W/cmake/CMakeLists.txt"
+    ! cmake -S "$W/cmake" -B "$W/cmake/other" -DCMAKE_PREFIX_PATH="$W/cmake_root" > /dev/null 2>&1 ||
+        { echo "version 0.2 was found"; return 1; }
+}
+cmake_gpu() {
+    cmake_example GPU -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})" || return 1
+    sed 's/ARCHITECTURES 90a/ARCHITECTURES 80 90/' "$W/cmake/CMakeLists.txt" > "$W/cmake/new" &&
+        mv "$W/cmake/new" "$W/cmake/CMakeLists.txt"
+    cmake -S "$W/cmake" -B "$W/cmake/raised" -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})" > "$W/cmake.log" 2>&1 &&
+        grep -q 'architecture 90 becomes 90a' "$W/cmake.log" &&
+        grep -rqE 'compute_90a' "$W/cmake/raised" || { cat "$W/cmake.log"; return 1; }
 }
 if works cmake; then
-    check "the CMake target serves a program" cmake_example CPU
+    check "the CMake target of the implementation serves a program" cmake_example CPU
+    check "the CMake target warns without OpenMP, optimises without a build type" cmake_warns
+    check "the CMake target of the headers serves a program" cmake_example HEADERS
+    [ -z "$compilers_cxx" ] || check "FetchContent serves a C++ program" cmake_example FETCHCONTENT
+    check "find_package serves a program, of its own version" cmake_find
     if [ -z "$nvcc" ] || ! grep -q lcublasLt build/probe/cublaslt; then
         skip "the CMake target with CUDA" "no CUDA toolkit with cuBLASLt"
     else
-        check "the CMake target serves a program with CUDA (empty kernels)" cmake_example GPU \
-            -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})"
+        check "the CMake target serves a program with CUDA (empty kernels), 90 becomes 90a" cmake_gpu
     fi
-else skip "the CMake target" "cmake is not installed"; fi
+else skip "the CMake targets" "cmake is not installed"; fi
 
 # ---- Training on CPU ranks, or operands apart from the host's, is training on one and on these, bit for bit
 

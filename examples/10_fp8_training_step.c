@@ -1,5 +1,6 @@
-/* An expert MLP in FP8 with two micro-batches: the quantized weights stay in a cache, forward saves x and the
-   activation as backward multiplies them, and weight gradients add up in fp32. They are compared with those in fp32. */
+/* The gradients of a training step in FP8, over two micro-batches of an expert MLP: the quantized weights stay in a
+   cache until the optimizer changes them, forward saves x and the activation as backward multiplies them, and weight
+   gradients add up in fp32. They are compared with those in fp32. */
 #include "gmm.h"
 
 #include <math.h>

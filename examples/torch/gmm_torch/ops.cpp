@@ -1,0 +1,566 @@
+/* The operators of torch.ops.gmm on CPU and CUDA tensors. autograd.cpp differentiates linear, mlp, topk, permute and
+   unpermute; fake.py has the shapes. */
+#include <torch/library.h>
+
+#include "call.h"
+
+#include <cstdlib>
+
+namespace gmm_torch {
+
+/* ---- Grouped linear */
+
+static gmm_linear linear_of(const gmm_groups &groups, int64_t in, int64_t out) {
+    gmm_linear lin = GMM_ZERO;
+    lin.groups = &groups;
+    lin.in_features = in;
+    lin.out_features = out;
+    return lin;
+}
+
+static void check_weight(const Tensor &w, const char *name, const Tensor &splits, const Tensor &x, int axis) {
+    TORCH_CHECK(w.dim() == 3 && x.dim() == 2, "gmm: ", name, " must be [experts, out, in], its rows [rows, features]");
+    TORCH_CHECK(w.size(0) == splits.size(0), "gmm: ", name, " has ", w.size(0), " experts, splits ", splits.size(0));
+    TORCH_CHECK(w.size(axis) == x.size(1), "gmm: ", name, " ", w.sizes(), " does not fit rows of ", x.size(1),
+                " features");
+}
+
+static Tensor linear_fwd(const Tensor &x, const Tensor &w, const Tensor &splits, const Maybe &bias) {
+    check_weight(w, "w", splits, x, 2);
+    const Call call(x);
+    const gmm_groups groups = call.groups(splits, x.size(0));
+    Tensor y = at::empty({x.size(0), w.size(1)}, x.options());
+    const Mat mx = call.mat(x, "x"), mw = call.mat(w, "w"), mb = call.bias(value(bias), "bias"), my = mat_of(y, "y");
+    gmm_linear lin = linear_of(groups, w.size(2), w.size(1));
+    lin.x = mx.get(), lin.w = mw.get(), lin.bias = mb.get(), lin.y = my.get();
+    call.run(GMM_OP_LINEAR_FWD, gmm_linear_query, gmm_linear_fwd, lin);
+    return y;
+}
+
+static Tensor linear(const Tensor &x, const Tensor &w, const Tensor &splits, const Maybe &bias, const Maybe &) {
+    return linear_fwd(x, w, splits, bias);
+}
+
+static Tensor linear_dgrad(const Tensor &dy, const Tensor &w, const Tensor &splits) {
+    check_weight(w, "w", splits, dy, 1);
+    const Call call(dy);
+    const gmm_groups groups = call.groups(splits, dy.size(0));
+    Tensor dx = at::empty({dy.size(0), w.size(2)}, dy.options());
+    const Mat mdy = call.mat(dy, "dy"), mw = call.mat(w, "w"), mdx = mat_of(dx, "dx");
+    gmm_linear lin = linear_of(groups, w.size(2), w.size(1));
+    lin.dy = mdy.get(), lin.w = mw.get(), lin.dx = mdx.get();
+    call.run(GMM_OP_LINEAR_DGRAD, gmm_linear_query, gmm_linear_dgrad, lin);
+    return dx;
+}
+
+/* Where a gradient is stored, or added to. It must be dense: a copy of it would lose the result. */
+static gmm_grad grad_of(const Mat &m, const Tensor &destination, bool add, const char *name) {
+    gmm_grad g = GMM_ZERO;
+    TORCH_CHECK(m.tensor.is_same(destination) || !destination.numel(), "gmm: ", name, " must have adjacent elements");
+    g.mat = m.get();
+    g.main_grad = add;
+    return g;
+}
+
+static void wgrad_into(Tensor dw, const Tensor &dy, const Tensor &x, const Tensor &splits, bool add) {
+    TORCH_CHECK(dw.dim() == 3 && dy.dim() == 2 && x.dim() == 2 && dw.size(0) == splits.size(0) &&
+                dw.size(1) == dy.size(1) && dw.size(2) == x.size(1) && dy.size(0) == x.size(0),
+                "gmm: dw ", dw.sizes(), ", dy ", dy.sizes(), " and x ", x.sizes(), " do not fit");
+    const Call call(dy);
+    const gmm_groups groups = call.groups(splits, dy.size(0));
+    const Mat mdy = call.mat(dy, "dy"), mx = call.mat(x, "x"), mdw = call.mat(dw, "dw");
+    const gmm_grad grad = grad_of(mdw, dw, add, "dw");
+    gmm_linear lin = linear_of(groups, x.size(1), dy.size(1));
+    lin.dy = mdy.get(), lin.x = mx.get(), lin.dw = &grad;
+    call.run(GMM_OP_LINEAR_WGRAD, gmm_linear_query, gmm_linear_wgrad, lin);
+}
+
+static Tensor linear_wgrad(const Tensor &dy, const Tensor &x, const Tensor &splits) {
+    Tensor dw = at::empty({splits.size(0), dy.size(1), x.size(1)}, x.options());
+    wgrad_into(dw, dy, x, splits, false);
+    return dw;
+}
+
+static void linear_wgrad_add(Tensor dw, const Tensor &dy, const Tensor &x, const Tensor &splits) {
+    wgrad_into(dw, dy, x, splits, true);
+}
+
+static Tensor linear_bgrad(const Tensor &dy, const Tensor &splits) {
+    const Call call(dy);
+    const gmm_groups groups = call.groups(splits, dy.size(0));
+    Tensor db = at::empty({splits.size(0), dy.size(1)}, dy.options());
+    const Mat mdy = call.mat(dy, "dy"), mdb = bias_of(db, "db");
+    gmm_grad grad = GMM_ZERO;
+    grad.mat = mdb.get();
+    gmm_linear lin = linear_of(groups, 1, dy.size(1));
+    lin.dy = mdy.get(), lin.db = &grad;
+    call.run(GMM_OP_LINEAR_BGRAD, gmm_linear_query, gmm_linear_bgrad, lin);
+    return db;
+}
+
+/* ---- Expert MLP */
+
+/* The number of a name in a table; an unknown one is refused with the names there are. */
+static int lookup(const std::vector<std::string> &names, c10::string_view name, const char *what) {
+    std::string all;
+    for (size_t i = 0; i < names.size(); i++) {
+        if (names[i] == name) return (int)i;
+        all += (i ? ", " : "") + names[i];
+    }
+    TORCH_CHECK(false, "gmm: ", what, " '", std::string(name), "' is none of ", all);
+}
+
+static gmm_act act_of(c10::string_view name) {
+    static const std::vector<std::string> names = [] {
+        std::vector<std::string> list;
+#define GMM__X(kind, value, text, ...) list.push_back(#text);
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+        list.push_back("gpt_oss");
+        return list;
+    }();
+    const int i = lookup(names, name, "act");
+    gmm_act act = GMM_ZERO;
+    if (names[(size_t)i] == "gpt_oss") return gmm_act_of(GMM_ACT_PRESET_GPT_OSS);
+    act.kind = (gmm_act_kind)i;
+    return act;
+}
+
+static const std::vector<std::string> recipes = {"none", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4"};
+static const std::vector<std::string> saves = {"preact",    "preact_and_act", "nothing",
+                                               "quantized", "preact_e4m3",    "quantized_e4m3"};
+
+/* What mlp's operators have in common: arguments in the order of their schemas. */
+struct MlpArguments {
+    Tensor x, w1, w2, splits, probs, b1, b2;
+    c10::string_view act, recipe, save;
+};
+
+/* The descriptor of an MLP over these tensors. */
+struct Mlp {
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_recipe recipe = GMM_ZERO;
+    gmm_mlp_quant quant = GMM_ZERO;
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    Mat x, w1, w2, b1, b2;
+    Tensor probs;
+
+    void configure(int64_t hidden, int64_t ffn, int64_t out, const MlpArguments &a, bool prob, bool bias1, bool bias2) {
+        config.hidden = hidden, config.ffn = ffn, config.hidden_out = out;
+        config.act = act_of(a.act);
+        config.save = (gmm_save)lookup(saves, a.save, "save");
+        config.recipe = (gmm_recipe_kind)lookup(recipes, a.recipe, "recipe");
+        TORCH_CHECK(config.recipe != GMM_RECIPE_FP8_DELAYED,
+                    "gmm: recipe 'fp8_delayed' keeps scales between steps, which these operators do not: use "
+                    "'fp8_current' or 'fp8_block'");
+        config.prob = prob, config.bias1 = bias1, config.bias2 = bias2, config.prob_on_bias2 = prob && bias2;
+        recipe = gmm_recipe_of(config.recipe);
+        quant.recipe = &recipe;
+        mlp.config = &config, mlp.groups = &groups, mlp.quant = config.recipe ? &quant : nullptr;
+    }
+
+    Mlp(const Call &call, const MlpArguments &a) {
+        check_weight(a.w1, "w1", a.splits, a.x, 2);
+        const gmm_act act = act_of(a.act);
+        const int64_t ffn = a.w1.size(1) / (gmm_act_gated(act.kind) ? 2 : 1);
+        TORCH_CHECK(a.w2.dim() == 3 && a.w2.size(0) == a.w1.size(0) && a.w2.size(2) == ffn, "gmm: w2 ", a.w2.sizes(),
+                    " does not fit w1 ", a.w1.sizes(), " and activation ", std::string(a.act));
+        TORCH_CHECK(!a.probs.defined() || a.probs.numel() == a.x.size(0), "gmm: probs has ", a.probs.sizes(),
+                    " values, x ", a.x.size(0), " rows");
+        configure(a.x.size(1), ffn, a.w2.size(1), a, a.probs.defined(), a.b1.defined(), a.b2.defined());
+        groups = call.groups(a.splits, a.x.size(0));
+        x = call.mat(a.x, "x"), w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
+        b1 = call.bias(a.b1, "b1"), b2 = call.bias(a.b2, "b2");
+        probs = call.vector(a.probs, "probs", at::kFloat);
+        mlp.x = x.get(), mlp.w1 = w1.get(), mlp.w2 = w2.get(), mlp.b1 = b1.get(), mlp.b2 = b2.get();
+        mlp.prob = floats(probs);
+    }
+    Mlp(const Mlp &) = delete;
+};
+
+/* Memory of a tensor that outlives the call, aligned to 256 bytes. */
+static Tensor aligned(size_t bytes, at::Device device) {
+    const int64_t n = (int64_t)bytes;
+    if (device.is_cuda()) return at::empty({n}, at::TensorOptions(at::kByte).device(device));
+    void *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
+    TORCH_CHECK(p, "gmm: ", bytes, " bytes could not be allocated");
+    return at::from_blob(p, {n}, [](void *q) { std::free(q); }, at::TensorOptions(at::kByte));
+}
+
+static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
+                                          const Maybe &probs, const Maybe &b1, const Maybe &b2, c10::string_view act,
+                                          c10::string_view recipe, c10::string_view save, bool training) {
+    const Call call(x);
+    Mlp m(call, {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save});
+    Tensor y = at::empty({x.size(0), w2.size(1)}, x.options());
+    const Mat my = mat_of(y, "y");
+    m.mlp.y = my.get();
+    gmm_info info = GMM_ZERO;
+    if (training) call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_FWD, &m.mlp, &info));
+    Tensor saved = aligned(info.saved_bytes, call.device);
+    if (training) m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = info.saved_bytes;
+    call.run(GMM_OP_MLP_FWD, gmm_mlp_query, gmm_mlp_fwd, m.mlp);
+    return {y, saved};
+}
+
+static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits, const Maybe &probs,
+                  const Maybe &b1, const Maybe &b2, c10::string_view act, c10::string_view recipe,
+                  c10::string_view save, const Maybe &, const Maybe &, const Maybe &) {
+    return std::get<0>(mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, false));
+}
+
+/* The bytes that mlp_fwd saves, for fake tensors. Every engine saves the same. */
+static int64_t mlp_saved_bytes(int64_t tokens, int64_t experts, int64_t hidden, int64_t ffn, int64_t out,
+                               at::ScalarType dtype, bool probs, bool b1, bool b2, c10::string_view act,
+                               c10::string_view recipe, c10::string_view save) {
+    const Tensor none = at::empty({1, 1}, at::TensorOptions(dtype));
+    const Call call(none);
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp_quant quant = GMM_ZERO;
+    gmm_mlp m = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_mat any = gmm_mat_packed(dtype_of(none, "x"), nullptr), bias = any;
+    config.hidden = hidden, config.ffn = ffn, config.hidden_out = out;
+    config.act = act_of(act), config.save = (gmm_save)lookup(saves, save, "save");
+    config.recipe = (gmm_recipe_kind)lookup(recipes, recipe, "recipe");
+    config.prob = probs, config.bias1 = b1, config.bias2 = b2, config.prob_on_bias2 = probs && b2;
+    const gmm_recipe r = gmm_recipe_of(config.recipe);
+    quant.recipe = &r;
+    groups.count = (int32_t)experts, groups.capacity = tokens, groups.dtype = GMM_I32;
+    m.config = &config, m.groups = &groups, m.x = &any, m.w1 = &any, m.w2 = &any, m.y = &any;
+    m.b1 = b1 ? &bias : nullptr, m.b2 = b2 ? &bias : nullptr, m.quant = config.recipe ? &quant : nullptr;
+    call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_FWD, &m, &info));
+    return (int64_t)info.saved_bytes;
+}
+
+/* The gradients that are computed; undefined destinations are not wanted. */
+struct MlpGradients {
+    Tensor dx, dw1, dw2, dprobs, db1, db2, deferred, entry;
+};
+
+/* The number of 8-byte words of a delayed entry: gmm's, and the bytes of its workspace. */
+static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 1;
+
+/* Backward of an MLP. dw1 and dw2 are stored, or added to; delayed, `entry` says how mlp_wgrad will do it. */
+static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tensor &saved, const Tensor &random,
+                             Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx) {
+    const Call call(a.x);
+    Mlp m(call, a);
+    MlpGradients out;
+    const auto like = [&](const Tensor &t) { return t.defined() ? at::empty(t.sizes(), t.options()) : Tensor(); };
+    out.dx = need_dx ? at::empty(a.x.sizes(), a.x.options()) : Tensor();
+    out.dprobs = like(a.probs), out.db1 = like(a.b1), out.db2 = like(a.b2);
+    const Mat mdy = call.mat(dy, "dy"), mdx = mat_of(out.dx, "dx"), mdw1 = call.mat(dw1, "dw1");
+    const Mat mdw2 = call.mat(dw2, "dw2"), mdb1 = bias_of(out.db1, "db1"), mdb2 = bias_of(out.db2, "db2");
+    gmm_grad gw1 = GMM_ZERO, gw2 = GMM_ZERO, gb1 = GMM_ZERO, gb2 = GMM_ZERO;
+    if (dw1.defined()) gw1 = grad_of(mdw1, dw1, add, "dw1");
+    if (dw2.defined()) gw2 = grad_of(mdw2, dw2, add, "dw2");
+    gb1.mat = mdb1.get(), gb2.mat = mdb2.get();
+    m.mlp.dy = mdy.get(), m.mlp.dx = mdx.get();
+    m.mlp.dw1 = dw1.defined() ? &gw1 : nullptr, m.mlp.dw2 = dw2.defined() ? &gw2 : nullptr;
+    m.mlp.db1 = a.b1.defined() ? &gb1 : nullptr, m.mlp.db2 = a.b2.defined() ? &gb2 : nullptr;
+    m.mlp.dprob = floats(out.dprobs);
+    const Tensor seed = call.vector(random, "random", at::kLong);
+    TORCH_CHECK(!seed.defined() || seed.numel() == 4, "gmm: random must be {seed, offset} of dy and of dz");
+    m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
+    m.config.delay_wgrad = delay;
+
+    /* A tensor that was moved to another memory and back may have another alignment. */
+    Buffer copy((uintptr_t)saved.const_data_ptr() % 256 ? saved.numel() : 0, call.device);
+    m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = (size_t)saved.numel();
+    if ((uintptr_t)m.mlp.saved % 256) {
+        at::from_blob(copy.data, saved.sizes(), saved.options()).copy_(saved);
+        m.mlp.saved = copy.data;
+    }
+    gmm_wgrad_queue queue = GMM_ZERO;
+    if (delay) {
+        gmm_info info = GMM_ZERO;
+        out.entry = at::zeros({entry_words}, at::TensorOptions(at::kLong));
+        queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)out.entry.data_ptr(), 1);
+        m.mlp.queue = &queue;
+        call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_BWD, &m.mlp, &info));
+        out.deferred = aligned(info.deferred_bytes, call.device);
+        m.mlp.deferred = out.deferred.data_ptr(), m.mlp.deferred_bytes = info.deferred_bytes;
+        call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_WGRAD, &m.mlp, &info));
+        out.entry[entry_words - 1] = (int64_t)info.workspace_bytes;
+    }
+    call.run(GMM_OP_MLP_BWD, gmm_mlp_query, gmm_mlp_bwd, m.mlp);
+    return out;
+}
+
+static Tensor some(const Tensor &t, const Tensor &like) { return t.defined() ? t : at::empty({0}, like.options()); }
+
+using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
+static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
+                   const Tensor &saved, const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
+                   c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw) {
+    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const Tensor dw1 = need_dw ? at::empty(w1.sizes(), w1.options()) : Tensor();
+    const Tensor dw2 = need_dw ? at::empty(w2.sizes(), w2.options()) : Tensor();
+    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx);
+    return {some(g.dx, x), some(dw1, x), some(dw2, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
+}
+
+using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
+static Four mlp_bwd_add(Tensor main_grad1, Tensor main_grad2, const Tensor &dy, const Tensor &x, const Tensor &w1,
+                        const Tensor &w2, const Tensor &splits, const Tensor &saved, const Maybe &probs,
+                        const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
+                        c10::string_view recipe, c10::string_view save, bool need_dx) {
+    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const MlpGradients g = backward(dy, a, saved, value(random), main_grad1, main_grad2, true, false, need_dx);
+    return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
+}
+
+static Six mlp_bwd_delayed(const Tensor &dw1, const Tensor &dw2, const Tensor &dy, const Tensor &x, const Tensor &w1,
+                           const Tensor &w2, const Tensor &splits, const Tensor &saved, const Maybe &probs,
+                           const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
+                           c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
+    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const bool dense = mat_of(x, "x").tensor.is_same(x) && mat_of(dy, "dy").tensor.is_same(dy) && x.numel();
+    TORCH_CHECK(dense || !x.numel(), "gmm: x and dy of delayed weight gradients must have adjacent elements");
+    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, add, true, need_dx);
+    return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x), g.deferred, g.entry};
+}
+
+static void mlp_wgrad(Tensor dw1, Tensor dw2, const Tensor &entry, const Tensor &deferred) {
+    TORCH_CHECK(entry.is_cpu() && entry.numel() == entry_words, "gmm: entry is not one of mlp_bwd_delayed");
+    TORCH_CHECK(dw1.device() == deferred.device() && dw2.device() == deferred.device(),
+                "gmm: dw1 and dw2 are not where the entry was made");
+    const Call call(deferred);
+    gmm_wgrad_queue queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)entry.data_ptr(), 1);
+    queue.count = 1;
+    const int64_t bytes = entry[entry_words - 1].item<int64_t>();
+    const Buffer workspace(bytes, call.device);
+    call.check(gmm_mlp_wgrad(call.ctx, &queue, workspace.data, (size_t)bytes, call.stream));
+}
+
+/* ---- Router, permute, unpermute */
+
+static gmm_route route_of(const Tensor &logits, int64_t k, c10::string_view score, bool normalize, double scale,
+                          double aux_coeff, double z_coeff) {
+    gmm_route r = GMM_ZERO;
+    r.experts = (int32_t)logits.size(1), r.tokens = logits.size(0), r.topk = (int32_t)k;
+    r.score = (gmm_score)lookup({"softmax", "sigmoid"}, score, "score");
+    r.normalize = normalize, r.scale = (float)scale;
+    r.aux_coeff = (float)aux_coeff, r.z_coeff = (float)z_coeff;
+    return r;
+}
+
+static Tensor numbers(at::IntArrayRef shape, const Tensor &like, at::ScalarType type) {
+    return at::empty(shape, like.options().dtype(type));
+}
+
+static Four topk(const Tensor &logits, int64_t k, c10::string_view score, bool normalize, double scale,
+                 const Maybe &expert_bias, double aux_coeff, double z_coeff) {
+    TORCH_CHECK(logits.dim() == 2, "gmm: logits must be [tokens, experts]");
+    const Call call(logits);
+    const Mat ml = call.mat(logits, "logits");
+    const Tensor bias = call.vector(value(expert_bias), "expert_bias", at::kFloat);
+    Tensor probs = numbers({logits.size(0), k}, logits, at::kFloat), losses = numbers({2}, logits, at::kFloat);
+    Tensor indices = numbers({logits.size(0), k}, logits, at::kInt);
+    Tensor counts = numbers({logits.size(1)}, logits, at::kInt);
+    gmm_route r = route_of(logits, k, score, normalize, scale, aux_coeff, z_coeff);
+    r.logits = ml.get(), r.expert_bias = floats(bias);
+    r.indices = ints(indices), r.counts = ints(counts);
+    r.probs = floats(probs);
+    r.aux_loss = floats(losses), r.z_loss = floats(losses) + 1;
+    call.run(GMM_OP_TOPK_FWD, gmm_topk_query, gmm_topk_fwd, r);
+    return {probs, indices, counts, losses};
+}
+
+static Tensor topk_bwd(const Tensor &dprobs, const Tensor &dlosses, const Tensor &logits, const Tensor &indices,
+                       const Tensor &counts, int64_t k, c10::string_view score, bool normalize, double scale,
+                       double aux_coeff, double z_coeff) {
+    const Call call(logits);
+    Tensor dlogits = at::empty(logits.sizes(), logits.options());
+    const Mat ml = call.mat(logits, "logits"), mdl = mat_of(dlogits, "dlogits");
+    const Tensor dp = call.vector(dprobs, "dprobs", at::kFloat), dl = call.vector(dlosses, "dlosses", at::kFloat);
+    gmm_route r = route_of(logits, k, score, normalize, scale, aux_coeff, z_coeff);
+    r.logits = ml.get(), r.dlogits = mdl.get();
+    r.indices = ints(indices), r.counts = ints(counts);
+    r.dprobs = floats(dp), r.dloss = floats(dl);
+    call.run(GMM_OP_TOPK_BWD, gmm_topk_query, gmm_topk_bwd, r);
+    return dlogits;
+}
+
+static gmm_permute permute_of(const Call &call, const Tensor &row_of, int64_t hidden, int64_t experts) {
+    gmm_permute p = GMM_ZERO;
+    p.experts = (int32_t)experts, p.tokens = row_of.size(0), p.topk = (int32_t)row_of.size(1);
+    p.capacity = row_of.numel(), p.hidden = hidden;
+    p.tail = GMM_TAIL_ZERO, p.fault = call.fault();
+    p.row_of = ints(row_of);
+    return p;
+}
+
+using Five = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor>;
+static Five permute(const Tensor &x, const Tensor &indices, int64_t experts, const Maybe &probs) {
+    TORCH_CHECK(x.dim() == 2 && indices.dim() == 2 && indices.size(0) == x.size(0), "gmm: x must be [tokens, hidden], "
+                "indices [tokens, topk]");
+    const Call call(x);
+    const int64_t capacity = indices.numel();
+    const Tensor in = call.vector(indices, "indices", at::kInt), p = call.vector(value(probs), "probs", at::kFloat);
+    Tensor row_of = numbers(indices.sizes(), x, at::kInt), slot_of = numbers({capacity}, x, at::kInt);
+    Tensor sizes = numbers({experts}, x, at::kInt), rows = at::empty({capacity, x.size(1)}, x.options());
+    Tensor row_probs = numbers({p.defined() ? capacity : 0}, x, at::kFloat);
+    const Mat mx = call.mat(x, "x"), mr = mat_of(rows, "rows");
+    gmm_permute map = permute_of(call, row_of, x.size(1), experts);
+    map.indices = ints(in);
+    map.slot_of = ints(slot_of), map.sizes = ints(sizes);
+    call.run(GMM_OP_PERMUTE_MAP, gmm_permute_query, gmm_permute_map, map);
+    map.x = mx.get(), map.rows = mr.get(), map.probs = floats(p);
+    map.row_probs = p.defined() ? floats(row_probs) : nullptr;
+    call.run(GMM_OP_PERMUTE_FWD, gmm_permute_query, gmm_permute_fwd, map);
+    return {rows, row_probs, row_of, slot_of, sizes};
+}
+
+using Two = std::tuple<Tensor, Tensor>;
+static Two permute_bwd(const Tensor &drows, const Maybe &drow_probs, const Tensor &row_of) {
+    const Call call(drows);
+    const Tensor dp = call.vector(value(drow_probs), "drow_probs", at::kFloat);
+    Tensor dx = at::empty({row_of.size(0), drows.size(1)}, drows.options());
+    Tensor dprobs = dp.defined() ? numbers(row_of.sizes(), drows, at::kFloat) : numbers({0}, drows, at::kFloat);
+    const Mat mdr = call.mat(drows, "drows"), mdx = mat_of(dx, "dx");
+    gmm_permute p = permute_of(call, row_of, drows.size(1), 1);
+    p.drows = mdr.get(), p.dx = mdx.get();
+    p.drow_probs = floats(dp), p.dprobs = dp.defined() ? floats(dprobs) : nullptr;
+    call.run(GMM_OP_PERMUTE_BWD, gmm_permute_query, gmm_permute_bwd, p);
+    return {dx, dprobs};
+}
+
+static Tensor unpermute(const Tensor &rows, const Tensor &row_of, const Tensor &slot_of, const Tensor &sizes,
+                        const Maybe &probs) {
+    const Call call(rows);
+    const Tensor pr = call.vector(value(probs), "probs", at::kFloat);
+    Tensor out = at::empty({row_of.size(0), rows.size(1)}, rows.options());
+    const Mat mr = call.mat(rows, "rows"), mo = mat_of(out, "out");
+    gmm_permute p = permute_of(call, row_of, rows.size(1), sizes.size(0));
+    (void)slot_of;
+    p.rows = mr.get(), p.out = mo.get(), p.probs = floats(pr);
+    call.run(GMM_OP_UNPERMUTE_FWD, gmm_permute_query, gmm_unpermute_fwd, p);
+    return out;
+}
+
+static Two unpermute_bwd(const Tensor &dout, const Tensor &rows, const Tensor &row_of, const Tensor &slot_of,
+                         const Tensor &sizes, const Maybe &probs) {
+    const Call call(dout);
+    const Tensor pr = call.vector(value(probs), "probs", at::kFloat);
+    Tensor drows = at::empty(rows.sizes(), rows.options());
+    Tensor dprobs = pr.defined() ? numbers(row_of.sizes(), dout, at::kFloat) : numbers({0}, dout, at::kFloat);
+    const Mat mdo = call.mat(dout, "dout"), mdr = mat_of(drows, "drows"), mr = call.mat(rows, "rows");
+    gmm_permute p = permute_of(call, row_of, rows.size(1), sizes.size(0));
+    p.slot_of = ints(slot_of), p.sizes = ints(sizes);
+    p.dout = mdo.get(), p.drows = mdr.get(), p.probs = floats(pr);
+    if (pr.defined()) p.rows = mr.get(), p.dprobs = floats(dprobs);
+    call.run(GMM_OP_UNPERMUTE_BWD, gmm_permute_query, gmm_unpermute_bwd, p);
+    return {drows, dprobs};
+}
+
+/* ---- Reports */
+
+/* The engine that serves linear_fwd of these operands, and gmm's note. */
+static std::string linear_engine(const Tensor &x, const Tensor &w, const Tensor &splits) {
+    const Call call(x);
+    const gmm_groups groups = call.groups(splits, x.size(0));
+    const Mat mx = call.mat(x, "x"), mw = call.mat(w, "w"), my = mat_of(at::empty({1, w.size(1)}, x.options()), "y");
+    gmm_linear lin = linear_of(groups, w.size(2), w.size(1));
+    gmm_info info = GMM_ZERO;
+    lin.x = mx.get(), lin.w = mw.get(), lin.y = my.get();
+    call.check(gmm_linear_query(call.ctx, GMM_OP_LINEAR_FWD, &lin, &info));
+    return std::string(gmm_engine_name(info.engine)) + ": " + info.note;
+}
+
+/* For the benchmark: n calls of gmm alone over the same memory, as a C program makes them. */
+static void linear_repeat(Tensor y, const Tensor &x, const Tensor &w, const Tensor &splits, int64_t n) {
+    const Call call(x);
+    const gmm_groups groups = call.groups(splits, x.size(0));
+    const Mat mx = call.mat(x, "x"), mw = call.mat(w, "w"), my = call.mat(y, "y");
+    gmm_linear lin = linear_of(groups, w.size(2), w.size(1));
+    gmm_info info = GMM_ZERO;
+    lin.x = mx.get(), lin.w = mw.get(), lin.y = my.get();
+    call.check(gmm_linear_query(call.ctx, GMM_OP_LINEAR_FWD, &lin, &info));
+    const Buffer workspace((int64_t)info.workspace_bytes, call.device);
+    for (int64_t i = 0; i < n; i++)
+        call.check(gmm_linear_fwd(call.ctx, &lin, workspace.data, info.workspace_bytes, call.stream));
+}
+
+/* GMM_FAULT_* bits that calls on this CUDA device have set since the last look; waits for the device. */
+static int64_t take_faults(int64_t device) {
+    Tensor word;
+    {
+        std::lock_guard<std::mutex> lock(Pool::get().mutex);
+        word = Pool::get().fault[(int)device];
+    }
+    if (!word.defined()) return 0;
+    const int64_t bits = word.item<int32_t>();
+    word.zero_();
+    return bits;
+}
+
+#define MLP_OPERANDS "Tensor x, Tensor w1, Tensor w2, Tensor splits, "
+#define MLP_OPTIONAL "Tensor? probs=None, Tensor? b1=None, Tensor? b2=None, "
+#define MLP_SETTINGS "str act=\"swiglu\", str recipe=\"none\", str save=\"preact\""
+#define MLP_BACKWARD "Tensor dy, " MLP_OPERANDS "Tensor saved, " MLP_OPTIONAL "Tensor? random=None, " MLP_SETTINGS ", "
+#define ROUTE "int k, str score=\"softmax\", bool normalize=False, float scale=1.0, "
+
+TORCH_LIBRARY(gmm, m) {
+    m.def("linear(Tensor x, Tensor w, Tensor splits, Tensor? bias=None, Tensor? main_grad=None) -> Tensor");
+    m.def("linear_fwd(Tensor x, Tensor w, Tensor splits, Tensor? bias=None) -> Tensor");
+    m.def("linear_dgrad(Tensor dy, Tensor w, Tensor splits) -> Tensor");
+    m.def("linear_wgrad(Tensor dy, Tensor x, Tensor splits) -> Tensor");
+    m.def("linear_wgrad_add(Tensor(a!) dw, Tensor dy, Tensor x, Tensor splits) -> ()");
+    m.def("linear_bgrad(Tensor dy, Tensor splits) -> Tensor");
+    m.def("mlp(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS
+          ", Tensor? random=None, Tensor? main_grad1=None, Tensor? main_grad2=None) -> Tensor");
+    m.def("mlp_fwd(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS ", bool training=True) -> (Tensor, Tensor)");
+    m.def("mlp_bwd(" MLP_BACKWARD "bool need_dx=True, bool need_dw=True) -> "
+          "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("mlp_bwd_add(Tensor(a!) main_grad1, Tensor(b!) main_grad2, " MLP_BACKWARD "bool need_dx=True) -> "
+          "(Tensor, Tensor, Tensor, Tensor)");
+    m.def("mlp_bwd_delayed(Tensor dw1, Tensor dw2, " MLP_BACKWARD "bool need_dx=True, bool add=True) -> "
+          "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("mlp_wgrad(Tensor(a!) dw1, Tensor(b!) dw2, Tensor entry, Tensor deferred) -> ()");
+    m.def("topk(Tensor logits, " ROUTE "Tensor? expert_bias=None, float aux_coeff=0.0, float z_coeff=0.0) -> "
+          "(Tensor, Tensor, Tensor, Tensor)");
+    m.def("topk_bwd(Tensor dprobs, Tensor dlosses, Tensor logits, Tensor indices, Tensor counts, " ROUTE
+          "float aux_coeff=0.0, float z_coeff=0.0) -> Tensor");
+    m.def("permute(Tensor x, Tensor indices, int experts, Tensor? probs=None) -> "
+          "(Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("permute_bwd(Tensor drows, Tensor? drow_probs, Tensor row_of) -> (Tensor, Tensor)");
+    m.def("unpermute(Tensor rows, Tensor row_of, Tensor slot_of, Tensor sizes, Tensor? probs=None) -> Tensor");
+    m.def("unpermute_bwd(Tensor dout, Tensor rows, Tensor row_of, Tensor slot_of, Tensor sizes, Tensor? probs=None) -> "
+          "(Tensor, Tensor)");
+    m.def("linear_repeat(Tensor(a!) y, Tensor x, Tensor w, Tensor splits, int n) -> ()");
+    m.def("linear_engine(Tensor x, Tensor w, Tensor splits) -> str", linear_engine);
+    m.def("take_faults(int device) -> int", take_faults);
+    m.def("mlp_saved_bytes(int tokens, int experts, int hidden, int ffn, int out, ScalarType dtype, bool probs, "
+          "bool b1, bool b2, str act, str recipe, str save) -> int", mlp_saved_bytes);
+}
+
+static void implement(torch::Library &m) {
+    m.impl("linear", linear);
+    m.impl("linear_fwd", linear_fwd);
+    m.impl("linear_dgrad", linear_dgrad);
+    m.impl("linear_wgrad", linear_wgrad);
+    m.impl("linear_wgrad_add", linear_wgrad_add);
+    m.impl("linear_bgrad", linear_bgrad);
+    m.impl("mlp", mlp);
+    m.impl("mlp_fwd", mlp_fwd);
+    m.impl("mlp_bwd", mlp_bwd);
+    m.impl("mlp_bwd_add", mlp_bwd_add);
+    m.impl("mlp_bwd_delayed", mlp_bwd_delayed);
+    m.impl("mlp_wgrad", mlp_wgrad);
+    m.impl("topk", topk);
+    m.impl("topk_bwd", topk_bwd);
+    m.impl("permute", permute);
+    m.impl("permute_bwd", permute_bwd);
+    m.impl("unpermute", unpermute);
+    m.impl("unpermute_bwd", unpermute_bwd);
+    m.impl("linear_repeat", linear_repeat);
+}
+
+TORCH_LIBRARY_IMPL(gmm, CPU, m) { implement(m); }
+TORCH_LIBRARY_IMPL(gmm, CUDA, m) { implement(m); } /* without the CUDA engines gmm_create says so */
+
+} // namespace gmm_torch

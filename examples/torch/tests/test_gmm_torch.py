@@ -1,0 +1,423 @@
+"""Tests of gmm_torch on the CPU, and on a GPU where there is one: python3 -m pytest examples/torch/tests, or without
+pytest python3 examples/torch/tests/test_gmm_torch.py. References are composed torch in float64."""
+import contextlib
+import itertools
+import sys
+import threading
+import traceback
+import unittest
+
+import torch
+import torch.nn.functional as F
+
+import gmm_torch
+from gmm_torch import ops
+
+DEVICES = ["cpu"] + (["cuda"] if torch.cuda.is_available() else [])
+DTYPES = {torch.float32: 2e-5, torch.bfloat16: 2e-2, torch.float16: 3e-3}
+SIZES = [5, 0, 17, 1]
+ROWS = 26  # three more than the sizes have: they must not count, and are zero in results
+
+
+def each(**lists):
+    """Runs a test with every combination of the lists; a plain runner needs no pytest."""
+    def wrap(test):
+        def run():
+            for values in itertools.product(*lists.values()):
+                try:
+                    test(**dict(zip(lists, values)))
+                except Exception as e:
+                    raise AssertionError(f"{dict(zip(lists, values))}: {e}") from e
+        run.__name__ = test.__name__
+        return run
+    return wrap
+
+
+@contextlib.contextmanager
+def raises(*words):
+    try:
+        yield
+    except RuntimeError as e:
+        assert all(w in str(e) for w in words), f"{words} not in: {e}"
+    else:
+        raise AssertionError(f"no exception with {words}")
+
+
+def draw(*shape, device="cpu", dtype=torch.float32, scale=1.0, grad=True):
+    t = (scale * torch.randn(*shape)).to(device=device, dtype=dtype)
+    return t.requires_grad_(grad)
+
+
+def doubles(*tensors):
+    return [t if t is None else t.detach().double().cpu().requires_grad_() for t in tensors]
+
+
+def close(got, want, bound):
+    """The norm of the difference against the norm of the reference."""
+    got, want = got.detach().double().cpu(), want.detach().double()
+    error = float((got - want).norm() / want.norm().clamp(min=1e-30))
+    assert got.shape == want.shape and error <= bound, f"difference {error:.2e} above {bound:.0e}"
+
+
+def by_expert(function, rows, sizes):
+    parts, at = [], 0
+    for g, n in enumerate(sizes):
+        parts.append(function(rows[at:at + n], g, slice(at, at + n)))
+        at += n
+    parts.append(parts[0].new_zeros(rows.shape[0] - at, parts[0].shape[1]))
+    return torch.cat(parts)
+
+
+def linear_reference(x, w, sizes, bias=None):
+    return by_expert(lambda r, g, _: r @ w[g].T + (0 if bias is None else bias[g]), x, sizes)
+
+
+def mlp_reference(x, w1, w2, sizes, probs=None, b1=None, b2=None, act="swiglu"):
+    def expert(r, g, at):
+        z = r @ w1[g].T + (0 if b1 is None else b1[g])
+        p = 1 if probs is None else probs[at, None]
+        if act == "swiglu":
+            gate, up = z.chunk(2, dim=1)
+            h = F.silu(gate) * up
+        else:
+            h = torch.relu(z) ** 2
+        return (h * p) @ w2[g].T + (0 if b2 is None else b2[g] * p)
+    return by_expert(expert, x, sizes)
+
+
+def splits_of(device, dtype=torch.int32, sizes=SIZES):
+    return torch.tensor(sizes, device=device, dtype=dtype)
+
+
+def backward(y, dy):
+    y.backward(dy.to(device=y.device, dtype=y.dtype))
+
+
+@each(device=DEVICES, dtype=DTYPES, index=[torch.int32, torch.int64], bias=[False, True])
+def test_linear(device, dtype, index, bias):
+    torch.manual_seed(1)
+    x, w = draw(ROWS, 24, device=device, dtype=dtype), draw(4, 40, 24, device=device, dtype=dtype)
+    b = draw(4, 40, device=device, dtype=dtype) if bias else None
+    rx, rw, rb = doubles(x, w, b)
+    y, ry = gmm_torch.linear(x, w, splits_of(device, index), b), linear_reference(rx, rw, SIZES, rb)
+    close(y, ry, DTYPES[dtype])
+    assert not y[sum(SIZES):].any()
+    dy = torch.randn(ROWS, 40).to(dtype).double()
+    backward(y, dy), backward(ry, dy)
+    for t, r in ((x, rx), (w, rw), (b, rb)):
+        if t is not None:
+            close(t.grad, r.grad, 2 * DTYPES[dtype])
+
+
+@each(device=DEVICES, dtype=[torch.float32, torch.bfloat16], act=["swiglu", "relu2"], probs=[False, True],
+      bias=[False, True], save=["preact", "preact_and_act", "nothing"])
+def test_mlp(device, dtype, act, probs, bias, save):
+    torch.manual_seed(2)
+    like = {"device": device, "dtype": dtype}
+    x, w1 = draw(ROWS, 24, **like), draw(4, 64 if act == "swiglu" else 32, 24, scale=0.2, **like)
+    w2 = draw(4, 16, 32, scale=0.2, **like)
+    p = torch.rand(ROWS).to(device).requires_grad_() if probs else None
+    b1, b2 = (draw(4, w1.shape[1], **like), draw(4, 16, **like)) if bias else (None, None)
+    inputs = (x, w1, w2, p, b1, b2)
+    refs = doubles(*inputs)
+    y = gmm_torch.mlp(x, w1, w2, splits_of(device), p, b1, b2, act=act, save=save)
+    ry = mlp_reference(refs[0], refs[1], refs[2], SIZES, *refs[3:], act=act)
+    bound = 2 * DTYPES[dtype]
+    close(y, ry, bound)
+    dy = torch.randn(ROWS, 16).to(dtype).double()
+    backward(y, dy), backward(ry, dy)
+    for t, r in zip(inputs, refs):
+        if t is not None:
+            close(t.grad, r.grad, 2 * bound)
+    with torch.no_grad():  # inference saves nothing and computes the same
+        assert torch.equal(y, gmm_torch.mlp(x, w1, w2, splits_of(device), p, b1, b2, act=act, save=save))
+
+
+BOUNDS = {"fp8_current": 0.15, "fp8_block": 0.1, "mxfp8": 0.1, "nvfp4": 0.5}
+
+
+@each(device=DEVICES, recipe=BOUNDS, save=["preact", "quantized"])
+def test_recipes(device, recipe, save):
+    torch.manual_seed(3)
+    like = {"device": device, "dtype": torch.bfloat16}
+    sizes = [40, 0, 80, 8]
+    x, w1, w2 = draw(128, 64, **like), draw(4, 128, 64, scale=0.2, **like), draw(4, 64, 64, scale=0.2, **like)
+    random = torch.tensor([7, 0, 8, 0], device=device)
+    refs = doubles(x, w1, w2)
+    y = gmm_torch.mlp(x, w1, w2, splits_of(device, sizes=sizes), recipe=recipe, save=save, random=random)
+    ry = mlp_reference(*refs, sizes)
+    close(y, ry, BOUNDS[recipe])
+    dy = torch.randn(128, 64).bfloat16().double()
+    backward(y, dy), backward(ry, dy)
+    for t, r in zip((x, w1, w2), refs):
+        close(t.grad, r.grad, 2 * BOUNDS[recipe])
+        assert float((t.grad.double().cpu() - r.grad).norm() / r.grad.norm()) > 1e-3  # it did quantize
+
+
+@each(device=DEVICES, score=["softmax", "sigmoid"], normalize=[False, True], coefficients=[(0.0, 0.0), (0.3, 0.2)])
+def test_topk(device, score, normalize, coefficients):
+    torch.manual_seed(4)
+    logits = draw(19, 8, device=device)
+    ref = doubles(logits)[0]
+    probs, indices, counts, losses = gmm_torch.topk(logits, 3, score, normalize, 2.0, None, *coefficients)
+    s = ref.softmax(1) if score == "softmax" else ref.sigmoid()
+    rp, ri = s.topk(3, dim=1)
+    q = s if score == "softmax" else s / s.sum(1, keepdim=True)
+    rc = torch.bincount(ri.flatten(), minlength=8)
+    aux = coefficients[0] * 8 / (3 * 19 ** 2) * (rc * q.sum(0)).sum()
+    z = coefficients[1] / 19 * (ref.logsumexp(1) ** 2).sum()
+    rp = 2.0 * (rp / rp.sum(1, keepdim=True) if normalize else rp)
+    assert torch.equal(indices.long().cpu(), ri) and torch.equal(counts.long().cpu(), rc)
+    close(probs, rp, 1e-5)
+    close(losses, torch.stack([aux, z]), 1e-5)
+    weight = torch.randn(19, 3)
+    ((probs * weight.to(device)).sum() + losses.sum()).backward()
+    ((rp * weight).sum() + aux + z).backward()
+    close(logits.grad, ref.grad, 1e-4)
+
+
+@each(device=DEVICES, weighted=["permute", "unpermute", "none"], dropped=[False, True])
+def test_permute(device, weighted, dropped):
+    torch.manual_seed(5)
+    x, p = draw(11, 12, device=device), torch.rand(11, 2).to(device).requires_grad_()
+    indices = torch.stack([torch.randperm(5)[:2] for _ in range(11)]).int()
+    if dropped:
+        indices[3, 1] = indices[7, 0] = -1
+    rows, row_probs, row_of, slot_of, sizes = gmm_torch.permute(x, indices.to(device), 5,
+                                                                p if weighted == "permute" else None)
+    scaled = rows * row_probs[:, None] if weighted == "permute" else rows
+    out = gmm_torch.unpermute(scaled * 3, row_of, slot_of, sizes, p if weighted == "unpermute" else None)
+    rx, rp = doubles(x, p)
+    live = (indices >= 0).double()
+    ref = 3 * rx * (live * (rp if weighted != "none" else 1)).sum(1, keepdim=True)
+    close(out, ref, 1e-5)
+    assert torch.equal(sizes.cpu(), torch.bincount(indices[indices >= 0].flatten(), minlength=5).int())
+    dy = torch.randn(11, 12).double()
+    backward(out, dy), backward(ref, dy)
+    close(x.grad, rx.grad, 1e-5)
+    if weighted != "none":
+        close(p.grad, rp.grad, 1e-5)
+
+
+@each(device=DEVICES, dtype=[torch.float32, torch.bfloat16])
+def test_main_grad(device, dtype):
+    torch.manual_seed(6)
+    layer = gmm_torch.GroupedLinear(4, 16, 24, device=device, dtype=dtype)
+    layer.weight.main_grad = torch.full((4, 24, 16), 0.5, device=device)
+    batches = [draw(ROWS, 16, device=device, dtype=dtype) for _ in range(2)]
+    ys = [layer(x, splits_of(device)) for x in batches]  # both forwards before both backwards
+    want = torch.full((4, 24, 16), 0.5).double()
+    for x, y in zip(batches, ys):
+        dy = torch.randn(ROWS, 24).to(dtype).double()
+        backward(y, dy)
+        rx, rw = doubles(x, layer.weight)
+        backward(linear_reference(rx, rw, SIZES), dy)
+        want += rw.grad
+    assert layer.weight.grad is None
+    close(layer.weight.main_grad, want, 2e-6 if dtype == torch.float32 else 1e-5)
+
+
+def moe(device, **options):
+    torch.manual_seed(7)
+    options = {"dtype": torch.float32, **options}
+    return gmm_torch.MoE(32, 32, 8, 2, aux_coeff=0.1, z_coeff=0.01, device=device, **options)
+
+
+@each(device=DEVICES, main=[False, True], recipe=["none", "fp8_block"], save=["preact", "quantized"])
+def test_delayed_wgrad(device, main, recipe, save):
+    if recipe == "none" and save == "quantized":
+        return
+    results = []
+    for delay in (False, True):
+        layer = moe(device, delay_wgrad=delay, recipe=recipe, save=save, dtype=torch.bfloat16)
+        for w in (layer.w1, layer.w2):
+            if main:
+                w.main_grad = torch.ones(w.shape, device=device)
+        x = draw(40, 32, device=device, dtype=torch.bfloat16)
+        for micro_batch in range(2):
+            layer(x)[0].sum().backward()
+        assert not delay or (len(layer.queue) == 2 and layer.w1.grad is None)
+        for micro_batch in range(2):
+            layer.backward_dw()
+        assert layer.queue is None or not layer.queue
+        results.append([(w.main_grad if main else w.grad).clone() for w in (layer.w1, layer.w2)] + [x.grad])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
+@each(device=DEVICES)
+def test_threads(device):
+    """Contexts serve one thread at a time: threads must get contexts of their own."""
+    x, w = draw(ROWS, 64, device=device, grad=False), draw(4, 64, 64, device=device, grad=False)
+    want, got = gmm_torch.linear(x, w, splits_of(device)), {}
+
+    def work(i):
+        got[i] = [gmm_torch.linear(x, w, splits_of(device)) for _ in range(50)]
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(4)]
+    [t.start() for t in threads], [t.join() for t in threads]
+    assert len(got) == 4 and all(torch.equal(want, y) for ys in got.values() for y in ys)
+
+
+@each(device=DEVICES)
+def test_strides_and_alignment(device):
+    """Views with a row pitch are read where they are, at any address; others are copied."""
+    buffer = draw(ROWS, 60, device=device, grad=False)
+    w = draw(4, 24, 40, device=device, grad=False)
+    for x in (buffer[:, 1:25], buffer[:, ::2][:, :24], buffer.T[:24].T[:, :24], buffer[1:, :24]):
+        want = gmm_torch.linear(x.contiguous(), w.transpose(1, 2).contiguous(), splits_of(device))
+        close(gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)), want.cpu().double(), 1e-6)
+    x = buffer[:, :24].clone().requires_grad_()
+    gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)).sum().backward()  # dy has strides of 0
+    assert x.grad.abs().sum() > 0
+
+
+@each(device=DEVICES)
+def test_no_rows(device):
+    layer, x = moe(device), draw(0, 32, device=device)
+    y, losses = layer(x)
+    y.sum().backward()
+    assert y.shape == (0, 32) and not layer.w1.grad.any() and x.grad.shape == (0, 32)
+
+
+@each(device=DEVICES)
+def test_errors(device):
+    x, w, splits = draw(ROWS, 24, device=device), draw(4, 40, 24, device=device), splits_of(device)
+    with raises("w", "does not fit rows of 23"):
+        gmm_torch.linear(x[:, :23], w, splits)
+    with raises("4 experts, splits 3"):
+        gmm_torch.linear(x, w, splits[:3])
+    with raises("splits has dtype Float"):
+        gmm_torch.linear(x, w, splits.float())
+    with raises("gmm_linear_query", "dtype"):  # gmm's own words
+        gmm_torch.linear(x, w.bfloat16(), splits)
+    with raises("Double", "float32"):
+        gmm_torch.linear(x.double(), w.double(), splits)
+    with raises("recipe 'fp9' is none of", "fp8_block"):
+        gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp9")
+    with raises("fp8_delayed", "fp8_current"):
+        gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp8_delayed")
+    wrong = splits_of(device, sizes=[20, 20, 20, 20])
+    if device == "cpu":
+        with raises("capacity"):
+            gmm_torch.linear(x, w, wrong)
+    else:
+        gmm_torch.check_faults()
+        gmm_torch.linear(x, w, wrong)
+        with raises("more rows than there are"):
+            gmm_torch.check_faults()
+        gmm_torch.check_faults()
+        with raises("other operands on cuda"):
+            gmm_torch.linear(x, w.cpu(), splits)
+
+
+@each(device=DEVICES)
+def test_opcheck(device):
+    check = torch.library.opcheck
+    torch.manual_seed(8)
+    splits, like = splits_of(device), {"device": device}
+    x, w, b = draw(ROWS, 16, **like), draw(4, 32, 16, **like), draw(4, 32, **like)
+    w2, p = draw(4, 16, 16, **like), torch.rand(ROWS, **like).requires_grad_()
+    dy, dz = draw(ROWS, 32, grad=False, **like), draw(ROWS, 16, grad=False, **like)
+    check(ops.linear.default, (x, w, splits, b))
+    check(ops.mlp.default, (x, w, w2, splits, p))
+    check(ops.mlp.default, (x, w, w2, splits), {"recipe": "fp8_block", "save": "quantized"})
+    check(ops.topk.default, (draw(9, 8, **like), 2))
+    indices = torch.stack([torch.randperm(5)[:2] for _ in range(ROWS)]).int().to(device)
+    check(ops.permute.default, (x, indices, 5, torch.rand(ROWS, 2, **like).requires_grad_()))
+    x, w, w2 = x.detach(), w.detach(), w2.detach()
+    rows, _, row_of, slot_of, sizes = gmm_torch.permute(x, indices, 5)
+    check(ops.unpermute.default, (rows.requires_grad_(), row_of, slot_of, sizes))
+    rows = rows.detach()
+    check(ops.linear_dgrad.default, (dy, w, splits))
+    check(ops.linear_wgrad.default, (dy, x, splits))
+    check(ops.linear_wgrad_add.default, (torch.ones_like(w), dy, x, splits))
+    check(ops.linear_bgrad.default, (dy, splits))
+    saved = ops.mlp_fwd(x, w, w2, splits)[1]
+    check(ops.mlp_bwd.default, (dz, x, w, w2, splits, saved))
+    check(ops.mlp_bwd_add.default, (torch.ones_like(w), torch.ones_like(w2), dz, x, w, w2, splits, saved))
+    check(ops.permute_bwd.default, (rows, None, row_of))
+    check(ops.unpermute_bwd.default, (x, rows, row_of, slot_of, sizes))
+
+
+@each(device=DEVICES, recipe=["none", "fp8_block"], dynamic=[False, True])
+def test_compile(device, recipe, dynamic):
+    torch._dynamo.reset()
+    layer = moe(device, dtype=torch.bfloat16, recipe=recipe)
+    compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic,
+                             backend="inductor" if device == "cuda" else "aot_eager")
+    for tokens in (24, 40):
+        x = draw(tokens, 32, device=device, dtype=torch.bfloat16)
+        grads = []
+        for run in (layer, compiled):
+            layer.zero_grad(), setattr(x, "grad", None)
+            y, losses = run(x)
+            (y.float().pow(2).sum() + losses.sum()).backward()
+            grads.append([y, x.grad, layer.w1.grad, layer.w2.grad, layer.router.weight.grad])
+        for got, want in zip(*grads):
+            close(got, want.cpu().double(), 2e-2)
+
+
+def test_cuda_graph():
+    """A captured training step of a layer, replayed with other tokens: other row counts."""
+    if "cuda" not in DEVICES:
+        raise unittest.SkipTest("no GPU")
+    layer = moe("cuda", dtype=torch.bfloat16)
+    x = draw(64, 32, device="cuda", dtype=torch.bfloat16)
+
+    def step():
+        y, losses = layer(x)
+        (y.float().pow(2).sum() + losses.sum()).backward()
+        return y
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        for _ in range(3):
+            step()
+    torch.cuda.current_stream().wait_stream(stream)
+    layer.zero_grad(set_to_none=True), setattr(x, "grad", None)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = step()
+    for seed in range(3):
+        torch.manual_seed(seed)
+        with torch.no_grad():
+            x.copy_(torch.randn(64, 32))
+        for t in (x, layer.w1, layer.w2, layer.router.weight):
+            t.grad.zero_()
+        graph.replay()
+        got = [t.clone() for t in (y, x.grad, layer.w1.grad, layer.w2.grad)]
+        for t in (x, layer.w1, layer.w2, layer.router.weight):
+            t.grad.zero_()
+        want = [step(), x.grad, layer.w1.grad, layer.w2.grad]
+        assert all(torch.equal(a, b) for a, b in zip(got, want))
+    gmm_torch.check_faults()
+
+
+def test_hopper_engine():
+    """On a Hopper GPU the WGMMA engine serves bf16."""
+    if "cuda" not in DEVICES or torch.cuda.get_device_capability() != (9, 0):
+        raise unittest.SkipTest("no Hopper GPU")
+    like = {"device": "cuda", "dtype": torch.bfloat16}
+    x, w = torch.randn(256, 128, **like), torch.randn(4, 256, 128, **like)
+    assert ops.linear_engine(x, w, splits_of("cuda", sizes=[64] * 4)).startswith("wgmma")
+
+
+def main():
+    failed = 0
+    tests = [(n, f) for n, f in globals().items() if n.startswith("test_")]
+    for name, test in tests:
+        if len(sys.argv) > 1 and not any(a in name for a in sys.argv[1:]):
+            continue
+        try:
+            test()
+            print(f"ok    {name}", flush=True)
+        except unittest.SkipTest as e:
+            print(f"skip  {name}: {e}", flush=True)
+        except Exception:
+            failed += 1
+            print(f"FAIL  {name}\n{traceback.format_exc()}", flush=True)
+    print(f"{failed} failed")
+    return failed != 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

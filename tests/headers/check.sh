@@ -598,7 +598,8 @@ cmake_example() {
     shift
     cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_C_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 "$@" > "$W/cmake.log" 2>&1 &&
-        cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" || { cat "$W/cmake.log"; return 1; }
+        cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" ||
+        { cat "$W/cmake.log"; return 1; }
 }
 # Without OpenMP, and without a build type, it says so.
 cmake_warns() { # in the project that cmake_example has left

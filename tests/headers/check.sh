@@ -436,7 +436,7 @@ check "every function has a contract" contracts
 
 layout() {
     find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null |
-        grep -vE '\.(txt|json|bin|svg)$' | while read -r f; do
+        grep -vE '\.(txt|json|bin|svg)$|/(build|__pycache__|\.pytest_cache|gmm_torch\.egg-info)/' | while read -r f; do
             awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
                    if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
                    if (index($0, "\t")) print FILENAME ":" FNR ": a tab" }' "$f"

@@ -9,8 +9,8 @@
  *
  * Define GMM_NO_EXCEPTIONS for programs without exceptions: calls then return what they also return otherwise, a
  * gmm_status, which must not be ignored, and last_error() has the message. Other operations:
- * gmm::call(gmm::permute_fwd, workspace, descriptor). One unit of the program defines GMM_IMPLEMENTATION, as gmm.h says.
- * Define GMM_HPP_CUDA to include cuda_runtime.h, for workspaces of GPU contexts. */
+ * gmm::call(gmm::permute_fwd, workspace, descriptor). One unit of the program defines GMM_IMPLEMENTATION, as gmm.h
+ * says. Define GMM_HPP_CUDA to include cuda_runtime.h, for workspaces of GPU contexts. */
 #ifndef GMM_MOE_GMM_HPP_INCLUDED
 #define GMM_MOE_GMM_HPP_INCLUDED
 

@@ -92,8 +92,8 @@ int main(void) {
         check(rt.stream_sync(rt.self, stream));
         for (int k = 0; k < X; k++) loss[i] += 0.5 * (double)y[k] * (double)y[k];
     }
-    for (int i = 0; i < 3; i++) printf("counts %2d %2d %2d %2d: loss %8.4f, after %d steps %8.4f\n", (int)sizes[i][0],
-        (int)sizes[i][1], (int)sizes[i][2], (int)sizes[i][3], loss[i], STEPS, loss[STEPS - 3 + i]);
+    for (int i = 0; i < 3; i++) printf("%s, counts %2d %2d %2d %2d: loss %.4f, at last %.4f\n", stream ? "GPU" : "CPU",
+        (int)sizes[i][0], (int)sizes[i][1], (int)sizes[i][2], (int)sizes[i][3], loss[i], loss[STEPS - 3 + i]);
     gmm_destroy(ctx);
     return !(loss[STEPS - 3] < 0.5 * loss[0] && loss[STEPS - 1] < 0.5 * loss[2]);
 }

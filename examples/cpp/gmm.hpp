@@ -8,9 +8,9 @@
  *     lin.fwd(workspace);                                           // throws gmm::Error with gmm's message
  *
  * Define GMM_NO_EXCEPTIONS for programs without exceptions: calls then return what they also return otherwise, a
- * gmm_status, which must not be ignored, and last_error() has the message. Other operations: gmm::call(gmm::permute_fwd,
- * workspace, descriptor). One unit of the program defines GMM_IMPLEMENTATION, as gmm.h says. Define GMM_HPP_CUDA to
- * include cuda_runtime.h, for workspaces of GPU contexts. */
+ * gmm_status, which must not be ignored, and last_error() has the message. Other operations:
+ * gmm::call(gmm::permute_fwd, workspace, descriptor). One unit of the program defines GMM_IMPLEMENTATION, as gmm.h
+ * says. Define GMM_HPP_CUDA to include cuda_runtime.h, for workspaces of GPU contexts. */
 #ifndef GMM_MOE_GMM_HPP_INCLUDED
 #define GMM_MOE_GMM_HPP_INCLUDED
 
@@ -145,7 +145,8 @@ gmm_status query_of(gmm_context *ctx, gmm_op, const D *descriptor, gmm_info *inf
 }
 
 #define GMM_HPP_LIST(X) \
-    X(linear_fwd, gmm_linear, LINEAR_FWD, gmm_linear_query) X(linear_dgrad, gmm_linear, LINEAR_DGRAD, gmm_linear_query) \
+    X(linear_fwd, gmm_linear, LINEAR_FWD, gmm_linear_query) \
+    X(linear_dgrad, gmm_linear, LINEAR_DGRAD, gmm_linear_query) \
     X(linear_wgrad, gmm_linear, LINEAR_WGRAD, gmm_linear_query) \
     X(linear_bgrad, gmm_linear, LINEAR_BGRAD, gmm_linear_query) \
     X(act_fwd, gmm_activation, ACT_FWD, gmm_act_query) X(act_bwd, gmm_activation, ACT_BWD, gmm_act_query) \

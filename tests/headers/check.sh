@@ -436,7 +436,7 @@ check "every function has a contract" contracts
 
 layout() {
     find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null |
-        grep -vE '\.(txt|json|bin|svg)$' | while read -r f; do
+        grep -vE '\.(txt|json|bin|svg)$|/(build|__pycache__|\.pytest_cache|gmm_torch\.egg-info)/' | while read -r f; do
             awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
                    if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
                    if (index($0, "\t")) print FILENAME ":" FNR ": a tab" }' "$f"
@@ -598,7 +598,8 @@ cmake_example() {
     shift
     cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_BUILD_TYPE=Release \
         -DCMAKE_C_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 "$@" > "$W/cmake.log" 2>&1 &&
-        cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" || { cat "$W/cmake.log"; return 1; }
+        cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" ||
+        { cat "$W/cmake.log"; return 1; }
 }
 # Without OpenMP, and without a build type, it says so.
 cmake_warns() { # in the project that cmake_example has left

@@ -20,7 +20,8 @@ FAULTS = ("a size below 0", "more rows than there are", "offsets that fall", "a 
 def check_faults(device=None):
     """Raises if calls on this GPU were given wrong counts or indices since the last look. Waits for the GPU."""
     if torch.cuda.is_available():
-        bits = ops.take_faults(torch.device(device or "cuda").index or torch.cuda.current_device())
+        index = torch.device(device or "cuda").index
+        bits = ops.take_faults(torch.cuda.current_device() if index is None else index)
         if bits:
             raise RuntimeError("gmm: " + ", ".join(text for i, text in enumerate(FAULTS) if bits >> i & 1))
 
@@ -138,7 +139,7 @@ class MoE(torch.nn.Module):
 
     def forward(self, x):
         if self.random is not None and self.training:
-            self.random += torch.tensor([0, 1, 0, 1], device=self.random.device)  # other draws for each micro-batch
+            self.random[1::2] += 1  # other draws for each micro-batch
         probs, indices, _, losses = topk(self.router(x), self.k, **self.route)
         rows, row_probs, row_of, slot_of, sizes = permute(x, indices, self.w1.shape[0], probs)
         main_grads = tuple(getattr(w, "main_grad", None) for w in (self.w1, self.w2))

@@ -214,12 +214,15 @@ enum {
     GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
-    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_), \
-    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
-    GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
+    GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-/* Registers of warp groups, from `GMM__SM90_BOUNDS` on: two of consumers, one of the other roles. */
+/* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles. */
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
+    GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
+enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
+#undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \

@@ -1,4 +1,4 @@
-"""What the torch operator costs beside gmm alone and torch._grouped_mm on a GPU: python3 examples/torch/bench.py
+"""What the torch operator costs beside gmm alone and torch._grouped_mm on a GPU: python3 examples/torch/tests/bench.py
 
 Prints, for a forward grouped linear layer in bf16: microseconds of the host per call (operator and C call, on shapes so
 small that the GPU is not the limit; in a captured graph), milliseconds of the GPU at models' shapes, and peak memory of

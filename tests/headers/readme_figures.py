@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Compares the figures of README.md with tests/results. Prints what differs, and fails if something does.
 
-In the section "Numbers", which names one file of tests/results:
+In the sections "Numbers" and "The expert MLP", each of which names one file of tests/results:
     the GPU and the versions of its first sentence, and its commit, are those of the file's benchmarks;
     the figures of each row of a table (cells that are a number, or the name of a row such as dsv3/192/fc2d/bf16) stand,
     in this order, in one line of the file, each as a word.
@@ -23,16 +23,15 @@ def in_order(line, words):
     return True
 
 
-def main():
+# Sections, and how many rows with figures each has at least.
+SECTIONS = {"Numbers": 6, "The expert MLP": 6}
+
+
+def section_faults(title, numbers, least_rows):
     wrong = []
-    readme = open("README.md", encoding="utf-8").read()
-    section = re.search(r"^## Numbers\n(.*?)^## ", readme, flags=re.M | re.S)
-    if not section:
-        sys.exit("README.md has no section Numbers")
-    numbers = section.group(1)
     files = set(re.findall(r"tests/results/[\w.-]+\.txt", numbers))
     if len(files) != 1:
-        sys.exit(f"README.md: the section Numbers names {len(files)} files of tests/results, not one")
+        return [f"README.md: the section {title} names {len(files)} files of tests/results, not one"]
     path = files.pop()
     text = open(path, encoding="utf-8").read()
     lines = text.split("\n")
@@ -42,11 +41,11 @@ def main():
     if not commit:
         wrong.append(f'{path}: no "benchmarks of COMMIT"')
     elif re.findall(r"`([0-9a-f]{7,40})`", numbers) != [commit.group(1)]:
-        wrong.append(f"Numbers: names other commits than {path}'s one of the benchmarks, {commit.group(1)}")
+        wrong.append(f"{title}: names other commits than {path}'s one of the benchmarks, {commit.group(1)}")
     setting = re.search(r"^# (NVIDIA [^,\n]+),.*$", text, flags=re.M)
     for words in re.findall(r"NVIDIA \w+|CUDA [\d.]*\d|cuBLAS [\d.]*\d|torch [\d.]*\d", head):
         if not setting or words not in setting.group(0):
-            wrong.append(f'Numbers: "{words}" is not in the head of the benchmarks in {path}')
+            wrong.append(f'{title}: "{words}" is not in the head of the benchmarks in {path}')
 
     rows = 0
     for row in re.findall(r"^\|(.*)\|$", numbers, flags=re.M):
@@ -55,9 +54,20 @@ def main():
             continue
         rows += 1
         if not any(in_order(line, figures) for line in lines):
-            wrong.append(f"Numbers: no line of {path} has {' '.join(figures)}: |{row}|")
-    if rows < 6:
-        wrong.append(f"Numbers: {rows} rows with figures, which are too few to be all")
+            wrong.append(f"{title}: no line of {path} has {' '.join(figures)}: |{row}|")
+    if rows < least_rows:
+        wrong.append(f"{title}: {rows} rows with figures, which are too few to be all")
+    return wrong
+
+
+def main():
+    wrong = []
+    readme = open("README.md", encoding="utf-8").read()
+    for title, least_rows in SECTIONS.items():
+        section = re.search(rf"^## {title}\n(.*?)^## ", readme, flags=re.M | re.S)
+        if not section:
+            sys.exit(f"README.md has no section {title}")
+        wrong += section_faults(title, section.group(1), least_rows)
 
     for file in glob.glob("tests/results/*.txt"):
         name = re.search(r"([a-z]+\d+)\.txt$", file)

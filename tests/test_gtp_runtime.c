@@ -1820,7 +1820,8 @@ static float *hook_values(int64_t n) {
 }
 
 /* Under random schedules no access races, every product reads the weight that it needs, and gradients are those of
-   MLPs without hooks, summed over ranks. With `premature`, a release before the product, the race checker reports it. */
+   MLPs without hooks, summed over ranks. With `premature`, a release before the product, the race checker reports
+   it. */
 static void hooked_mlp(int premature) {
     enum { MICRO = 3, RANKS = 2, OUT = HOOK_TOKENS * HOOK_HIDDEN };
     const size_t saved_bytes = HOOK_TOKENS * 2 * HOOK_FFN * sizeof(float);

@@ -629,7 +629,8 @@ if works cmake; then
     # QUICK, which .ci/run sets: not what compiles the implementation once more for the wording of CMake
     [ -n "${QUICK:-}" ] || check "the CMake target warns without OpenMP, optimises without a build type" cmake_warns
     check "the CMake target of the headers serves a program" cmake_example HEADERS
-    [ -z "$compilers_cxx" ] || [ -n "${QUICK:-}" ] || check "FetchContent serves a C++ program" cmake_example FETCHCONTENT
+    [ -z "$compilers_cxx" ] || [ -n "${QUICK:-}" ] ||
+        check "FetchContent serves a C++ program" cmake_example FETCHCONTENT
     check "find_package serves a program, of its own version" cmake_find
     if [ -z "$nvcc" ] || ! grep -q lcublasLt build/probe/cublaslt; then
         skip "the CMake target with CUDA" "no CUDA toolkit with cuBLASLt"

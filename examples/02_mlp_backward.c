@@ -20,7 +20,7 @@ static void fill(float *a, int n, unsigned seed) {
     }
 }
 
-static void *room(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256 + 256); }
+static void *buffer(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256 + 256); }
 
 static double loss(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t bytes) {
     double sum = 0.0;
@@ -70,9 +70,9 @@ int main(void) {
         gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &bwd) != GMM_OK)
         return fprintf(stderr, "%s\n", gmm_last_error(ctx)), 1;
     size_t bytes = fwd.workspace_bytes > bwd.workspace_bytes ? fwd.workspace_bytes : bwd.workspace_bytes;
-    void *workspace = room(bytes);
+    void *workspace = buffer(bytes);
     mlp.saved_bytes = fwd.saved_bytes;
-    mlp.saved = room(mlp.saved_bytes);
+    mlp.saved = buffer(mlp.saved_bytes);
 
     loss(ctx, &mlp, workspace, bytes);
     if (gmm_mlp_bwd(ctx, &mlp, workspace, bytes, NULL) != GMM_OK)

@@ -20,7 +20,7 @@ static void fill(float *a, int n, float scale, unsigned seed) {
         a[i] = scale * ((float)(seed >> 8) / 8388608.0f - 1.0f);
     }
 }
-static void *room(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256 + 256); }
+static void *buffer(size_t bytes) { return aligned_alloc(256, (bytes + 255) / 256 * 256 + 256); }
 static int failed(gmm_context *ctx) { return fprintf(stderr, "%s\n", gmm_last_error(ctx)), 1; }
 
 /* The weight gradients of both micro-batches. Returns nonzero after a failure. */
@@ -48,16 +48,16 @@ static int train(gmm_context *ctx, int fp8, size_t *saved_bytes) {
         quant.recipe = &recipe;
         mlp.quant = &quant;
         if (gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &fwd) != GMM_OK) return failed(ctx);
-        quant.weight_cache = room(quant.weight_cache_bytes = fwd.weight_cache_bytes);
+        quant.weight_cache = buffer(quant.weight_cache_bytes = fwd.weight_cache_bytes);
         quant.weight_skip = &weights_are_cached; /* in a GPU context a word of device memory */
     }
     if (gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &fwd) != GMM_OK ||
         gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &bwd) != GMM_OK)
         return failed(ctx);
     const size_t bytes = fwd.workspace_bytes > bwd.workspace_bytes ? fwd.workspace_bytes : bwd.workspace_bytes;
-    void *workspace = room(bytes);
+    void *workspace = buffer(bytes);
     *saved_bytes = mlp.saved_bytes = fwd.saved_bytes;
-    mlp.saved = room(mlp.saved_bytes);
+    mlp.saved = buffer(mlp.saved_bytes);
     for (int i = 0; i < MICRO_BATCHES; i++) {
         mx.data = x[i];
         mdy.data = dy[i];

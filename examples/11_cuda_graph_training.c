@@ -18,7 +18,7 @@ static gmm_config config = GMM_ZERO;
 static void *workspace; static size_t workspace_bytes;
 static void check(gmm_status s) { if (s) exit((fprintf(stderr, "%s\n", gmm_last_error(ctx)), 1)); }
 
-static void *room(size_t bytes) {
+static void *buffer(size_t bytes) {
     void *p = NULL;
 #ifdef HAVE_CUDA
     if (config.space == GMM_SPACE_CUDA) return cuda(cudaMalloc(&p, bytes + 256)), p;
@@ -27,7 +27,7 @@ static void *room(size_t bytes) {
 }
 static float *draw(int n, float scale, unsigned seed) {
     static float host[W1];
-    float *p = (float *)room((size_t)n * sizeof(float));
+    float *p = (float *)buffer((size_t)n * sizeof(float));
     for (int i = 0; i < n; i++, seed = seed * 1664525u + 1013904223u)
         host[i] = scale * ((float)(seed >> 8) / 8388608.0f - 1.0f);
     check(rt.copy(rt.self, p, host, (size_t)n * sizeof(float), NULL)), check(rt.stream_sync(rt.self, NULL));
@@ -58,19 +58,19 @@ int main(void) {
     if (gmm_create(&ctx, &config, NULL) != GMM_OK) config.space = GMM_SPACE_CPU; /* no GPU, or no CUDA in the build */
     if (!ctx && gmm_create(&ctx, &config, NULL) != GMM_OK) return 1;
     check(gmm_runtime_of(ctx, &rt));
-    int32_t *splits = (int32_t *)room(sizeof sizes[0]);
+    int32_t *splits = (int32_t *)buffer(sizeof sizes[0]);
     groups.count = GROUPS, groups.capacity = ROWS, groups.splits = splits, groups.dtype = GMM_I32;
     groups.tail = GMM_TAIL_ZERO, shape.hidden = HIDDEN, shape.ffn = FFN, shape.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
-    gmm_mat mx = gmm_mat_packed(GMM_F32, draw(X, 1.0f, 1)), my = gmm_mat_packed(GMM_F32, room(sizeof y));
+    gmm_mat mx = gmm_mat_packed(GMM_F32, draw(X, 1.0f, 1)), my = gmm_mat_packed(GMM_F32, buffer(sizeof y));
     gmm_mat mw1 = gmm_mat_packed(GMM_F32, draw(W1, 0.3f, 2)), mw2 = gmm_mat_packed(GMM_F32, draw(W2, 0.3f, 3));
-    gmm_mat mdw1 = gmm_mat_packed(GMM_F32, room(W1 * 4)), mdw2 = gmm_mat_packed(GMM_F32, room(W2 * 4));
+    gmm_mat mdw1 = gmm_mat_packed(GMM_F32, buffer(W1 * 4)), mdw2 = gmm_mat_packed(GMM_F32, buffer(W2 * 4));
     gw1.mat = &mdw1, gw2.mat = &mdw2, mlp.dw1 = &gw1, mlp.dw2 = &gw2;
     mlp.config = &shape, mlp.groups = &groups, mlp.x = &mx, mlp.w1 = &mw1, mlp.w2 = &mw2, mlp.y = mlp.dy = &my;
     check(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &fwd));
     check(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &bwd));
     workspace_bytes = fwd.workspace_bytes > bwd.workspace_bytes ? fwd.workspace_bytes : bwd.workspace_bytes;
-    workspace = room(workspace_bytes);
-    mlp.saved = room(mlp.saved_bytes = fwd.saved_bytes);
+    workspace = buffer(workspace_bytes);
+    mlp.saved = buffer(mlp.saved_bytes = fwd.saved_bytes);
 #ifdef HAVE_CUDA
     cudaGraph_t graph; cudaGraphExec_t captured = NULL;
     if (config.space == GMM_SPACE_CUDA) {

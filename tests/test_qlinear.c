@@ -1094,6 +1094,30 @@ static void multiplied(int arg) {
     }
 }
 
+/* wgrad of skewed splits whose groups have 1024 rows and more in the mean: the balanced order of tiles. */
+static void skewed(int arg) {
+    static const int64_t sizes[2][4] = { { 2100, 0, 60, 0 }, { 1, 2500, 2000, 0 } };
+    static const int32_t limits[4] = { 0, 4, 6, 7 };
+    for (int i = 0; i < (device_emulated() ? 2 : 4); i++) {
+        const qcase c = { .op = GMM_OP_LINEAR_WGRAD, .setup = arg, .groups = 4, .sizes = sizes[i / 2], .K = 96,
+                          .N = i % 2 ? 800 : 544, .out = i % 2 ? GMM_BF16 : GMM_F32, .main_grad = i < 2, .fill = T_REALS };
+        gmm_info info = GMM_ZERO;
+        const void *first;
+        qrun r;
+        build(&r, &c);
+        T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
+        T_OK(run(&r.d, c.op));
+        check(&r, &c);
+        first = t_mat_bits(&r.out);
+        for (int k = 1; k < 4; k++) {
+            restore(&r, &c);
+            r.options.sm_limit = limits[k];
+            T_OK(run(&r.d, c.op));
+            t_same("sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
+        }
+    }
+}
+
 /* Splits that the preceding kernel changes while CTAs already read them (programmatic dependent launch), so that each
    CTA may see either: the result has the bits of the final split. */
 static void late_splits(int arg) {
@@ -1578,6 +1602,7 @@ void tests_qlinear(void) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
         if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
             t_add_gpu_once(multiplied, i, "qlinear wgmma tiles %s", setups[i].name);
+            if (has(i, GMM_OP_LINEAR_WGRAD)) t_add_gpu_once(skewed, i, "qlinear wgmma skewed splits %s", setups[i].name);
             t_add_gpu_once(late_splits, i, "qlinear wgmma splits that change late %s", setups[i].name);
             continue;
         }

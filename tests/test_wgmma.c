@@ -120,6 +120,48 @@ static void small_groups(int arg) {
         }
 }
 
+/* wgrad of skewed splits whose groups have 1024 rows and more in the mean: the balanced order of tiles, with more
+   clusters than tiles and with few clusters. arg: of spec_of. */
+static void skewed(int arg) {
+    static const int64_t sizes[][4] = {{2100, 0, 60, 0}, {1, 2500, 2000, 0}};
+    static const int32_t limits[] = {0, 4, 6};
+    for (int i = 0; i < (device_emulated() ? 2 : 12); i++) {
+        lin_spec s = spec_of(arg, 4, sizes[i % 2]);
+        s.K = 136;
+        s.N = 392;
+        s.out = i % 2 ? s.in : GMM_F32;
+        s.main_grad = i % 4 < 2;
+        s.beta = i % 2;
+        s.frozen = i / 4;
+        s.overwrite = i / 2 % 2;
+        both_on(s, limits[(i + 1) % 3]);
+    }
+}
+
+/* The same with more tiles per group than clusters, more clusters than lanes, and 8 groups, two of them empty and two
+   frozen. MMA gives the same bits in the order of groups. */
+static void skewed_many_tiles(int arg) {
+    static const int64_t sizes[8] = {1030, 1024, 0, 5000, 64, 2048, 0, 513};
+    if (device_emulated()) t_skip("the emulator would take minutes");
+    for (int i = 0; i < 2; i++) {
+        lin_spec s = spec_of(arg, 8, sizes);
+        lin_run r;
+        const void *first;
+        s.K = 2056;
+        s.N = 2696;
+        s.out = i ? s.in : GMM_F32;
+        s.main_grad = s.beta = s.frozen = i == 0;
+        s.fill = T_REALS;
+        build(&r, &s);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        first = t_mat_bits(&r.out);
+        restore(&r);
+        demand(&r, GMM_ENGINE_MMA);
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        t_same("MMA", first, t_mat_bits(&r.out), out_bytes(&r));
+    }
+}
+
 /* Groups of every size around a tile boundary, with poisoned destinations; the ragged extent is M (rows) or, in wgrad,
    K. */
 static void edges(int arg) {
@@ -682,6 +724,8 @@ void tests_wgmma(void) {
         for (int k = 0; k < 6; k++)
             t_add_gpu_once(edges, 6 * i + k, "wgmma groups of %d to %d rows %s %s", edge[k], edge[k] + 130, op, dtype);
         if (i < 2) t_add_gpu_once(small_groups, i, "wgmma small groups %s %s", op, dtype);
+        if (i > 3) t_add_gpu_once(skewed, i, "wgmma skewed splits %s %s", op, dtype);
+        if (i > 3) t_add_gpu_once(skewed_many_tiles, i, "wgmma skewed splits, many tiles %s %s", op, dtype);
         t_add_gpu_once(feature_edges, i, "wgmma tails of features %s %s", op, dtype);
         t_add_gpu_once(splits, i, "wgmma empty groups, splits, tails %s %s", op, dtype);
         t_add_gpu_once(forms, i, "wgmma strides and tables %s %s", op, dtype);

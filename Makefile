@@ -112,10 +112,11 @@ headers:
 ##   tags                   index of the parts, tests and examples for editors; a kernel's name leads to its instance
 tags:
 	$(Q)sh tests/tools/tags.sh
-##   check                  header and build checks, then the tests under ASan and UBSan
+##   check                  header and build checks, meanwhile the tests under ASan and UBSan
 check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(B)/empty.made compile_commands.json
-	$(Q)MAKEFLAGS='-- $(MAKEOVERRIDES)' MAKE_PROGRAM="$(MAKE_PROGRAM)" sh tests/headers/check.sh
-	$(Q)$(MAKE) --no-print-directory CONFIG=sanitize WERROR=1 ARGS= test
+	$(Q)mkdir -p $(B)/sanitize; s=0; export MAKEFLAGS='-- $(MAKEOVERRIDES)' MAKE_PROGRAM="$(MAKE_PROGRAM)"; \
+	$$MAKE_PROGRAM -j$(PROCESSORS) CONFIG=sanitize WERROR=1 ARGS= test > $(B)/sanitize/log 2>&1 & tests=$$!; \
+	sh tests/headers/check.sh || s=1; wait $$tests || s=1; cat $(B)/sanitize/log; exit $$s
 ##   checksums              hashes of what every operation writes, in build/checksums.txt; BASE=FILE: beside older ones
 checksums: $(B)/checksums
 	$(Q)s=0; $< $(if $(BASE),--base $(BASE)) $(ARGS) > $<.new || s=$$?; mv $<.new $<.txt; exit $$s
@@ -220,8 +221,7 @@ $(LINKED): $(B)/gmm.o $(P)/openmp $(P)/pthread $(CUDA_LINK)
 	$(call say,LINK,$@)
 	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
 
-# Programs for GPUs, or empty files where the machine lacks what they need. Files *.run hold the command that runs a
-# benchmark: a program, or with torch peers.py or mlp_peers.py, which load it as a library.
+# Programs for GPUs, or empty files where the machine lacks what they need. *.run hold the command of a benchmark.
 $(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torch $(wildcard tests/bench/*_bench.cu)
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl

@@ -1,7 +1,7 @@
 #!/bin/sh
 # Checks of the headers, the built library, the build and the documentation. `make check` runs it from the root of the
 # repository with CC, CXX, MAKE_PROGRAM, B (the build folder) and P (what the machine has) set. One line per check: ok,
-# FAIL with the reason, or skip with what this machine lacks.
+# and how long it took where that is seconds, FAIL with the reason, or skip with what this machine lacks.
 
 CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} P=${P:-build/probe}
 nvcc=$(cat $P/nvcc $P/cublaslt | tr '\n' ' ')
@@ -15,13 +15,14 @@ failures=0
 rm -rf $W && mkdir -p $W || exit 1
 W=$(cd $W && pwd)
 
-pass() { printf 'ok    %s\n' "$1"; }
 skip() { printf 'skip  %s: %s\n' "$1" "$2"; }
 # check "what" command...: the command's output is its reason
 check() {
-    what=$1
+    what=$1 began=$(date +%s)
     shift
-    if "$@" > "$W/log" 2>&1; then pass "$what"
+    if "$@" > "$W/log" 2>&1; then
+        took=$(($(date +%s) - began))
+        if [ $took -gt 1 ]; then printf 'ok    %s, %d s\n' "$what" $took; else printf 'ok    %s\n' "$what"; fi
     else
         printf 'FAIL  %s\n' "$what"
         head -n 30 "$W/log" | sed 's/^/        /'
@@ -541,7 +542,11 @@ check "the headers' quick starts compile" quick_start
 
 # ---- Build
 
-snapshot() { find . -path ./.git -prune -o -path ./build/check -prune -o -type f -printf '%p %T@ %s\n' | sort; }
+# The sanitized tests are built and run meanwhile.
+snapshot() {
+    find . \( -path ./.git -o -path ./build/check -o -path ./build/sanitize \) -prune -o -type f \
+        -printf '%p %T@ %s\n' | sort
+}
 dry_run() {
     snapshot > "$W/before"
     for target in clean all help install; do $MAKE -n $target > /dev/null || return 1; done

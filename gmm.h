@@ -284,8 +284,8 @@ typedef struct gmm_grad {
     const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed, and dst keeps it */
 } gmm_grad;
 
-/* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
-   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
+/* A grouped linear layer: y[r] = p_r (alpha_g w_g x[r] + bias_g s_r) for every row r of group g.
+   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale, prob p [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -323,13 +323,15 @@ typedef struct gmm_linear {
     float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
     int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
+    const float *prob;       /* fp32, context memory: fwd and dgrad multiply rows of their result by it before they add
+                                to the old value and round; NULL = ones. wgrad and bgrad refuse it */
 } gmm_linear;
 
 /* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.
    Stream, graph: no effect on either. Errors: those of the operation, except about addresses and workspace. */
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
 
-/* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
+/* y = p (alpha x w^T + bias s) (+ y). Needs x, w, y.
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
@@ -337,7 +339,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
-/* dx = alpha dy w (+ dx). Needs dy, w, dx.  Stream, graph, errors: as gmm_linear_fwd. */
+/* dx = p alpha dy w (+ dx). Needs dy, w, dx.  Stream, graph, errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);
 
@@ -2882,8 +2884,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK ||
+        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
+    if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
+        return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
+                           op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
     return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 
@@ -3208,14 +3214,20 @@ static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cp
     }
 }
 
-/* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
-static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                               gmm_dtype dtype, void *dst) {
+/* acc = alpha acc + addend s over one row. `addend` may be NULL. */
+static void gmm__cpu_scale_add_row(float *acc, int64_t n, float alpha, const float *addend, float s) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;
     if (addend)
         for (i = 0; i < n; i++) acc[i] += addend[i] * s;
+}
+
+/* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
+static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+                               gmm_dtype dtype, void *dst) {
+    int64_t i;
+    gmm__cpu_scale_add_row(acc, n, alpha, addend, s);
     if (beta != 0.0f) {
         float previous[GMM__NC];
         gmm__row_load(dtype, dst, previous, n);
@@ -3300,10 +3312,13 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < m && B.quantized; i++)
         gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
-    for (i = 0; i < m; i++)
-        gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                           d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+    for (i = 0; i < m; i++) {
+        float *const row = s.c + i * GMM__NC;
+        gmm__cpu_scale_add_row(row, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+                               d->bias_scale ? d->bias_scale[r0 + i] : 1.0f);
+        gmm__cpu_store_row(row, n, d->prob ? d->prob[r0 + i] : 1.0f, NULL, 0.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                            gmm__at(out, 0, r0 + i, c0));
+    }
 }
 
 /* One block of dw: out features by in features of one group, summed over the group's rows. */
@@ -8601,6 +8616,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->alpha_per_group = d->alpha_per_group;
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     if (fwd) args->bias_scale = d->bias_scale;
+    args->prob = d->prob;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -10774,6 +10790,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(D_BIAS_SCALE, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale, 1, 0, 1, 0, "linear.d_bias_scale") \
     X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
       "linear.d_bias_scale_add") \
+    X(LINEAR_PROB, LINEAR_FWD, LINEAR_DGRAD, linear->prob, 1, 1, 1, 0, "linear.prob") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \

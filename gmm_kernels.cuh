@@ -776,10 +776,9 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
     return split;
 }
 
-/* ............................................................................................. Grouped products ... */
-
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
-   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
+/* Arguments of products, and the steps of their epilogue. */
+/* D_g = p (alpha_g A_g B_g^T + bias_g s) + beta_g D_g for all groups g of one call. Groups are ranges of rows of the
+   token matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
        fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
        dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
        wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
@@ -793,11 +792,88 @@ typedef struct gmm_gemm_args {
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *bias_scale; /* [T] what the bias is multiplied by; NULL: 1 */
+    const float *bias_scale; /* [T] s, what the bias is multiplied by; NULL: 1 */
+    const float *prob;      /* [T] p, what rows of the sum are multiplied by; NULL: 1 */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
 } gmm_gemm_args;
+
+/* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of
+   beta D, which is followed by the only rounding. Every engine applies the steps in the order of the list. A step is
+   element-wise: it computes an element from the sum so far, a value of its row and a value of its column. */
+
+/* Steps: X(name, whether it reads a value per row, whether it reads a value per column). For each of them stand below
+   gmm_epilogue_<name>_present, which is the same for all threads, and gmm_epilogue_<name>, the arithmetic of one
+   element. A value that a call does not have is 1. */
+#define GMM_EPILOGUE_STEP_LIST(X) \
+    X(bias, 1, 1) \
+    X(prob, 1, 0)
+
+#define GMM__X(name, rows, cols) GMM_EPILOGUE_##name,
+typedef enum gmm_epilogue_step { GMM_EPILOGUE_STEP_LIST(GMM__X) gmm_epilogue_steps } gmm_epilogue_step;
+#undef GMM__X
+
+/* Values of rows and columns of D: of the group's first row, and of column 0. NULL: 1. */
+typedef struct gmm_epilogue_values {
+    const float *rows;
+    const char *cols;
+    gmm_dtype cols_dtype;
+} gmm_epilogue_values;
+
+/* The bias, times bias_scale of the row. */
+GMM__DEVICE int gmm_epilogue_bias_present(const gmm_gemm_args *args) { return args->bias.dtype != GMM_NONE; }
+GMM__DEVICE gmm_epilogue_values gmm_epilogue_bias_values(const gmm_gemm_args *args, int32_t g, int64_t row) {
+    gmm_epilogue_values values;
+    values.rows = args->bias_scale ? args->bias_scale + row : NULL;
+    values.cols = gmm_kmat_data(&args->bias, g);
+    values.cols_dtype = args->bias.dtype;
+    return values;
+}
+GMM__DEVICE float gmm_epilogue_bias(float sum, float row, float col) { return __fmaf_rn(col, row, sum); }
+
+/* Rows times their probabilities. */
+GMM__DEVICE int gmm_epilogue_prob_present(const gmm_gemm_args *args) { return args->prob != NULL; }
+GMM__DEVICE gmm_epilogue_values gmm_epilogue_prob_values(const gmm_gemm_args *args, int32_t g, int64_t row) {
+    gmm_epilogue_values values;
+    (void)g;
+    values.rows = args->prob + row;
+    values.cols = NULL;
+    values.cols_dtype = GMM_NONE;
+    return values;
+}
+GMM__DEVICE float gmm_epilogue_prob(float sum, float row, float col) {
+    (void)col;
+    return __fmul_rn(sum, row);
+}
+
+/* The functions of the step `step`, a constant. */
+GMM__DEVICE int gmm_epilogue_reads_cols(const gmm_epilogue_step step) {
+#define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return cols;
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return 0;
+}
+GMM__DEVICE int gmm_epilogue_present(const gmm_epilogue_step step, const gmm_gemm_args *args) {
+#define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return gmm_epilogue_##name##_present(args);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return 0;
+}
+GMM__DEVICE gmm_epilogue_values gmm_epilogue_values_of(const gmm_epilogue_step step, const gmm_gemm_args *args,
+                                                       int32_t g, int64_t row) {
+#define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return gmm_epilogue_##name##_values(args, g, row);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return gmm_epilogue_bias_values(args, g, row);
+}
+GMM__DEVICE float gmm_epilogue_apply(const gmm_epilogue_step step, float sum, float row, float col) {
+#define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return gmm_epilogue_##name(sum, row, col);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return sum;
+}
+/* ............................................................................................. Grouped products ... */
 
 /* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
@@ -913,9 +989,10 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 
 /* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d; /* first row of the group in D */
-    const char *bias;
-    const float *bias_scale;
+    char *d;                                       /* first row of the group in D */
+    gmm_epilogue_values values[gmm_epilogue_steps]; /* of the steps, from the group's first row */
+    int present[gmm_epilogue_steps];               /* whether the call has the step */
+    const char *bias;                              /* of the group, or NULL */
     float alpha, beta;
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
@@ -926,11 +1003,32 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
     epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
-    epilogue.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
+#define GMM__X(name, rows, cols) \
+    epilogue.present[GMM_EPILOGUE_##name] = !ragged_k && gmm_epilogue_##name##_present(args); \
+    epilogue.values[GMM_EPILOGUE_##name] = gmm_epilogue_##name##_values(args, t->g, t->row);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
     /* an empty sum is +0 whatever alpha is */
     epilogue.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f;
     epilogue.beta = gmm_gemm_beta(args, t->g);
     return epilogue;
+}
+
+/* Applies an epilogue step to four elements of a row of the group. `bias`: values of their columns, which no other step
+   has. */
+GMM__DEVICE void gmm_gemm_apply_step(const gmm_epilogue_step step, const gmm_gemm_epilogue *o, int32_t row,
+                                     const float bias[4], float v[4]) {
+    const float *const rows = o->values[step].rows;
+    const float value = rows ? rows[row] : 1.0f;
+    int i;
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = gmm_epilogue_apply(step, v[i], value, bias[i]);
+}
+GMM__DEVICE void gmm_gemm_apply_steps(const gmm_gemm_epilogue *o, int32_t row, const float bias[4], float v[4]) {
+#define GMM__X(name, rows, cols) \
+    if (o->present[GMM_EPILOGUE_##name]) gmm_gemm_apply_step(GMM_EPILOGUE_##name, o, row, bias, v);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 }
 
 /* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
@@ -943,11 +1041,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     int i;
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], o->alpha);
-    if (o->bias) {
-        const float s = o->bias_scale ? o->bias_scale[row] : 1.0f;
-#pragma unroll
-        for (i = 0; i < 4; i++) v[i] = __fmaf_rn(bias[i], s, v[i]);
-    }
+    gmm_gemm_apply_steps(o, row, bias, v);
     if (o->beta != 0.0f) {
         float old[4];
         gmm_read4(args->d.dtype, dst, count, o->vec4, old);
@@ -959,10 +1053,10 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 
 /* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
    before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
-   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
-   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there, number `row`
+   of the group. `dst`: the same row of D; `dst_stride`: bytes to the next one. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     int64_t dst_stride, int32_t row, int row_step, const float *src,
                                      const float bias[4]) {
     const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
     const int src_stride = row_step * (4 * (32 / row_step) + 8);
@@ -983,14 +1077,8 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
         v[r][2] = __fmul_rn(f.z, o->alpha);
         v[r][3] = __fmul_rn(f.w, o->alpha);
     }
-    if (o->bias) {
 #pragma unroll
-        for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
-#pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
-        }
-    }
+    for (r = 0; r < rows; r++) gmm_gemm_apply_steps(o, row + r * row_step, bias, v[r]);
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {
@@ -2545,10 +2633,11 @@ GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
 /* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
-   group's columns (B) and of the rows (A) in stage 0. */
+   group's columns (B) and of the rows (A) in stage 0; of packed weights the warp's codes and scales there. */
 typedef struct gmm_sm90_operands {
     uint32_t k_tiles;
     uint64_t desc_b, desc_a;
+    uint32_t packed_at, scales_at;
 } gmm_sm90_operands;
 
 /* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
@@ -2560,6 +2649,24 @@ typedef struct gmm_sm90_deferred {
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
     uint32_t part;             /* number of the next slot */
 } gmm_sm90_deferred;
+
+/* Where a consumer warp group stores a tile. */
+typedef struct gmm_sm90_output {
+    const gmm_gemm_args *p;
+    const gmm_sm90_tile *tile;
+    int wg, col0;      /* warp group, and its first column in the tile */
+    char *d;           /* the tile's first row of D, at column 0 */
+    int64_t pitch;     /* bytes from a row of D to the next */
+    int size;          /* bytes of an element of D */
+    float beta;
+    char *slots;       /* the warp group's store slots */
+    uint32_t slots_at; /* all store slots */
+    uint32_t bars;     /* barriers of the slots */
+} gmm_sm90_output;
+/* Whether rows of D begin at multiples of 16 bytes. */
+GMM__DEVICE int gmm_sm90_d_aligned(const gmm_sm90_output *out) {
+    return (((uint64_t)(uintptr_t)out->d | (uint64_t)out->pitch) & 15) == 0;
+}
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
    all loads can be issued before the first value is decoded. */
@@ -8900,8 +9007,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
                     gmm_gemm_store_rows(&args, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
-                                        STORE_ROWS, src, bias);
+                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (r = 0; r < 8; r += STORE_ROWS) {
@@ -9365,8 +9471,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
-                                        STORE_ROWS, src, bias);
+                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (r = 0; r < 8; r += STORE_ROWS) {
@@ -10090,7 +10195,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 /* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
    bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
    a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
-   only where groups are nearly equal (small_m in body_product_kernel.cuh). */
+   only where groups are nearly equal (plan_split in body_product_warps.cuh). */
 #define GMM__SMALL_M(tile_n) \
     (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
@@ -10188,39 +10293,377 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, prev_stage), lane);
     pipe->iter += operands->k_tiles;
 }
+#endif
+/* Body 9, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m (columns of D)
+   and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Multiplies the accumulators by the alphas of the tile's group. An empty sum stays +0, whatever they are. */
+GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, const gmm_sm90_tile *t,
+                                                         float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    int j, u, x;
+#pragma unroll 1
+    for (x = 0; x < 2; x++) {
+        const float *const alphas = x ? args->alpha2 : args->p.alpha;
+        const float alpha = alphas && t->k > 0 ? alphas[args->p.alpha_per_group ? t->g : 0] : 1.0f;
+        if (alpha != 1.0f) {
+#pragma unroll
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = __fmul_rn(acc[j][u], alpha);
+        }
+    }
+}
+
+/* Applies an epilogue step to the accumulators. col0: the warp group's first column in the tile. A thread has two
+   columns of each block of 64; of the tile's rows it has two in each unit of 8, whose values come from other lanes. */
+GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const gmm_gemm_args *args,
+                                                 const gmm_sm90_tile *t, int col0,
+                                                 float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, args, t->g, t->row + t->m0);
+    const int lane = (int)threadIdx.x & 31, w = (int)threadIdx.x >> 5 & 3;
+    float cols0[GMM__CFG(wgmma_m)][4], cols8[GMM__CFG(wgmma_m)][4];
+    float rows[GMM__CFG(m16) / 2 + 1]; /* one per lane */
+    int j, u, x;
+#pragma unroll
+    for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
+        rows[x] = values.rows && 32 * x + lane < t->rows ? values.rows[32 * x + lane] : 1.0f;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0), bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        cols0[j][0] = cols8[j][0] = 1.0f;
+        if (!gmm_epilogue_reads_cols(step)) continue;
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->n, 0, cols0[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->n, 0, cols8[j]);
+    }
+#pragma unroll
+    for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
+        const float row0 = __shfl_sync(0xFFFFFFFFu, rows[u / 16], gmm_wgmma_acc_n(lane, u % 16));
+        const float row1 = __shfl_sync(0xFFFFFFFFu, rows[u / 16], gmm_wgmma_acc_n(lane, u % 16) + 1);
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+            acc[j][u] = gmm_epilogue_apply(step, acc[j][u], row0, cols0[j][0]);
+            acc[j][u + 1] = gmm_epilogue_apply(step, acc[j][u + 1], row1, cols0[j][0]);
+            acc[j][u + 2] = gmm_epilogue_apply(step, acc[j][u + 2], row0, cols8[j][0]);
+            acc[j][u + 3] = gmm_epilogue_apply(step, acc[j][u + 3], row1, cols8[j][0]);
+        }
+    }
+}
+
+/* Stores a tile of wgrad's 16-bit D by TMA: slots hold its boxes. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_16_)(const gmm_sm90_output *out, uint32_t *part,
+                                                     const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
+    const uint32_t st_at = out->slots_at + (lane / 16 * 8 + lane % 8) * 128 +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    int u, j;
+#pragma unroll
+    for (u = 0; u < GMM__CFG(m16); u++) {
+        if (u % 4 == 0) { /* rows past the end of D stay in the slot */
+            if (u >= row_blocks) break;
+            gmm_sm90_acquire_slot(out->bars, *part);
+        }
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+            const float *const f = &acc[j][8 * u];
+            gmm_stmatrix_x4_trans(st_at + *part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                                  gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                  gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+        }
+        if (u % 4 == 3) gmm_sm90_commit_slot(out->bars, (*part)++);
+    }
+}
+
+/* Stores a tile of wgrad's fp32 D by TMA: slots hold its boxes, and before that the old D if beta is not 0. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_f32_)(const gmm_sm90_output *out, uint32_t *part,
+                                                      float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
+    const float beta = out->beta;
+    /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns and of 1
+       row an XOR of this address */
+    const uint32_t to = out->slots_at + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
+                        (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
+    int u, j, e;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        if (out->col0 + 64 * j >= out->tile->cols) break;
+#pragma unroll
+        for (u = 0; u < 2 * GMM__CFG(m16); u++) {
+            const uint32_t slot_offset = *part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
+            float old[4];
+            if (u % 8 == 0) {
+                if (u >= 2 * row_blocks) break;
+                gmm_sm90_acquire_slot(out->bars, *part);
+            }
+            if (beta != 0.0f) {
+#pragma unroll
+                for (e = 0; e < 4; e++) old[e] = gmm_ld_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset);
+#pragma unroll
+                for (e = 0; e < 4; e++) acc[j][4 * u + e] = __fmaf_rn(beta, old[e], acc[j][4 * u + e]);
+            }
+#pragma unroll
+            for (e = 0; e < 4; e++)
+                gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
+            if (u % 8 == 7) gmm_sm90_commit_slot(out->bars, (*part)++);
+        }
+    }
+}
+
+/* Stores a tile of 16-bit D by the threads: slots hold [row][column]. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                    const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    /* computed here, so that the mainloop has their registers */
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+    const int row_blocks = t->row_blocks, row_bytes = 128 * GMM__CFG(wgmma_m);
+    const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
+    const int cols = t->cols - out->col0, cols_left = cols - 8 * chunk;
+    const int vectorized = gmm_sm90_d_aligned(out) && (cols >= 64 * GMM__CFG(wgmma_m) || cols % 8 == 0);
+    const int rows_left = cols_left > 0 ? t->rows - slot_row : 0;
+    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const char *const ld_at = out->slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
+    const int64_t pitch = out->pitch;
+    char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;
+    int u, x, j, e;
+    (void)args;
+#pragma unroll
+    for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
+        const int slot = (*part & 1) * GMM__CFG(slot_bytes);
+        uint4 v[GMM__CFG(store_blocks)];
+        if (u >= row_blocks) break;
+        (*part)++;
+#pragma unroll
+        for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
+#pragma unroll
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
+                if (u + x < GMM__CFG(m16)) {
+                    const float *const f = &acc[j][8 * (u + x)];
+                    gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
+                                          gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                          gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                }
+        gmm_consumer_sync(out->wg);
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
+        if (!GMM__EPILOGUE(args, t, out->slots + slot, row_bytes, 16 * u, GMM__CFG(store_blocks) * 2048 / row_bytes,
+                           out->col0))
+            continue;
+#endif
+        if (vectorized) {
+#pragma unroll
+            for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
+#pragma unroll
+            for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+                if (16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left) *(uint4 *)to = v[x];
+        } else {
+#pragma unroll 1
+            for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+#pragma unroll 1
+                for (e = 0; e < 8 && e < cols_left && 16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left; e++)
+                    ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
+        }
+    }
+}
+
+/* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
+   last one may still be read; wgrad halves one slot. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size;
+    const float beta = out->beta;
+    const int64_t pitch = out->pitch;
+    uint32_t next_part = *part;
+    int u, x, j, e;
+    if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
+        if ((threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP_READ(0);
+        gmm_consumer_sync(out->wg);
+    }
+    if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        /* read anew for each j: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+        const int c0 = out->col0 + 64 * j, rows_left = t->rows - tid / 16;
+        const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;
+        const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+        char *const st_at = out->slots + lane % 4 * 512 + lane / 4 % 4 * 4;
+        char *to = out->d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+        for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
+            const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+            const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+            uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
+            if (u >= t->row_blocks || c0 >= t->cols) break;
+            next_part++;
+#pragma unroll
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
+                old[x] = make_uint4(0, 0, 0, 0);
+                if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
+                    old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+            }
+#pragma unroll
+            for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+                if (u + x < GMM__CFG(m16)) {
+#pragma unroll
+                    for (e = 0; e < 8; e++)
+                        *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                   (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
+                }
+            gmm_consumer_sync(out->wg);
+            if (vectorized) {
+#pragma unroll
+                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                    const float4 f = *(const float4 *)(ld_at + x * 2048);
+                    float v[4];
+                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                    if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
+                        old[x] = gmm_sm90_d_load4(size, to);
+                    if (beta != 0.0f)
+#pragma unroll
+                        for (e = 0; e < 4; e++)
+                            v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
+                    if (16 * u + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
+                }
+            } else {
+#pragma unroll 1
+                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left; e++) {
+                        float v[4], stored[4];
+                        v[0] = ((const float *)(ld_at + x * 2048))[e];
+                        gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
+                        gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
+                    }
+            }
+        }
+    }
+    if (GMM__K_GROUPED)
+        for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, (*part)++) {
+            gmm_sm90_acquire_slot(out->bars, *part);
+            gmm_sm90_commit_slot(out->bars, *part);
+        }
+    else *part = next_part;
+}
+
+/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`, and
+   store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
+                                                 gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
+                                                 float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size;
+    float beta;
+    int by_tma, u;
+    GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
+#define GMM__X(name, rows, cols) \
+    if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, &args->p, t, out->col0, acc);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    out->beta = beta = gmm_gemm_beta(&args->p, t->g);
+    by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args->p, t->g, beta);
+    out->p = &args->p;
+    out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
+    if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
+    else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
+#pragma unroll
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+        store->pending = t->row_blocks;
+    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
+        GMM__PART(gmm_sm90_store_rows_16_)(args, out, &store->part, acc);
+    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
+    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+    if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
+}
+#endif
+/* Body 9, continued: the consumer warp groups. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Multiplies a tile: the mainloop for its rows, which are a constant of wgmma. */
+GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const volatile int32_t *small_m,
+                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
+                                               const gmm_sm90_operands *operands, uint32_t order,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const uint32_t deferred[GMM__DEFERRED_WORDS]) {
+    int j, u;
+#pragma unroll
+    for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
+#pragma unroll
+        for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
+    switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
+#define GMM__MAINLOOP(n8, small_m) \
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, order, pipe, store, deferred)
+#define GMM__PACKED_MAINLOOP(m16) \
+    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands->k_tiles, operands->packed_at, \
+                             operands->scales_at, operands->desc_a, pipe)
+/* in branches that are never reached, the arguments fall back to a size that the accumulators have */
+#define GMM__X(n8, u, n, b, a, c) \
+        case n8: \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+                GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
+            } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
+                GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
+            else if (GMM__HAS_N8(n8)) GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 0); \
+            break;
+    GMM_WGMMA_LIST(GMM__X)
+#undef GMM__X
+#undef GMM__PACKED_MAINLOOP
+#undef GMM__MAINLOOP
+    default: break;
+    }
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+        for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
+}
+
+/* Passes a tile of which the warp group has no columns: releases its stages unread, and in wgrad keeps the order of the
+   tiles' stores. `first`: of the CTA. */
+GMM__DEVICE void GMM__PART(gmm_sm90_pass_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
+                                                gmm_sm90_pipeline *pipe) {
+    const int lane = (int)threadIdx.x & 31;
+    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
+        const uint32_t s = pipe->iter % GMM__CFG(stages);
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        if (lane < (int)pipe->cluster_size)
+            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), (uint32_t)lane);
+    }
+    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
+    if (GMM__K_GROUPED) {
+        if (!first) gmm_order_barrier(wg, 1);
+        gmm_order_barrier(wg ^ 1, 0);
+    }
+}
 
 /* A consumer warp group: mainloop, then epilogue, for every tile of the ring. */
 GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, const uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int w = warp & 3;
-    const int tid = (int)threadIdx.x & 127;
+    const int lane = (int)threadIdx.x & 31, w = (int)threadIdx.x >> 5 & 3;
     const int size = gmm_kmat_size(&args.p.d);
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
-    const volatile int32_t *const small_m = &smem->ring.small_m;
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
     gmm_sm90_deferred store = { &args, ring, 0, smem->slot[0], 0, 0 };
     uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
-    int j, u, e, x;
+    int u;
 #pragma unroll
     for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0;
     for (;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         /* recomputed for every tile: a value that lived on would take a register from the epilogue */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        char *const slots = GMM__STORE_SLOT(wg, store.part);
         /* first column of the warp group in the tile */
         const int col0 = GMM__CFG(consumers) == 1 ? 0 : 64 * GMM__CFG(wgmma_m) * wg;
-        /* packed weights: the warp's codes and scales in stage 0 */
-        const uint32_t packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
-        const uint32_t scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
         uint32_t stage0 = base;
         gmm_sm90_operands operands;
+        gmm_sm90_output out;
         store.tile = &ring[(tile_index - 1) % GMM_SM90_TILE_RING];
         store.wg = wg;
-        store.slots = slots;
+        store.slots = GMM__STORE_SLOT(wg, store.part);
         __syncwarp();
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(bars, tile_index - (GMM__DEFERRED != 0));
@@ -10242,298 +10685,35 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
            of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
             gmm_mbarrier_wait(gmm_sm90_order(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
-        if (t->cols <= col0) { /* this warp group has no columns: it releases the stages unread */
-            for (; operands.k_tiles > 0; operands.k_tiles--, pipe.iter++) {
-                const uint32_t s = pipe.iter % GMM__CFG(stages);
-                gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s), pipe.iter / GMM__CFG(stages) & 1);
-                if (lane < (int)pipe.cluster_size)
-                    gmm_mbarrier_arrive_remote(gmm_sm90_empty(stage_bars, s), (uint32_t)lane);
-            }
-            if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
-            if (GMM__K_GROUPED) { /* it stores nothing, but keeps the order of the tiles' stores */
-                if (tile_index > 0) gmm_order_barrier(wg, 1);
-                gmm_order_barrier(wg ^ 1, 0);
-            }
+        if (t->cols <= col0) {
+            GMM__PART(gmm_sm90_pass_tile_)(operands.k_tiles, bars, wg, tile_index == 0, &pipe);
             continue;
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
         if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
         operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
-#pragma unroll
-        for (j = 0; j < (GMM__ZERO_INIT ? 0 : GMM__CFG(wgmma_m)); j++)
-#pragma unroll
-            for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
-        switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
-#define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store, deferred)
-#define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands.k_tiles, packed_at, scales_at, operands.desc_a, \
-                             &pipe)
-/* in branches that are never reached, the arguments fall back to a size that the accumulators have */
-#define GMM__X(n8, u, n, b, a, c) \
-        case n8: \
-            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
-                GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
-            } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
-                GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
-            else if (GMM__HAS_N8(n8)) GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 0); \
-            break;
-        GMM_WGMMA_LIST(GMM__X)
-#undef GMM__X
-#undef GMM__PACKED_MAINLOOP
-#undef GMM__MAINLOOP
-        default: break;
-        }
-#pragma unroll
-        for (j = 0; j < GMM__CFG(wgmma_m); j++)
-#pragma unroll
-            for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
+        operands.packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
+        operands.scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
+        GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store,
+                                      deferred);
         while (GMM__DEFERRED && store.pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
 #pragma unroll
         for (u = 0; u < GMM__DEFERRED_WORDS; u++) deferred[u] = 0; /* ends the live range of the stored words */
-        { /* epilogue: accumulators to D, transposed through shared memory */
-            const char *const bias = GMM__K_GROUPED || args.p.bias.dtype == GMM_NONE
-                                         ? NULL : gmm_kmat_data(&args.p.bias, t->g);
-            const int row_blocks = t->row_blocks, rows = t->rows;
-#pragma unroll 1
-            for (x = 0; x < 2; x++) {
-                const float *const factors = x ? args.alpha2 : args.p.alpha;
-                const float alpha = factors && t->k > 0 ? factors[args.p.alpha_per_group ? t->g : 0] : 1.0f;
-                if (alpha != 1.0f) {
-#pragma unroll
-                    for (j = 0; j < GMM__CFG(wgmma_m); j++)
-#pragma unroll
-                        for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = __fmul_rn(acc[j][u], alpha);
-                }
-            }
-            if (bias) {
-                const float *const bias_scale = args.p.bias_scale ? args.p.bias_scale + t->row + t->m0 : NULL;
-                /* bias of the thread's first column and of the one 8 further; scales of rows: one row per lane */
-                float bias0[GMM__CFG(wgmma_m)][4], bias8[GMM__CFG(wgmma_m)][4], bias_scales[GMM__CFG(m16) / 2 + 1];
-#pragma unroll
-                for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
-                    bias_scales[x] = bias_scale && 32 * x + lane < rows ? bias_scale[32 * x + lane] : 1.0f;
-#pragma unroll
-                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                    const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0);
-                    const int bytes = gmm_kmat_size(&args.p.bias);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)c * bytes, c < args.p.n, 0, bias0[j]);
-                    gmm_read4(args.p.bias.dtype, bias + (int64_t)(c + 8) * bytes, c + 8 < args.p.n, 0, bias8[j]);
-                }
-#pragma unroll
-                for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
-                    const float scale0 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16], gmm_wgmma_acc_n(lane, u % 16));
-                    const float scale1 = __shfl_sync(0xFFFFFFFFu, bias_scales[u / 16],
-                                                     gmm_wgmma_acc_n(lane, u % 16) + 1);
-#pragma unroll
-                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        acc[j][u] = __fmaf_rn(bias0[j][0], scale0, acc[j][u]);
-                        acc[j][u + 1] = __fmaf_rn(bias0[j][0], scale1, acc[j][u + 1]);
-                        acc[j][u + 2] = __fmaf_rn(bias8[j][0], scale0, acc[j][u + 2]);
-                        acc[j][u + 3] = __fmaf_rn(bias8[j][0], scale1, acc[j][u + 3]);
-                    }
-                }
-            }
-            const float beta = gmm_gemm_beta(&args.p, t->g);
-            const int by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args.p, t->g, beta);
-            char *const d = gmm_kmat_data(&args.p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * pitch;
-            const int aligned = (((uint64_t)(uintptr_t)d | (uint64_t)pitch) & 15) == 0;
-            if (GMM__K_GROUPED && tile_index > 0) gmm_order_barrier(wg, 1); /* slots are used in the order of tiles */
-            if (by_tma && size == 2) { /* 16-bit D by TMA: slots hold its boxes */
-                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const uint32_t st_at = GMM__SMEM_AT(slot) + (lane / 16 * 8 + lane % 8) * 128 +
-                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-#pragma unroll
-                for (u = 0; u < GMM__CFG(m16); u++) {
-                    if (u % 4 == 0) { /* rows past the end of D stay in the slot */
-                        if (u >= row_blocks) break;
-                        gmm_sm90_acquire_slot(bars, store.part);
-                    }
-#pragma unroll
-                    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                        const float *const f = &acc[j][8 * u];
-                        gmm_stmatrix_x4_trans(st_at + store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
-                                                  j * 8192 + u % 4 * 2048,
-                                              gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                              gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
-                    }
-                    if (u % 4 == 3) gmm_sm90_commit_slot(bars, store.part++);
-                }
-            } else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
-                /* deferred store: pending until the next tile's mainloop */
-#pragma unroll
-                for (u = 0; u < GMM__DEFERRED_WORDS; u++)
-                    deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
-                store.pending = row_blocks;
-            } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f) {
-                /* 16-bit D, stored by the threads: slots hold [row][column] */
-                /* recomputed, so that the mainloop has their registers */
-                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                const int row_bytes = 128 * GMM__CFG(wgmma_m);
-                const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
-                const int cols_left = t->cols - col0 - 8 * chunk;
-                const int vectorized = aligned && (t->cols - col0 >= 64 * GMM__CFG(wgmma_m) ||
-                                                   (t->cols - col0) % 8 == 0);
-                const int rows_left = cols_left > 0 ? rows - slot_row : 0;
-                const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(slots) +
-                                       (lane / 16 * 8 + lane % 8) * row_bytes +
-                                       (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-                const char *const ld_at = slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
-                char *to = d + slot_row * pitch + (t->n0 + col0 + 8 * chunk) * 2;
-#pragma unroll
-                for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
-                    const int slot = (store.part & 1) * GMM__CFG(slot_bytes);
-                    uint4 v[GMM__CFG(store_blocks)];
-                    if (u >= row_blocks) break;
-                    store.part++;
-#pragma unroll
-                    for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
-#pragma unroll
-                        for (j = 0; j < GMM__CFG(wgmma_m); j++)
-                            if (u + x < GMM__CFG(m16)) {
-                                const float *const f = &acc[j][8 * (u + x)];
-                                gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
-                                                      gmm_pack2(GMM__DTYPE, f[0], f[1]),
-                                                      gmm_pack2(GMM__DTYPE, f[2], f[3]),
-                                                      gmm_pack2(GMM__DTYPE, f[4], f[5]),
-                                                      gmm_pack2(GMM__DTYPE, f[6], f[7]));
-                            }
-                    gmm_consumer_sync(wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
-                    if (!GMM__EPILOGUE(&args, t, slots + slot, row_bytes, 16 * u,
-                                       GMM__CFG(store_blocks) * 2048 / row_bytes, col0))
-                        continue;
-#endif
-                    if (vectorized) {
-#pragma unroll
-                        for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
-#pragma unroll
-                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
-                            if (16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left) *(uint4 *)to = v[x];
-                    } else {
-#pragma unroll 1
-                        for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
-#pragma unroll 1
-                            for (e = 0; e < 8 && e < cols_left && 16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left; e++)
-                                ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
-                    }
-                }
-            } else if (by_tma) { /* fp32 D by TMA: slots hold its boxes */
-                const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-                /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns
-                   and of 1 row an XOR of this address */
-                const uint32_t to = GMM__SMEM_AT(slot) + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
-                                    (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
-#pragma unroll
-                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                    if (col0 + 64 * j >= t->cols) break;
-#pragma unroll
-                    for (u = 0; u < 2 * GMM__CFG(m16); u++) {
-                        const uint32_t slot_offset = store.part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) +
-                                                     u % 8 * 1024;
-                        float old[4];
-                        if (u % 8 == 0) {
-                            if (u >= 2 * row_blocks) break;
-                            gmm_sm90_acquire_slot(bars, store.part);
-                        }
-                        if (beta != 0.0f) {
-#pragma unroll
-                            for (e = 0; e < 4; e++)
-                                old[e] = gmm_ld_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset);
-#pragma unroll
-                            for (e = 0; e < 4; e++) acc[j][4 * u + e] = __fmaf_rn(beta, old[e], acc[j][4 * u + e]);
-                        }
-#pragma unroll
-                        for (e = 0; e < 4; e++)
-                            gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
-                        if (u % 8 == 7) gmm_sm90_commit_slot(bars, store.part++);
-                    }
-                }
-            } else { /* D of any dtype or alignment: slots hold fp32 accumulators */
-                /* alternates between two slots, since the last one may still be read */
-                uint32_t next_part = store.part;
-                if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
-                    if (tid == 0) GMM__BULK_WAIT_GROUP_READ(0);
-                    gmm_consumer_sync(wg);
-                }
-                if (GMM__K_GROUPED) gmm_sm90_acquire_slot(bars, store.part);
-#pragma unroll
-                for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-                    const int c0 = col0 + 64 * j;
-                    const int vectorized = aligned && t->cols - c0 >= 64;
-                    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
-                    const int rows_left = rows - tid / 16;
-                    char *const st_at = slots + lane % 4 * 512 + lane / 4 % 4 * 4;
-                    char *to = d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
-#pragma unroll
-                    for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
-                        const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
-                        const char *const ld_at = slots + slot + tid / 16 * 256 +
-                                                  (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-                        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
-                        if (u >= row_blocks || c0 >= t->cols) break;
-                        next_part++;
-#pragma unroll
-                        for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
-                            old[x] = make_uint4(0, 0, 0, 0);
-                            if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
-                                old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
-                        }
-#pragma unroll
-                        for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
-                            if (u + x < GMM__CFG(m16)) {
-#pragma unroll
-                                for (e = 0; e < 8; e++)
-                                    *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) =
-                                        acc[j][8 * (u + x) + e];
-                            }
-                        gmm_consumer_sync(wg);
-                        if (vectorized) {
-#pragma unroll
-                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
-                                const float4 f = *(const float4 *)(ld_at + x * 2048);
-                                float v[4];
-                                v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                                if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                                    old[x] = gmm_sm90_d_load4(size, to);
-                                if (beta != 0.0f)
-#pragma unroll
-                                    for (e = 0; e < 4; e++)
-                                        v[e] = __fmaf_rn(beta, gmm_sm90_d_value(args.p.d.dtype, &old[x], e), v[e]);
-                                if (16 * u + 8 * x < rows_left) gmm_write4(args.p.d.dtype, to, 4, 1, v);
-                            }
-                        } else {
-#pragma unroll 1
-                            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
-#pragma unroll 1
-                                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left;
-                                     e++) {
-                                    float v[4], stored[4];
-                                    v[0] = ((const float *)(ld_at + x * 2048))[e];
-                                    gmm_read4(args.p.d.dtype, to + e * size, beta != 0.0f, 0, stored);
-                                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
-                                    gmm_write4(args.p.d.dtype, to + e * size, 1, 0, v);
-                                }
-                        }
-                    }
-                }
-                if (GMM__K_GROUPED)
-                    for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, store.part++) {
-                        gmm_sm90_acquire_slot(bars, store.part);
-                        gmm_sm90_commit_slot(bars, store.part);
-                    }
-                else store.part = next_part;
-            }
-            if (GMM__K_GROUPED) gmm_order_barrier(wg ^ 1, 0);
-        }
+        out.tile = t;
+        out.wg = wg;
+        out.col0 = col0;
+        out.size = size;
+        out.pitch = pitch;
+        out.slots = store.slots;
+        out.slots_at = GMM__SMEM_AT(slot);
+        out.bars = bars;
+        GMM__PART(gmm_sm90_store_tile_)(&args, &out, tile_index == 0, &store, deferred, acc);
     }
-    if (GMM__DEFERRED && tid == 0) GMM__BULK_WAIT_GROUP(0);
+    if (GMM__DEFERRED && (threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP(0);
 }
 #endif
-
 /* Body 9, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
@@ -11351,27 +11531,27 @@ GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args
     }
 }
 
-/* Adds the bias, times its scale per row. */
-GMM__DEVICE void GMM__PART(gmm_fp8_add_bias_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, int wg,
-                                              float acc[GMM__ACC]) {
-    const char *const bias = gmm_kmat_data(&args->p.bias, t->g);
-    const float *const bias_scale = args->p.bias_scale + t->row + t->m0 + 64 * wg;
-    const int scaled_rows = args->p.bias_scale ? t->rows - 64 * wg : 0, bytes = gmm_kmat_size(&args->p.bias);
+/* Applies an epilogue step to the accumulators. */
+GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, const gmm_fp8_args *args,
+                                                const gmm_sm90_tile *t, int wg, float acc[GMM__ACC]) {
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, t->row + t->m0 + 64 * wg);
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
-    const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
-    const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
+    const int rows = values.rows ? t->rows - 64 * wg : 0, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+    const float row0 = row < rows ? values.rows[row] : 1.0f, row8 = row + 8 < rows ? values.rows[row + 8] : 1.0f;
     int u;
 #pragma unroll
     for (u = 0; u < GMM__ACC; u += 4) {
         const int c = gmm_wgmma_acc_n(tid % 32, u);
         const int count = cols - c > 2 ? 2 : cols - c;
-        float v[4];
-        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
-        gmm_read4(args->p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
-        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
-        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
-        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
-        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
+        float v[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
+        if (gmm_epilogue_reads_cols(step)) {
+            GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
+            gmm_read4(values.cols_dtype, values.cols + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+        }
+        acc[u] = gmm_epilogue_apply(step, acc[u], row0, v[0]);
+        acc[u + 1] = gmm_epilogue_apply(step, acc[u + 1], row0, v[1]);
+        acc[u + 2] = gmm_epilogue_apply(step, acc[u + 2], row8, v[0]);
+        acc[u + 3] = gmm_epilogue_apply(step, acc[u + 3], row8, v[1]);
     }
 }
 
@@ -11528,6 +11708,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_p
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
         const uint32_t s = pipe->iter % GMM__CFG(stages);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
         if ((threadIdx.x & 31) < pipe->cluster_size)
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
     }
@@ -11595,7 +11776,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
             }
         }
         GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
-        if (!args->wgrad && args->p.bias.dtype != GMM_NONE) GMM__PART(gmm_fp8_add_bias_)(args, t, wg, acc);
+#define GMM__X(name, rows, cols) \
+        if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, wg, acc);
+        GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
         GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
     }
 }

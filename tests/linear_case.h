@@ -21,6 +21,7 @@ typedef struct lin_spec {
     t_form w, grad, bias_form;
     int alpha;               /* 0 none, 1 one value, 2 per group */
     int scale;               /* bias_scale, with zeros and negatives */
+    int prob;                /* the same for prob */
     int add;                 /* y_add */
     int main_grad, overwrite;
     int beta;                /* per group */
@@ -33,7 +34,7 @@ typedef struct lin_spec {
     t_fill fill;
 } lin_spec;
 
-/* A built call. `out` is y, dx, dw or db; rows of x, dy and bias_scale past the sum are NaN; destinations that are not
+/* A built call. `out` is y, dx, dw or db; rows of x, dy, bias_scale and prob past the sum are NaN; destinations that are not
    read before they are written are poison. */
 typedef struct lin_run {
     lin_spec spec;
@@ -42,7 +43,7 @@ typedef struct lin_run {
     gmm_groups groups;
     gmm_options options;
     t_mat x, w, dy, bias, out;
-    double *scale, *alpha, *beta;   /* NULL = absent; alpha per group */
+    double *scale, *prob, *alpha, *beta; /* NULL = absent; alpha per group */
     double *dscale_start;
     unsigned char *frozen;
     uint32_t *fault;                /* device word, starts 0 */

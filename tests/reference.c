@@ -150,6 +150,7 @@ double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int
                      double *magnitude) {
     const int64_t terms = ref_linear_terms(l, op, g), first = l->offsets[g], K = l->in, N = l->out;
     const double alpha = op != GMM_OP_LINEAR_BGRAD && l->alpha ? l->alpha[g] : 1.0;
+    const double prob = (op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) && l->prob ? l->prob[row] : 1.0;
     double sum = 0.0, size = 0.0, bias = 0.0, start = 0.0;
     int64_t index;
     for (int64_t i = 0; i < terms; i++) {
@@ -171,8 +172,8 @@ double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int
     default: index = g * N + col; break;
     }
     if (beta != 0.0) start = beta * l->start[index];
-    *magnitude = fabs(alpha) * size + fabs(bias) + fabs(start);
-    return alpha * sum + bias + start;
+    *magnitude = fabs(prob) * (fabs(alpha) * size + fabs(bias)) + fabs(start);
+    return prob * (alpha * sum + bias) + start;
 }
 
 double ref_bias_scale_at(const ref_linear *l, int64_t g, int64_t row, double *magnitude) {

@@ -48,7 +48,7 @@ double ref_bound(gmm_dtype dtype, int64_t terms, double magnitude, double exact)
 typedef struct ref_linear {
     int64_t in, out;
     const int64_t *offsets; /* [G + 1] */
-    const double *x, *w, *dy, *bias, *scale, *alpha, *start;
+    const double *x, *w, *dy, *bias, *scale, *prob, *alpha, *start;
 } ref_linear;
 double ref_linear_at(const ref_linear *l, gmm_op op, int64_t g, int64_t row, int64_t col, double beta,
                      double *magnitude);

@@ -265,22 +265,23 @@ static void context(int arg) {
 /* Calls that the engine declines, each with its reason, before anything is written. */
 static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
-    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, ROW_SCALE, BETA, FROZEN, BGRAD, KINDS };
+    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, BIAS_SCALE, PROB, BETA, FROZEN, BGRAD, KINDS };
     static const char *const why[KINDS] = {
         "needs host sizes", "pointer tables", "options.sm_limit", "no f16 from bf16", "no bias of bf16",
             "no bias of f16",
-        "linear.bias_scale", "grad.beta", "grad.frozen", "does not have this operation"
+        "linear.bias_scale", "linear.prob", "grad.beta", "grad.frozen", "does not have this operation"
     };
     (void)arg;
     for (int i = 0; i < KINDS; i++) {
-        lin_spec s = spec_of(i == BIAS_DTYPE || i == ROW_SCALE ? 0 : 2, sizes); /* f32, else bf16 */
+        lin_spec s = spec_of(i == BIAS_DTYPE || i == BIAS_SCALE ? 0 : 2, sizes); /* f32, else bf16 */
         lin_run r;
         s.on_host = i != DEVICE_SIZES;
         if (i == TABLE) s.w = T_TABLE;
         if (i == DTYPE) s.out = GMM_F16;
         if (i == BIAS) s.bias = GMM_BF16;
         if (i == BIAS_DTYPE) s.bias = GMM_F16;
-        if (i == ROW_SCALE) s.bias = GMM_F32, s.scale = 1;
+        if (i == BIAS_SCALE) s.bias = GMM_F32, s.scale = 1;
+        s.prob = i == PROB;
         if (i == BETA || i == FROZEN) s.op = GMM_OP_LINEAR_WGRAD;
         s.beta = i == BETA;
         s.frozen = i == FROZEN;

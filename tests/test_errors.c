@@ -65,8 +65,9 @@ static void shapes(bad_call *b) { /* the message must contain the shapes of the 
     X(act_ld, ALL) X(act_ld_negative, ALL) X(weight_ld, FWD | DGRAD | WGRAD) X(out_ld, FWD | DGRAD) \
     X(stride_small, FWD | DGRAD | WGRAD) X(stride_negative, ALL) X(stride_on_act, ALL) X(stride_on_table, ALL) \
     X(act_misaligned, ALL) X(weight_misaligned, ALL) X(out_misaligned, FWD | DGRAD) X(table_misaligned, ALL) \
-    X(entry_misaligned, ALL) X(scale_misaligned, FWD | BGRAD) X(alpha_misaligned, FWD | DGRAD | WGRAD) \
-    X(beta_misaligned, WGRAD | BGRAD) X(dscale_misaligned, BGRAD) \
+    X(entry_misaligned, ALL) X(scale_misaligned, FWD | BGRAD) X(prob_misaligned, FWD | DGRAD) \
+    X(prob_refused, WGRAD | BGRAD) X(alpha_misaligned, FWD | DGRAD | WGRAD) X(beta_misaligned, WGRAD | BGRAD) \
+    X(dscale_misaligned, BGRAD) \
     X(act_overflow, ALL) X(capacity_overflow, ALL) X(weight_overflow, FWD | DGRAD | WGRAD) X(stride_overflow, ALL) \
     X(features_overflow, FWD | DGRAD | WGRAD) \
     X(main_grad_two, WGRAD | BGRAD) X(overwrite_negative, WGRAD | BGRAD) \
@@ -366,6 +367,12 @@ static void array(bad_call *b, const void *at, const char *name) {
 }
 static const float *odd_floats(int64_t n) { return (const float *)odd(t_alloc((size_t)n * 4 + 4)); }
 static void scale_misaligned(bad_call *b) { array(b, b->d->bias_scale = odd_floats(29), "bias_scale"); }
+static void prob_misaligned(bad_call *b) { array(b, b->d->prob = odd_floats(29), "prob"); }
+static void prob_refused(bad_call *b) {
+    b->d->prob = t_floats_out(b->r.capacity);
+    expect(b, GMM_E_ARG, 0);
+    needle(b, "linear.prob must be NULL in");
+}
 static void alpha_misaligned(bad_call *b) { array(b, b->d->alpha = odd_floats(4), "alpha"); }
 static void beta_misaligned(bad_call *b) {
     array(b, b->r.grad.beta = odd_floats(4), b->grad_name);

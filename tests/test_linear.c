@@ -60,9 +60,18 @@ static void lin_note(const lin_run *r) {
     t_splits(s->sizes, s->groups);
 }
 
+/* A value per row, with zeros and negatives; NaN past the sum. */
+static const float *lin_rows(const lin_run *r, double **values) {
+    static const double some[] = {1.0, 0.0, -0.5, 2.0, -1.0, 0.5};
+    *values = (double *)t_host((size_t)r->capacity * sizeof **values);
+    for (int64_t i = 0; i < r->capacity; i++)
+        (*values)[i] = i >= r->live ? (double)NAN
+                       : r->spec.fill == T_INTS || i % 7 < 2 ? some[t_int(0, 5)] : ref_round(GMM_F32, t_real());
+    return t_floats_in(*values, r->capacity);
+}
+
 void lin_build(lin_run *r, const lin_spec *spec) {
     static const double alphas[] = {-2.0, 0.5, 3.0, 1.0, -1.0}, betas[] = {0.0, 1.0, 0.5, -1.0, 2.0};
-    static const double scales[] = {1.0, 0.0, -0.5, 2.0, -1.0, 0.5};
     const int fwd = spec->op == GMM_OP_LINEAR_FWD, wgrad = spec->op == GMM_OP_LINEAR_WGRAD;
     const int dgrad = spec->op == GMM_OP_LINEAR_DGRAD, bgrad = spec->op == GMM_OP_LINEAR_BGRAD;
     const int ints = spec->fill == T_INTS;
@@ -104,13 +113,8 @@ void lin_build(lin_run *r, const lin_spec *spec) {
         r->bias = t_mat_make(s->bias, G, 1, N, s->pad, s->gap, s->bias_form, s->fill);
         r->d.bias = &r->bias.mat;
     }
-    if (s->scale) {
-        r->scale = (double *)t_host((size_t)r->capacity * sizeof *r->scale);
-        for (int64_t i = 0; i < r->capacity; i++)
-            r->scale[i] = i >= r->live ? (double)NAN
-                          : ints || i % 7 < 2 ? scales[t_int(0, 5)] : ref_round(GMM_F32, t_real());
-        r->d.bias_scale = t_floats_in(r->scale, r->capacity);
-    }
+    if (s->scale) r->d.bias_scale = lin_rows(r, &r->scale);
+    if (s->prob) r->d.prob = lin_rows(r, &r->prob);
     if (s->alpha) {
         r->alpha = (double *)t_host((size_t)G * sizeof *r->alpha);
         for (int64_t g = 0; g < G; g++)
@@ -206,6 +210,7 @@ static ref_linear lin_reference(const lin_run *r) {
     l.dy = r->dy.v;
     l.bias = r->bias.v;
     l.scale = r->scale;
+    l.prob = r->prob;
     l.alpha = r->alpha;
     l.start = r->out.v;
     return l;
@@ -329,6 +334,7 @@ static void lin_rows_alone(const lin_run *r, int64_t g, int64_t first, int64_t s
     if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
     if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
     if (d.bias_scale) d.bias_scale += row;
+    if (d.prob) d.prob += row;
     if (d.alpha && d.alpha_per_group) d.alpha += g;
     result = t_mat_out(r->out.dtype, 1, lin_is_grad(s->op) ? r->out.rows : size, r->out.cols);
     out = result.mat;
@@ -636,6 +642,22 @@ static void bias_scale(int arg) {
     both(s);
 }
 
+/* Rows times their probability, behind alpha and bias, before the old value. arg: forward or dgrad, dtype. */
+static void probs(int arg) {
+    static const int64_t sizes[] = {40, 0, 33, 1, 130};
+    for (int mode = 0; mode < 6; mode++) {
+        lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .groups = 5, .K = 72, .N = 136, .sizes = sizes,
+                      .prob = 1, .extra = 5, .tail = mode % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .add = mode / 2 == 1,
+                      .alpha = mode / 2};
+        s.out = mode % 2 ? GMM_F32 : s.in;
+        if (s.op == GMM_OP_LINEAR_FWD && mode != 3) s.bias = lin_dtype(mode % 3), s.scale = mode % 2;
+        both(s);
+        s.K = 41; /* rows at odd addresses */
+        s.N = 19;
+        both(s);
+    }
+}
+
 static void bias_grads(int arg) {
     static const int64_t sizes[] = {1, 0, 300, 1, 17};
     for (int out = 0; out < 3; out++)
@@ -885,6 +907,7 @@ void tests_linear(void) {
     for (int k = 0; k < 4; k++) t_add(dtypes, k, "linear %s every input and output dtype", lin_op(ops[k]));
     for (int d = 0; d < 3; d++) t_add(biases, d, "linear fwd %s bias N=8..3072", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_scale, d, "linear fwd %s bias times row scale", name[d]);
+    for (int k = 0; k < 6; k++) t_add(probs, k, "linear %s %s prob", lin_op(ops[k / 3]), name[k % 3]);
     for (int d = 0; d < 3; d++) t_add(bias_grads, d, "linear bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_scale_grads, d, "linear bgrad %s d_bias_scale", name[d]);
     for (int k = 0; k < 6; k++)

@@ -628,6 +628,29 @@ static void added(int arg) {
     }
 }
 
+/* Rows times powers of two and 0: bit for bit, the fp32 result without them, times them. */
+static void probs(int arg) {
+    static const double factors[5] = { 0.5, 2.0, -1.0, 0.0, -0.25 };
+    EACH_OP(i, arg) {
+        const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 288, .extra = 3,
+                          .fill = T_REALS, .bias = 1, .alpha = 1 };
+        double *want, *values;
+        int64_t n;
+        qrun r;
+        if (c.op == GMM_OP_LINEAR_WGRAD) continue;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        want = t_mat_get(&r.out);
+        values = (double *)t_host((size_t)r.capacity * sizeof *values);
+        for (int64_t row = 0; row < r.capacity; row++) values[row] = row < r.live ? factors[row % 5] : (double)NAN;
+        n = r.live * r.out.cols;
+        for (int64_t k = 0; k < n; k++) want[k] *= values[k / r.out.cols];
+        r.d.prob = t_floats_in(values, r.capacity);
+        T_OK(run(&r.d, c.op));
+        t_exact("rows times prob", r.out.dtype, t_mat_get(&r.out), want, n);
+    }
+}
+
 static void tails(int arg) { /* rows beyond the sum of the sizes are NaN in sources and copies */
     EACH_OP(i, arg)
         for (int tail = 0; tail < 2; tail++) {
@@ -1100,7 +1123,8 @@ static void skewed(int arg) {
     static const int32_t limits[4] = { 0, 4, 6, 7 };
     for (int i = 0; i < (device_emulated() ? 2 : 4); i++) {
         const qcase c = { .op = GMM_OP_LINEAR_WGRAD, .setup = arg, .groups = 4, .sizes = sizes[i / 2], .K = 96,
-                          .N = i % 2 ? 800 : 544, .out = i % 2 ? GMM_BF16 : GMM_F32, .main_grad = i < 2, .fill = T_REALS };
+                          .N = i % 2 ? 800 : 544, .out = i % 2 ? GMM_BF16 : GMM_F32, .main_grad = i < 2,
+                          .fill = T_REALS };
         gmm_info info = GMM_ZERO;
         const void *first;
         qrun r;
@@ -1565,6 +1589,7 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(empties, i, "qlinear empty groups %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++)
         if (has(i, GMM_OP_LINEAR_WGRAD)) t_add(added, i, "qlinear beta, frozen groups %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(probs, i, "qlinear prob %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(tails, i, "qlinear tails %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "qlinear split forms %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "qlinear faulty splits %s", setups[i].name);
@@ -1602,7 +1627,8 @@ void tests_qlinear(void) {
         const gmm_scaling scaling = setup_of(i).w.scaling;
         if (scaling != GMM_SCALING_MX32 && scaling != GMM_SCALING_NV16) {
             t_add_gpu_once(multiplied, i, "qlinear wgmma tiles %s", setups[i].name);
-            if (has(i, GMM_OP_LINEAR_WGRAD)) t_add_gpu_once(skewed, i, "qlinear wgmma skewed splits %s", setups[i].name);
+            if (has(i, GMM_OP_LINEAR_WGRAD))
+                t_add_gpu_once(skewed, i, "qlinear wgmma skewed splits %s", setups[i].name);
             t_add_gpu_once(late_splits, i, "qlinear wgmma splits that change late %s", setups[i].name);
             continue;
         }

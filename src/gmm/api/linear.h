@@ -15,8 +15,8 @@ typedef struct gmm_grad {
     const uint8_t *frozen; /* [G] context memory: nonzero = the group's gradient is not computed, and dst keeps it */
 } gmm_grad;
 
-/* A grouped linear layer: y[r] = alpha_g w_g x[r] + bias_g s_r for every row r of group g.
-   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale [T].
+/* A grouped linear layer: y[r] = p_r (alpha_g w_g x[r] + bias_g s_r) for every row r of group g.
+   Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale, prob p [T].
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -54,13 +54,15 @@ typedef struct gmm_linear {
     float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
     int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
+    const float *prob;       /* fp32, context memory: fwd and dgrad multiply rows of their result by it before they add
+                                to the old value and round; NULL = ones. wgrad and bgrad refuse it */
 } gmm_linear;
 
 /* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.
    Stream, graph: no effect on either. Errors: those of the operation, except about addresses and workspace. */
 GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear *linear, gmm_info *info);
 
-/* y = alpha x w^T (+ bias s) (+ y). Needs x, w, y.
+/* y = p (alpha x w^T + bias s) (+ y). Needs x, w, y.
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
@@ -68,7 +70,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
-/* dx = alpha dy w (+ dx). Needs dy, w, dx.  Stream, graph, errors: as gmm_linear_fwd. */
+/* dx = p alpha dy w (+ dx). Needs dy, w, dx.  Stream, graph, errors: as gmm_linear_fwd. */
 GMMDEF gmm_status gmm_linear_dgrad(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                    gmm_stream stream);
 

@@ -142,8 +142,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
             return s;
     }
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
-        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK ||
+        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
+    if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
+        return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
+                           op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
     return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 

@@ -289,14 +289,20 @@ static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cp
     }
 }
 
-/* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
-static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
-                               gmm_dtype dtype, void *dst) {
+/* acc = alpha acc + addend s over one row. `addend` may be NULL. */
+static void gmm__cpu_scale_add_row(float *acc, int64_t n, float alpha, const float *addend, float s) {
     int64_t i;
     if (alpha != 1.0f)
         for (i = 0; i < n; i++) acc[i] *= alpha;
     if (addend)
         for (i = 0; i < n; i++) acc[i] += addend[i] * s;
+}
+
+/* dst = (alpha acc + addend s) + beta dst over one row; beta 0 does not read dst. `addend` may be NULL. */
+static void gmm__cpu_store_row(float *acc, int64_t n, float alpha, const float *addend, float s, float beta,
+                               gmm_dtype dtype, void *dst) {
+    int64_t i;
+    gmm__cpu_scale_add_row(acc, n, alpha, addend, s);
     if (beta != 0.0f) {
         float previous[GMM__NC];
         gmm__row_load(dtype, dst, previous, n);

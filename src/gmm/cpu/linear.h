@@ -74,10 +74,13 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     if (B.quantized) alpha = 1.0f;
     for (i = 0; i < m && B.quantized; i++)
         gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
-    for (i = 0; i < m; i++)
-        gmm__cpu_store_row(s.c + i * GMM__NC, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
-                           d->bias_scale ? d->bias_scale[r0 + i] : 1.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
+    for (i = 0; i < m; i++) {
+        float *const row = s.c + i * GMM__NC;
+        gmm__cpu_scale_add_row(row, n, alpha, bias->dtype != GMM_NONE ? addend : NULL,
+                               d->bias_scale ? d->bias_scale[r0 + i] : 1.0f);
+        gmm__cpu_store_row(row, n, d->prob ? d->prob[r0 + i] : 1.0f, NULL, 0.0f, d->y_add ? 1.0f : 0.0f, out->dtype,
                            gmm__at(out, 0, r0 + i, c0));
+    }
 }
 
 /* One block of dw: out features by in features of one group, summed over the group's rows. */

@@ -295,6 +295,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->alpha_per_group = d->alpha_per_group;
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     if (fwd) args->bias_scale = d->bias_scale;
+    args->prob = d->prob;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;

@@ -60,27 +60,27 @@ GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args
     }
 }
 
-/* Adds the bias, times its scale per row. */
-GMM__DEVICE void GMM__PART(gmm_fp8_add_bias_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, int wg,
-                                              float acc[GMM__ACC]) {
-    const char *const bias = gmm_kmat_data(&args->p.bias, t->g);
-    const float *const bias_scale = args->p.bias_scale + t->row + t->m0 + 64 * wg;
-    const int scaled_rows = args->p.bias_scale ? t->rows - 64 * wg : 0, bytes = gmm_kmat_size(&args->p.bias);
+/* Applies an epilogue step to the accumulators. */
+GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, const gmm_fp8_args *args,
+                                                const gmm_sm90_tile *t, int wg, float acc[GMM__ACC]) {
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, t->row + t->m0 + 64 * wg);
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
-    const float s0 = row < scaled_rows ? bias_scale[row] : 1.0f;
-    const float s1 = row + 8 < scaled_rows ? bias_scale[row + 8] : 1.0f;
+    const int rows = values.rows ? t->rows - 64 * wg : 0, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+    const float row0 = row < rows ? values.rows[row] : 1.0f, row8 = row + 8 < rows ? values.rows[row + 8] : 1.0f;
     int u;
 #pragma unroll
     for (u = 0; u < GMM__ACC; u += 4) {
         const int c = gmm_wgmma_acc_n(tid % 32, u);
         const int count = cols - c > 2 ? 2 : cols - c;
-        float v[4];
-        GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
-        gmm_read4(args->p.bias.dtype, bias + (int64_t)(t->n0 + c) * bytes, count, 0, v);
-        acc[u] = __fmaf_rn(v[0], s0, acc[u]);
-        acc[u + 1] = __fmaf_rn(v[1], s0, acc[u + 1]);
-        acc[u + 2] = __fmaf_rn(v[0], s1, acc[u + 2]);
-        acc[u + 3] = __fmaf_rn(v[1], s1, acc[u + 3]);
+        float v[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
+        if (gmm_epilogue_reads_cols(step)) {
+            GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
+            gmm_read4(values.cols_dtype, values.cols + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+        }
+        acc[u] = gmm_epilogue_apply(step, acc[u], row0, v[0]);
+        acc[u + 1] = gmm_epilogue_apply(step, acc[u + 1], row0, v[1]);
+        acc[u + 2] = gmm_epilogue_apply(step, acc[u + 2], row8, v[0]);
+        acc[u + 3] = gmm_epilogue_apply(step, acc[u + 3], row8, v[1]);
     }
 }
 

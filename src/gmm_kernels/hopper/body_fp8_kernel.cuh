@@ -40,6 +40,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_p
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
         const uint32_t s = pipe->iter % GMM__CFG(stages);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
         if ((threadIdx.x & 31) < pipe->cluster_size)
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
     }
@@ -107,7 +108,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
             }
         }
         GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
-        if (!args->wgrad && args->p.bias.dtype != GMM_NONE) GMM__PART(gmm_fp8_add_bias_)(args, t, wg, acc);
+#define GMM__X(name, rows, cols) \
+        if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, wg, acc);
+        GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
         GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
     }
 }

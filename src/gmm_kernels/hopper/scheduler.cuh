@@ -5,10 +5,11 @@
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
 
 /* The operands of a tile as a consumer warp group reads them: stages of the contraction; wgmma descriptors of the warp
-   group's columns (B) and of the rows (A) in stage 0. */
+   group's columns (B) and of the rows (A) in stage 0; of packed weights the warp's codes and scales there. */
 typedef struct gmm_sm90_operands {
     uint32_t k_tiles;
     uint64_t desc_b, desc_a;
+    uint32_t packed_at, scales_at;
 } gmm_sm90_operands;
 
 /* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
@@ -20,6 +21,24 @@ typedef struct gmm_sm90_deferred {
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
     uint32_t part;             /* number of the next slot */
 } gmm_sm90_deferred;
+
+/* Where a consumer warp group stores a tile. */
+typedef struct gmm_sm90_output {
+    const gmm_gemm_args *p;
+    const gmm_sm90_tile *tile;
+    int wg, col0;      /* warp group, and its first column in the tile */
+    char *d;           /* the tile's first row of D, at column 0 */
+    int64_t pitch;     /* bytes from a row of D to the next */
+    int size;          /* bytes of an element of D */
+    float beta;
+    char *slots;       /* the warp group's store slots */
+    uint32_t slots_at; /* all store slots */
+    uint32_t bars;     /* barriers of the slots */
+} gmm_sm90_output;
+/* Whether rows of D begin at multiples of 16 bytes. */
+GMM__DEVICE int gmm_sm90_d_aligned(const gmm_sm90_output *out) {
+    return (((uint64_t)(uintptr_t)out->d | (uint64_t)out->pitch) & 15) == 0;
+}
 
 /* Four neighbouring elements of D as stored, and one of them as fp32. Loading and decoding are two functions, so that
    all loads can be issued before the first value is decoded. */

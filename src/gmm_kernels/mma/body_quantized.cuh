@@ -291,8 +291,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
                     const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
                     gmm_gemm_store_rows(&args.p, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
-                                        STORE_ROWS, src, bias);
+                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (r = 0; r < 8; r += STORE_ROWS) {

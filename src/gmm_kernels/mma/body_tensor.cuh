@@ -117,8 +117,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
                     const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
                     gmm_gemm_store_rows(&args, &epilogue,
                                         epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS, epilogue.bias_scale ? epilogue.bias_scale + row : NULL,
-                                        STORE_ROWS, src, bias);
+                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
                 } else {
 #pragma unroll 1
                     for (r = 0; r < 8; r += STORE_ROWS) {

@@ -1,26 +1,5 @@
 /* ............................................................................................. Grouped products ... */
 
-/* D_g = alpha_g A_g B_g^T + bias_g s + beta_g D_g for all groups g of one call. Groups are ranges of rows of the token
-   matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
-       fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
-       dgrad  A = dy [T, N]        B = w [N, K], as B[k][n]    D = dx [T, K]
-       wgrad  A = dy, as A[k][m]   B = x, as B[k][n]           D = dw [N, K] */
-typedef struct gmm_gemm_args {
-    gmm_kmat a, b, d, bias;
-    const int64_t *offsets; /* [G + 1] */
-    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
-    int32_t groups;
-    int32_t m, n, k;        /* extents; the grouped one is not read */
-    int64_t capacity;
-    const float *alpha;     /* [G] or [1]; NULL: 1 */
-    int32_t alpha_per_group;
-    int32_t zero_tail;      /* fwd, dgrad: rows of D behind the last group become 0 */
-    const float *bias_scale; /* [T] what the bias is multiplied by; NULL: 1 */
-    const float *beta;      /* [G]; NULL = beta_all */
-    const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
-    float beta_all;
-} gmm_gemm_args;
-
 /* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
@@ -135,9 +114,10 @@ GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int 
 
 /* Arguments of the epilogue that are constant over a tile. */
 typedef struct gmm_gemm_epilogue {
-    char *d; /* first row of the group in D */
-    const char *bias;
-    const float *bias_scale;
+    char *d;                                       /* first row of the group in D */
+    gmm_epilogue_values values[gmm_epilogue_steps]; /* of the steps, from the group's first row */
+    int present[gmm_epilogue_steps];               /* whether the call has the step */
+    const char *bias;                              /* of the group, or NULL */
     float alpha, beta;
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
@@ -148,11 +128,32 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
     epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
-    epilogue.bias_scale = !ragged_k && args->bias_scale ? args->bias_scale + t->row : NULL;
+#define GMM__X(name, rows, cols) \
+    epilogue.present[GMM_EPILOGUE_##name] = !ragged_k && gmm_epilogue_##name##_present(args); \
+    epilogue.values[GMM_EPILOGUE_##name] = gmm_epilogue_##name##_values(args, t->g, t->row);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
     /* an empty sum is +0 whatever alpha is */
     epilogue.alpha = args->alpha && t->k > 0 ? args->alpha[args->alpha_per_group ? t->g : 0] : 1.0f;
     epilogue.beta = gmm_gemm_beta(args, t->g);
     return epilogue;
+}
+
+/* Applies an epilogue step to four elements of a row of the group. `bias`: values of their columns, which no other step
+   has. */
+GMM__DEVICE void gmm_gemm_apply_step(const gmm_epilogue_step step, const gmm_gemm_epilogue *o, int32_t row,
+                                     const float bias[4], float v[4]) {
+    const float *const rows = o->values[step].rows;
+    const float value = rows ? rows[row] : 1.0f;
+    int i;
+#pragma unroll
+    for (i = 0; i < 4; i++) v[i] = gmm_epilogue_apply(step, v[i], value, bias[i]);
+}
+GMM__DEVICE void gmm_gemm_apply_steps(const gmm_gemm_epilogue *o, int32_t row, const float bias[4], float v[4]) {
+#define GMM__X(name, rows, cols) \
+    if (o->present[GMM_EPILOGUE_##name]) gmm_gemm_apply_step(GMM_EPILOGUE_##name, o, row, bias, v);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 }
 
 /* Epilogue of four accumulators of one row: scales, adds bias and beta D, rounds once and stores. `bias` holds the
@@ -165,11 +166,7 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
     int i;
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = __fmul_rn(v[i], o->alpha);
-    if (o->bias) {
-        const float s = o->bias_scale ? o->bias_scale[row] : 1.0f;
-#pragma unroll
-        for (i = 0; i < 4; i++) v[i] = __fmaf_rn(bias[i], s, v[i]);
-    }
+    gmm_gemm_apply_steps(o, row, bias, v);
     if (o->beta != 0.0f) {
         float old[4];
         gmm_read4(args->d.dtype, dst, count, o->vec4, old);
@@ -181,10 +178,10 @@ GMM__DEVICE void gmm_gemm_store(const gmm_gemm_args *args, const gmm_gemm_epilog
 
 /* The same for every row_step-th of 8 rows, which are complete and aligned for vector access: all loads are issued
    before the first store. `row_step` (2 to 8) is also the number of rows that a warp stores at once, so a row has 4 *
-   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there. `dst`: the
-   same row of D; `dst_stride`: bytes to the next one. `bias_scale`: of the first row, or NULL. */
+   (32 / row_step) columns and takes 8 more floats in shared memory. `src`: the thread's first row there, number `row`
+   of the group. `dst`: the same row of D; `dst_stride`: bytes to the next one. */
 GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, char *dst,
-                                     int64_t dst_stride, const float *bias_scale, int row_step, const float *src,
+                                     int64_t dst_stride, int32_t row, int row_step, const float *src,
                                      const float bias[4]) {
     const int f32 = args->d.dtype == GMM_F32, rows = 8 / row_step;
     const int src_stride = row_step * (4 * (32 / row_step) + 8);
@@ -205,14 +202,8 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
         v[r][2] = __fmul_rn(f.z, o->alpha);
         v[r][3] = __fmul_rn(f.w, o->alpha);
     }
-    if (o->bias) {
 #pragma unroll
-        for (r = 0; r < rows; r++) {
-            const float s = bias_scale ? bias_scale[r * row_step] : 1.0f;
-#pragma unroll
-            for (i = 0; i < 4; i++) v[r][i] = __fmaf_rn(bias[i], s, v[r][i]);
-        }
-    }
+    for (r = 0; r < rows; r++) gmm_gemm_apply_steps(o, row + r * row_step, bias, v[r]);
     if (o->beta != 0.0f) {
 #pragma unroll
         for (r = 0; r < rows; r++) {

@@ -1,0 +1,285 @@
+/* Body 9, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m (columns of D)
+   and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Multiplies the accumulators by the alphas of the tile's group. An empty sum stays +0, whatever they are. */
+GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, const gmm_sm90_tile *t,
+                                                         float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    int j, u, x;
+#pragma unroll 1
+    for (x = 0; x < 2; x++) {
+        const float *const alphas = x ? args->alpha2 : args->p.alpha;
+        const float alpha = alphas && t->k > 0 ? alphas[args->p.alpha_per_group ? t->g : 0] : 1.0f;
+        if (alpha != 1.0f) {
+#pragma unroll
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+                for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = __fmul_rn(acc[j][u], alpha);
+        }
+    }
+}
+
+/* Applies an epilogue step to the accumulators. col0: the warp group's first column in the tile. A thread has two
+   columns of each block of 64; of the tile's rows it has two in each unit of 8, whose values come from other lanes. */
+GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const gmm_gemm_args *args,
+                                                 const gmm_sm90_tile *t, int col0,
+                                                 float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, args, t->g, t->row + t->m0);
+    const int lane = (int)threadIdx.x & 31, w = (int)threadIdx.x >> 5 & 3;
+    float cols0[GMM__CFG(wgmma_m)][4], cols8[GMM__CFG(wgmma_m)][4];
+    float rows[GMM__CFG(m16) / 2 + 1]; /* one per lane */
+    int j, u, x;
+#pragma unroll
+    for (x = 0; x < (GMM__CFG(m16) + 1) / 2; x++)
+        rows[x] = values.rows && 32 * x + lane < t->rows ? values.rows[32 * x + lane] : 1.0f;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0), bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        cols0[j][0] = cols8[j][0] = 1.0f;
+        if (!gmm_epilogue_reads_cols(step)) continue;
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->n, 0, cols0[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->n, 0, cols8[j]);
+    }
+#pragma unroll
+    for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
+        const float row0 = __shfl_sync(0xFFFFFFFFu, rows[u / 16], gmm_wgmma_acc_n(lane, u % 16));
+        const float row1 = __shfl_sync(0xFFFFFFFFu, rows[u / 16], gmm_wgmma_acc_n(lane, u % 16) + 1);
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+            acc[j][u] = gmm_epilogue_apply(step, acc[j][u], row0, cols0[j][0]);
+            acc[j][u + 1] = gmm_epilogue_apply(step, acc[j][u + 1], row1, cols0[j][0]);
+            acc[j][u + 2] = gmm_epilogue_apply(step, acc[j][u + 2], row0, cols8[j][0]);
+            acc[j][u + 3] = gmm_epilogue_apply(step, acc[j][u + 3], row1, cols8[j][0]);
+        }
+    }
+}
+
+/* Stores a tile of wgrad's 16-bit D by TMA: slots hold its boxes. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_16_)(const gmm_sm90_output *out, uint32_t *part,
+                                                     const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
+    const uint32_t st_at = out->slots_at + (lane / 16 * 8 + lane % 8) * 128 +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    int u, j;
+#pragma unroll
+    for (u = 0; u < GMM__CFG(m16); u++) {
+        if (u % 4 == 0) { /* rows past the end of D stay in the slot */
+            if (u >= row_blocks) break;
+            gmm_sm90_acquire_slot(out->bars, *part);
+        }
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+            const float *const f = &acc[j][8 * u];
+            gmm_stmatrix_x4_trans(st_at + *part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + j * 8192 + u % 4 * 2048,
+                                  gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                  gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+        }
+        if (u % 4 == 3) gmm_sm90_commit_slot(out->bars, (*part)++);
+    }
+}
+
+/* Stores a tile of wgrad's fp32 D by TMA: slots hold its boxes, and before that the old D if beta is not 0. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_f32_)(const gmm_sm90_output *out, uint32_t *part,
+                                                      float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
+    const float beta = out->beta;
+    /* address of the element of column lane / 4 and row 2 (lane % 4); the swizzle makes steps of 8 columns and of 1
+       row an XOR of this address */
+    const uint32_t to = out->slots_at + w / 2 * 8192 + lane % 4 * 256 + lane / 4 % 4 * 4 +
+                        (((w % 2 * 4 + lane / 16) ^ (lane % 4 * 2)) << 4);
+    int u, j, e;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        if (out->col0 + 64 * j >= out->tile->cols) break;
+#pragma unroll
+        for (u = 0; u < 2 * GMM__CFG(m16); u++) {
+            const uint32_t slot_offset = *part % GMM_SM90_STORE_SLOTS * GMM__CFG(slot_bytes) + u % 8 * 1024;
+            float old[4];
+            if (u % 8 == 0) {
+                if (u >= 2 * row_blocks) break;
+                gmm_sm90_acquire_slot(out->bars, *part);
+            }
+            if (beta != 0.0f) {
+#pragma unroll
+                for (e = 0; e < 4; e++) old[e] = gmm_ld_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset);
+#pragma unroll
+                for (e = 0; e < 4; e++) acc[j][4 * u + e] = __fmaf_rn(beta, old[e], acc[j][4 * u + e]);
+            }
+#pragma unroll
+            for (e = 0; e < 4; e++)
+                gmm_st_shared_f32((to ^ (e / 2 * 32 + e % 2 * 144)) + slot_offset, acc[j][4 * u + e]);
+            if (u % 8 == 7) gmm_sm90_commit_slot(out->bars, (*part)++);
+        }
+    }
+}
+
+/* Stores a tile of 16-bit D by the threads: slots hold [row][column]. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                    const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    /* computed here, so that the mainloop has their registers */
+    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+    const int row_blocks = t->row_blocks, row_bytes = 128 * GMM__CFG(wgmma_m);
+    const int chunk = tid % (8 * GMM__CFG(wgmma_m)), slot_row = tid / (8 * GMM__CFG(wgmma_m));
+    const int cols = t->cols - out->col0, cols_left = cols - 8 * chunk;
+    const int vectorized = gmm_sm90_d_aligned(out) && (cols >= 64 * GMM__CFG(wgmma_m) || cols % 8 == 0);
+    const int rows_left = cols_left > 0 ? t->rows - slot_row : 0;
+    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const char *const ld_at = out->slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
+    const int64_t pitch = out->pitch;
+    char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;
+    int u, x, j, e;
+    (void)args;
+#pragma unroll
+    for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
+        const int slot = (*part & 1) * GMM__CFG(slot_bytes);
+        uint4 v[GMM__CFG(store_blocks)];
+        if (u >= row_blocks) break;
+        (*part)++;
+#pragma unroll
+        for (x = 0; x < GMM__CFG(store_blocks) / GMM__CFG(wgmma_m); x++)
+#pragma unroll
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
+                if (u + x < GMM__CFG(m16)) {
+                    const float *const f = &acc[j][8 * (u + x)];
+                    gmm_stmatrix_x4_trans(st_at + slot + x * 16 * row_bytes + 128 * j,
+                                          gmm_pack2(GMM__DTYPE, f[0], f[1]), gmm_pack2(GMM__DTYPE, f[2], f[3]),
+                                          gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
+                }
+        gmm_consumer_sync(out->wg);
+#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
+        if (!GMM__EPILOGUE(args, t, out->slots + slot, row_bytes, 16 * u, GMM__CFG(store_blocks) * 2048 / row_bytes,
+                           out->col0))
+            continue;
+#endif
+        if (vectorized) {
+#pragma unroll
+            for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
+#pragma unroll
+            for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+                if (16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left) *(uint4 *)to = v[x];
+        } else {
+#pragma unroll 1
+            for (x = 0; x < GMM__CFG(store_blocks); x++, to += 16 / GMM__CFG(wgmma_m) * pitch)
+#pragma unroll 1
+                for (e = 0; e < 8 && e < cols_left && 16 * u + 16 / GMM__CFG(wgmma_m) * x < rows_left; e++)
+                    ((uint16_t *)to)[e] = ((const uint16_t *)(ld_at + slot + x * 2048))[e];
+        }
+    }
+}
+
+/* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
+   last one may still be read; wgrad halves one slot. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size;
+    const float beta = out->beta;
+    const int64_t pitch = out->pitch;
+    uint32_t next_part = *part;
+    int u, x, j, e;
+    if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
+        if ((threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP_READ(0);
+        gmm_consumer_sync(out->wg);
+    }
+    if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
+        /* read anew for each j: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
+        const int c0 = out->col0 + 64 * j, rows_left = t->rows - tid / 16;
+        const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;
+        const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+        char *const st_at = out->slots + lane % 4 * 512 + lane / 4 % 4 * 4;
+        char *to = out->d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+#pragma unroll
+        for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
+            const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+            const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+            uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
+            if (u >= t->row_blocks || c0 >= t->cols) break;
+            next_part++;
+#pragma unroll
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
+                old[x] = make_uint4(0, 0, 0, 0);
+                if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
+                    old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+            }
+#pragma unroll
+            for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+                if (u + x < GMM__CFG(m16)) {
+#pragma unroll
+                    for (e = 0; e < 8; e++)
+                        *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                                   (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
+                }
+            gmm_consumer_sync(out->wg);
+            if (vectorized) {
+#pragma unroll
+                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                    const float4 f = *(const float4 *)(ld_at + x * 2048);
+                    float v[4];
+                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                    if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
+                        old[x] = gmm_sm90_d_load4(size, to);
+                    if (beta != 0.0f)
+#pragma unroll
+                        for (e = 0; e < 4; e++)
+                            v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
+                    if (16 * u + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
+                }
+            } else {
+#pragma unroll 1
+                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
+#pragma unroll 1
+                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left; e++) {
+                        float v[4], stored[4];
+                        v[0] = ((const float *)(ld_at + x * 2048))[e];
+                        gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
+                        gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
+                    }
+            }
+        }
+    }
+    if (GMM__K_GROUPED)
+        for (next_part = gmm_sm90_d_parts(t, size); next_part > 0; next_part--, (*part)++) {
+            gmm_sm90_acquire_slot(out->bars, *part);
+            gmm_sm90_commit_slot(out->bars, *part);
+        }
+    else *part = next_part;
+}
+
+/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`, and
+   store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
+                                                 gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
+                                                 float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size;
+    float beta;
+    int by_tma, u;
+    GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
+#define GMM__X(name, rows, cols) \
+    if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, &args->p, t, out->col0, acc);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    out->beta = beta = gmm_gemm_beta(&args->p, t->g);
+    by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args->p, t->g, beta);
+    out->p = &args->p;
+    out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
+    if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
+    else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
+#pragma unroll
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+        store->pending = t->row_blocks;
+    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
+        GMM__PART(gmm_sm90_store_rows_16_)(args, out, &store->part, acc);
+    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
+    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+    if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
+}
+#endif

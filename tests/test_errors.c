@@ -370,7 +370,7 @@ static void scale_misaligned(bad_call *b) { array(b, b->d->bias_scale = odd_floa
 static void prob_misaligned(bad_call *b) { array(b, b->d->prob = odd_floats(29), "prob"); }
 static void prob_refused(bad_call *b) {
     b->d->prob = t_floats_out(b->r.capacity);
-    expect(b, GMM_E_ARG, 0);
+    expect(b, GMM_E_ARG, 1);
     needle(b, "linear.prob must be NULL in");
 }
 static void alpha_misaligned(bad_call *b) { array(b, b->d->alpha = odd_floats(4), "alpha"); }

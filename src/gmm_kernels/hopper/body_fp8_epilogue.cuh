@@ -63,7 +63,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args
 /* Applies an epilogue step to the accumulators. */
 GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, const gmm_fp8_args *args,
                                                 const gmm_sm90_tile *t, int wg, float acc[GMM__ACC]) {
-    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, t->row + t->m0 + 64 * wg);
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, (int64_t)t->row + t->m0 + 64 * wg);
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
     const int rows = values.rows ? t->rows - 64 * wg : 0, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
     const float row0 = row < rows ? values.rows[row] : 1.0f, row8 = row + 8 < rows ? values.rows[row + 8] : 1.0f;

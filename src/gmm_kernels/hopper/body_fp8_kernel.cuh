@@ -40,7 +40,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_p
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
         const uint32_t s = pipe->iter % GMM__CFG(stages);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        __syncwarp(); /* a lane's arrival is that of the warp */
         if ((threadIdx.x & 31) < pipe->cluster_size)
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
     }

@@ -241,9 +241,14 @@ wrapper() {
     for c in $compilers_cxx; do
         $c -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS -I. -fsyntax-only "$W/wrapper.cpp" || return 1
     done
+    mkdir -p "$W/wrapper" && : > "$W/wrapper/cuda_runtime.h"
+    for macro in "" -DGMM_HPP_CUDA; do
+        $CXX -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS $macro -I. -I"$W/wrapper" -o "$W/wrapper/run" \
+            tests/headers/wrapper.cpp "$W/unit.o" -lm && "$W/wrapper/run" || return 1
+    done
     [ "$(wc -l < examples/cpp/gmm.hpp)" -le 300 ] || { echo "gmm.hpp has more than 300 lines"; return 1; }
 }
-[ -z "$compilers_cxx" ] || check "the C++ wrapper is clean without exceptions, at most 300 lines" wrapper
+[ -z "$compilers_cxx" ] || check "the C++ wrapper without exceptions, memory of GPUs, at most 300 lines" wrapper
 useless_casts() {
     for flags in "" "$openmp -DGMM_WITH_CPU_RANKS"; do
         $1 -x c++ -std=c++17 $STRICT -Wuseless-cast $flags -fsyntax-only -I. $UNIT.c || return 1

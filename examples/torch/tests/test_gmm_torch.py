@@ -265,6 +265,12 @@ def test_strides_and_alignment(device):
     for x in (buffer[:, 1:25], buffer[:, ::2][:, :24], buffer.T[:24].T[:, :24], buffer[1:, :24]):
         want = gmm_torch.linear(x.contiguous(), w.transpose(1, 2).contiguous(), splits_of(device))
         close(gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)), want.cpu().double(), 1e-6)
+    # strides of single rows and experts may be anything
+    for rows, weight in ((draw(24, 1, device=device, grad=False).t(), w.transpose(1, 2)[:1].contiguous()),
+                         (buffer[:, :24], torch.as_strided(w, (1, 40, 24), (1, 24, 1)))):
+        splits = splits_of(device, sizes=rows.shape[:1])
+        want = gmm_torch.linear(rows.clone(memory_format=torch.contiguous_format), weight.clone(), splits)
+        assert torch.equal(gmm_torch.linear(rows, weight, splits), want)
     x = buffer[:, :24].clone().requires_grad_()
     gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)).sum().backward()  # dy has strides of 0
     assert x.grad.abs().sum() > 0

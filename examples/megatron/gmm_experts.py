@@ -81,6 +81,9 @@ class GmmExperts(MegatronModule):
 
     def __init__(self, num_local_experts, config, submodules=None, pg_collection=None):
         super().__init__(config=config)
+        if pg_collection is None:
+            raise ValueError("GmmExperts needs pg_collection, the process groups ep, expt_tp and expt_dp: "
+                             "ProcessGroupCollection.use_mpu_process_groups() has those of parallel_state")
         self.num_local_experts, self.gated = num_local_experts, config.gated_linear_unit
         self.ep_group, self.tp_group, self.dp_group = pg_collection.ep, pg_collection.expt_tp, pg_collection.expt_dp
         self.settings = self._settings(config)

@@ -132,6 +132,12 @@ def test_refusals():
             assert name in str(e)
         else:
             raise AssertionError(f"{name} was not refused")
+    try:
+        GmmExperts(EXPERTS, config())
+    except ValueError as e:
+        assert "needs pg_collection" in str(e)
+    else:
+        raise AssertionError("no pg_collection was not refused")
 
 
 if __name__ == "__main__":

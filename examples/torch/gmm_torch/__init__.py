@@ -99,7 +99,7 @@ class _Delayed(torch.autograd.Function):
         main = any(g is not None for g in grads)
         if not main:
             grads = [torch.empty_like(w) if need else None for w, need in zip((w1, w2), needed)]
-        x, dy = x.contiguous(), dy.contiguous()
+        x, dy, random = x.contiguous(), dy.contiguous(), None if random is None else random.contiguous()
         operands = (dy, x, w1, w2, splits, saved, probs, b1, b2, random, *ctx.settings, need_dx)
         if any(needed):
             dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, main)

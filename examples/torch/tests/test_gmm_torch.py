@@ -310,6 +310,28 @@ def test_one_main_grad(device, delay):
 
 
 @each(device=DEVICES)
+def test_delayed_random(device):
+    """The entry refers to the random words: it keeps a dense copy of others, and the operator refuses these."""
+    torch.manual_seed(10)
+    splits, strided = splits_of(device, sizes=[64, 64]), torch.arange(8, device=device)[::2]
+    operands = [draw(*shape, device=device, dtype=torch.bfloat16) for shape in ((128, 64), (2, 128, 64), (2, 64, 64))]
+    results = []
+    for queue in (None, gmm_torch.WgradQueue()):
+        x, w1, w2 = (t.detach().requires_grad_() for t in operands)
+        gmm_torch.mlp(x, w1, w2, splits, recipe="nvfp4", random=strided, queue=queue).sum().backward()
+        if queue is not None:
+            assert queue.entries[0][-1][-1].is_contiguous()
+            queue.run()
+        results.append((x.grad, w1.grad, w2.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    x, w1, w2 = (t.detach() for t in operands)
+    y, saved = ops.mlp_fwd(x, w1, w2, splits, recipe="nvfp4")
+    with raises("random of delayed weight gradients must be contiguous"):
+        ops.mlp_bwd_delayed(torch.empty_like(w1), torch.empty_like(w2), torch.ones_like(y), x, w1, w2, splits, saved,
+                            random=strided, recipe="nvfp4")
+
+
+@each(device=DEVICES)
 def test_threads(device):
     """Contexts serve one thread at a time: threads must get contexts of their own."""
     x, w = draw(ROWS, 64, device=device, grad=False), draw(4, 64, 64, device=device, grad=False)

@@ -5612,7 +5612,9 @@ static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_ste
     const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
     const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
     gmm__mlp_operand *o = &steps->operand[step->awaits];
-    gmm_mat *mat = o->source->scaling == GMM_SCALING_NONE ? &steps->weight[second] : &o->copy[direction], was = *mat;
+    const int plain = o->source->scaling == GMM_SCALING_NONE; /* both directions read the one matrix */
+    const char *const name = names[plain ? GMM_ROWWISE : direction];
+    gmm_mat *mat = plain ? &steps->weight[second] : &o->copy[direction], was = *mat;
     gmm__call late = *steps->call;
     gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
     if (s != GMM_OK)
@@ -5621,17 +5623,17 @@ static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_ste
     if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
     if (late.mat[role].scaling != o->source->scaling)
         return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
-    if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
+    if (!plain) { /* a query reads both matrices again, to fill in their ld */
         const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
         gmm_mat now = late.mat[role];
         if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
         late.query = 1;
-        if ((s = gmm__read_quant(&late, role, names[direction], &was, extents, direction)) != GMM_OK) return s;
+        if ((s = gmm__read_quant(&late, role, name, &was, extents, direction)) != GMM_OK) return s;
         was = late.mat[role];
-        if ((s = gmm__read_quant(&late, role, names[direction], &now, extents, direction)) != GMM_OK) return s;
+        if ((s = gmm__read_quant(&late, role, name, &now, extents, direction)) != GMM_OK) return s;
         late.query = 0;
     }
-    s = gmm__mlp_check_late(&late, names[direction], &was, &late.mat[role]);
+    s = gmm__mlp_check_late(&late, name, &was, &late.mat[role]);
     if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
     *mat = late.mat[role];
     if (mat->scaling != GMM_SCALING_NONE) {
@@ -6487,7 +6489,9 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    const int32_t *counts = r->sequences > 1 ? r->sequence_counts + range.sequence * r->experts : r->counts;
+    /* Without the auxiliary loss sequence_counts may be NULL. */
+    const int32_t *counts = r->aux_coeff == 0.0f ? NULL :
+                            r->sequences > 1 ? r->sequence_counts + range.sequence * r->experts : r->counts;
     const float daux = (float)(gmm__topk_aux_factor(plan, range.sequence) *
                                (r->dloss && r->aux_coeff != 0.0f ? r->dloss[0] : 1.0f));
     const float dz = (float)(2.0 * gmm__topk_z_factor(plan) *

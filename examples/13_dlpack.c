@@ -23,6 +23,7 @@ static const char *operand(const DLTensor *t, gmm_mat *m) {
     static const struct { DLDataType type; gmm_dtype dtype; } types[] = { /* DLPack's codes: 2 float, 4 bfloat, 0 int */
         {{2, 32, 1}, GMM_F32}, {{2, 16, 1}, GMM_F16}, {{4, 16, 1}, GMM_BF16}};
     const int d = t->ndim;
+    int64_t end; /* elements from the first of a matrix to the end of its last row */
     gmm_dtype dtype = GMM_NONE;
     for (size_t i = 0; i < sizeof types / sizeof *types; i++)
         if (types[i].type.code == t->dtype.code && types[i].type.bits == t->dtype.bits && t->dtype.lanes == 1)
@@ -33,9 +34,15 @@ static const char *operand(const DLTensor *t, gmm_mat *m) {
     *m = gmm_mat_packed(dtype, (const char *)t->data + t->byte_offset);
     if (!t->strides) return NULL;
     if (t->strides[d - 1] != 1 && t->shape[d - 1] > 1) return "the elements of a row are not adjacent";
-    m->ld = t->strides[d - 2];
-    if (d == 3) m->group_stride = t->strides[0];
-    return NULL;
+    end = t->shape[d - 1];
+    if (t->shape[d - 2] > 1) { /* the stride of a single row may be anything; ld = 0 then means packed */
+        m->ld = t->strides[d - 2];
+        if (m->ld < end || m->ld == 0) return "rows overlap, as those of an expanded tensor do";
+        end += (t->shape[d - 2] - 1) * m->ld;
+    }
+    if (d == 2 || t->shape[0] <= 1) return NULL;
+    m->group_stride = t->strides[0];
+    return m->group_stride < end || m->group_stride == 0 ? "matrices of experts overlap" : NULL;
 }
 
 static DLTensor tensor(float *data, int32_t ndim, int64_t *shape, int64_t *strides, uint64_t byte_offset) {
@@ -47,10 +54,11 @@ int main(void) {
     /* x: columns 1 to 3 of a matrix of 5 rows and 8 columns. w: two experts of 2 x 3, each followed by 2 others. */
     static float xs[5 * 8], ws[2 * 8], y[5 * 2];
     int64_t x_shape[] = {5, 3}, x_strides[] = {8, 1}, w_shape[] = {2, 2, 3}, w_strides[] = {8, 3, 1};
-    int64_t t_shape[] = {3, 5}, t_strides[] = {1, 8};
+    int64_t t_shape[] = {3, 5}, t_strides[] = {1, 8}, e_strides[] = {0, 1}, s_strides[] = {0, 3, 1}, o_shape[] = {1, 3};
     const int32_t sizes[2] = {2, 3};
     DLTensor x = tensor(xs, 2, x_shape, x_strides, sizeof(float)), w = tensor(ws, 3, w_shape, w_strides, 0);
-    DLTensor transposed = tensor(xs, 2, t_shape, t_strides, 0), integers = x;
+    DLTensor transposed = tensor(xs, 2, t_shape, t_strides, 0), one = tensor(xs, 2, o_shape, e_strides, 0);
+    DLTensor expanded = tensor(xs, 2, x_shape, e_strides, 0), tied = tensor(ws, 3, w_shape, s_strides, 0), integers = x;
     static _Alignas(256) char workspace[1 << 16];
     gmm_mat mx, mw, my = gmm_mat_packed(GMM_F32, y), none;
     gmm_groups groups = GMM_ZERO;
@@ -62,9 +70,11 @@ int main(void) {
     for (int i = 0; i < 2 * 8; i++) ws[i] = (float)(i % 5) - 2.0f;
     integers.dtype.code = 0;
     const char *reasons[] = {operand(&x, &mx), operand(&w, &mw), operand(&transposed, &none),
-                             operand(&integers, &none)};
-    if (reasons[0] || reasons[1] || !reasons[2] || !reasons[3]) return 1;
+                             operand(&integers, &none), operand(&expanded, &none), operand(&tied, &none),
+                             operand(&one, &none)};
+    if (reasons[0] || reasons[1] || !reasons[2] || !reasons[3] || !reasons[4] || !reasons[5] || reasons[6]) return 1;
     printf("a transposed tensor: %s\nintegers: %s\n", reasons[2], reasons[3]);
+    printf("one row for all: %s\none matrix for all experts: %s\n", reasons[4], reasons[5]);
 
     config.space = x.device.device_type == 1 ? GMM_SPACE_CPU : GMM_SPACE_CUDA;
     config.device = x.device.device_id;

@@ -34,7 +34,7 @@ int train() {
 
     gmm::Context ctx; // the CPU
     gmm::Workspace workspace(ctx);
-    gmm::Memory saved(ctx.space());
+    gmm::Memory saved(ctx);
     gmm::Mlp mlp;
     mlp.config.hidden = hidden, mlp.config.ffn = ffn, mlp.config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
     mlp.groups = gmm::sizes(counts, experts, rows);

@@ -421,6 +421,10 @@ static void refusals(int arg) {
         { other_scaling, GMM_E_DTYPE, "scaled tensor" }, { no_address, GMM_E_NULL, "neither data nor table" },
         { unaligned, GMM_E_ALIGN, "16 bytes" }, { odd_stride, GMM_E_ALIGN, "group_stride" },
         { over_output, GMM_E_ARG, "overlaps" }, { over_saved, GMM_E_ARG, "overlaps" },
+    }, in_dgrad[] = {
+        { other_dtype, GMM_E_CONFIG, "dtype" }, { other_ld, GMM_E_CONFIG, "ld 256 must be 96" },
+        { other_scaling, GMM_E_DTYPE, "scaled tensor" }, { unaligned, GMM_E_ALIGN, "16 bytes" },
+        { odd_stride, GMM_E_ALIGN, "group_stride" },
     };
     const settings s = { .recipe = -1 };
     gmm_info info = GMM_ZERO;
@@ -432,6 +436,16 @@ static void refusals(int arg) {
         c.spoil = rows[i].spoil;
         message_has(rows[i].status, run(&c, GMM_OP_MLP_FWD), "mlp.w1", rows[i].text);
         log_is(&c, "x");
+    }
+    for (int i = 0; i < T_COUNT(in_dgrad); i++) {
+        build(&c, &s);
+        hook(&c);
+        T_OK(run(&c, GMM_OP_MLP_FWD));
+        memset(c.log, 0, sizeof c.log);
+        c.spoil = in_dgrad[i].spoil;
+        message_has(in_dgrad[i].status, run(&c, GMM_OP_MLP_BWD), "mlp.w2", in_dgrad[i].text);
+        T_CHECK(!strstr(gmm_last_error(T.ctx), "columnwise"), "of a plain weight: \"%s\"", gmm_last_error(T.ctx));
+        log_is(&c, "q");
     }
     build(&c, &s);
     hook(&c);

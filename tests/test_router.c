@@ -39,6 +39,8 @@ static const router_case cases[] = {
     {"sequences of the second index", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16, .topk = 4,
      .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .aux = 1.0f, .z = 1.0f, .sequences = 5,
      .sequence_first = 1},
+    {"sequences without an auxiliary loss", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16,
+     .topk = 4, .normalize = 1, .z = 1.0f, .sequences = 4},
     {"sequences of one token", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 70, .experts = 10, .topk = 2,
      .aux = 1.0f, .z = 1.0f, .sequences = 70},
     {"long sequences", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 5200, .experts = 8, .topk = 2, .aux = 1.0f,
@@ -330,6 +332,7 @@ static void backward(int arg) {
     r.dloss = t_floats_in(dloss, 2);
     r.dlogits = &d.mat;
     if (sequences_of(c) > 1) r.counts = NULL; /* sequence_counts are read */
+    if (c->aux == 0.0f) r.counts = r.sequence_counts = NULL; /* neither is read */
     call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&d);
     for (int64_t i = 0; i < total; i++) {

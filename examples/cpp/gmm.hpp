@@ -60,9 +60,10 @@ public:
     }
     explicit Context(const gmm_config &config) { (void)create(config); }
     Context(Context &&other) noexcept : ctx_(std::exchange(other.ctx_, nullptr)), space_(other.space_),
-        error_(other.error_) {}
+        device_(other.device_), error_(other.error_) {}
     Context &operator=(Context &&other) noexcept {
-        std::swap(ctx_, other.ctx_), std::swap(space_, other.space_), std::swap(error_, other.error_);
+        std::swap(ctx_, other.ctx_), std::swap(error_, other.error_);
+        std::swap(space_, other.space_), std::swap(device_, other.device_);
         return *this;
     }
     Context(const Context &) = delete;
@@ -72,15 +73,17 @@ public:
     explicit operator bool() const { return ctx_ != nullptr; } /* false where creation failed without exceptions */
     gmm_context *get() const { return ctx_; }
     gmm_space space() const { return space_; }
+    int32_t device() const { return device_; }
     const char *last_error() const { return ctx_ ? gmm_last_error(ctx_) : error_.text; }
 
 private:
     gmm_status create(const gmm_config &config) {
-        space_ = config.space;
+        space_ = config.space, device_ = config.device;
         return check(gmm_create(&ctx_, &config, &error_), error_.text);
     }
     gmm_context *ctx_ = nullptr;
     gmm_space space_ = GMM_SPACE_CPU;
+    int32_t device_ = 0;
     gmm_error error_{};
 };
 
@@ -88,9 +91,10 @@ private:
 
 class Memory {
 public:
-    explicit Memory(gmm_space space) : space_(space) {}
-    Memory(Memory &&other) noexcept : space_(other.space_), data_(std::exchange(other.data_, nullptr)),
-        bytes_(std::exchange(other.bytes_, 0)) {}
+    explicit Memory(const Context &c) : Memory(c.space(), c.device()) {}
+    Memory(gmm_space space, int32_t device) : space_(space), device_(device) {}
+    Memory(Memory &&other) noexcept : space_(other.space_), device_(other.device_),
+        data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
     Memory(const Memory &) = delete;
     Memory &operator=(const Memory &) = delete;
     ~Memory() { release(); }
@@ -101,16 +105,33 @@ public:
     bool reserve(size_t bytes) {
         if (data_ && bytes <= bytes_) return true;
         release();
-        const size_t rounded = (bytes / 256 + 1) * 256;
+        const size_t rounded = bytes ? (bytes + 255) / 256 * 256 : 256;
         if (space_ == GMM_SPACE_CPU) data_ = ::operator new(rounded, std::align_val_t(256), std::nothrow);
 #ifdef GMM_HPP_CUDA
-        else if (cudaMalloc(&data_, rounded) != cudaSuccess) data_ = nullptr;
+        else data_ = device_memory(rounded);
 #endif
         bytes_ = data_ ? rounded : 0;
         return data_ != nullptr;
     }
+    /* Why reserve has returned false. */
+    const char *failure() const {
+#ifndef GMM_HPP_CUDA
+        if (space_ != GMM_SPACE_CPU) return "gmm.hpp: no memory of a GPU context: define GMM_HPP_CUDA";
+#endif
+        return "gmm.hpp: a workspace, or what fwd saves, could not be allocated";
+    }
 
 private:
+#ifdef GMM_HPP_CUDA
+    void *device_memory(size_t bytes) const { /* of the context's device, whichever is current */
+        void *data = nullptr;
+        int current = 0;
+        if (cudaGetDevice(&current) != cudaSuccess || cudaSetDevice(device_) != cudaSuccess) return nullptr;
+        const bool allocated = cudaMalloc(&data, bytes) == cudaSuccess;
+        (void)cudaSetDevice(current);
+        return allocated ? data : nullptr;
+    }
+#endif
     void release() {
         if (space_ == GMM_SPACE_CPU) ::operator delete(data_, std::align_val_t(256));
 #ifdef GMM_HPP_CUDA
@@ -119,13 +140,14 @@ private:
         data_ = nullptr, bytes_ = 0;
     }
     gmm_space space_;
+    int32_t device_;
     void *data_ = nullptr;
     size_t bytes_ = 0;
 };
 
 /* The workspace of calls on one context and one stream, one after the other. The context outlives it. */
 struct Workspace : Memory {
-    explicit Workspace(Context &c, gmm_stream s = nullptr) : Memory(c.space()), context(c), stream(s) {}
+    explicit Workspace(Context &c, gmm_stream s = nullptr) : Memory(c), context(c), stream(s) {}
     Context &context;
     gmm_stream stream;
 };
@@ -177,7 +199,7 @@ template <class D> GMM_HPP_STATUS call(const Operation<D> &operation, Workspace 
     gmm_info info{};
     gmm_status s = operation.query(ctx, operation.op, &descriptor, &info);
     if (s == GMM_OK && !workspace.reserve(info.workspace_bytes))
-        return check(GMM_E_MEMORY, "gmm.hpp: the workspace could not be allocated");
+        return check(GMM_E_MEMORY, workspace.failure());
     if (s == GMM_OK) s = operation.run(ctx, &descriptor, workspace.data(), workspace.bytes(), workspace.stream);
     return check(s, gmm_last_error(ctx));
 }
@@ -262,7 +284,9 @@ private:
             gmm_context *ctx = workspace.context.get();
             const gmm_status s = gmm_mlp_query(ctx, operation.op, &mlp, &info);
             if (s != GMM_OK) return check(s, gmm_last_error(ctx));
-            if (!saved->reserve(info.saved_bytes)) return check(GMM_E_MEMORY, "gmm.hpp: no memory for what fwd saves");
+            /* What bwd reads is there: without fwd, or where fwd saved less, gmm refuses it. */
+            if (operation.op == GMM_OP_MLP_FWD && !saved->reserve(info.saved_bytes))
+                return check(GMM_E_MEMORY, saved->failure());
             mlp.saved = saved->data(), mlp.saved_bytes = saved->bytes();
         }
         return call(operation, workspace, mlp);

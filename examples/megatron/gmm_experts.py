@@ -58,20 +58,21 @@ class _Experts(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, w1, w2, splits, saved, probs = ctx.saved_tensors
-        owner, w = ctx.owner, (ctx.owner.weight1, ctx.owner.weight2)
-        main = owner.main_grads()
+        owner, main = ctx.owner, ctx.owner.main_grads()
+        need_dx, *trained = ctx.needs_input_grad[:3]
         x, dy = x.contiguous(), dy.contiguous()
-        operands = (dy, x, w1, w2, splits, saved, probs, None, None, None, *owner.settings)
-        dw = (None, None)
-        if owner.config.delay_wgrad_compute:
-            grads = main or tuple(torch.empty_like(t) for t in w)
-            dx, dprobs, _, _, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, True, bool(main))
+        operands = (dy, x, w1, w2, splits, saved, probs, None, None, None, *owner.settings, need_dx)
+        dw = [None, None]
+        if owner.config.delay_wgrad_compute and any(trained):
+            grads = main or tuple(torch.empty_like(w) if t else None for w, t in zip((w1, w2), trained))
+            dx, dprobs, _, _, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, bool(main))
             owner.queue.append((grads, bool(main), entry, deferred, (x, dy, saved)))  # they live until backward_dw
         elif main:
             dx, dprobs, _, _ = ops.mlp_bwd_add(*main, *operands)
             dw = owner.added()
         else:
-            dx, *dw, dprobs, _, _ = ops.mlp_bwd(*operands)
+            dx, *dw, dprobs, _, _ = ops.mlp_bwd(*operands, *trained)
+        dx, *dw = (g if need else None for g, need in zip((dx, *dw), ctx.needs_input_grad))
         return dx, *dw, None, dprobs if probs is not None else None, None
 
 
@@ -81,6 +82,9 @@ class GmmExperts(MegatronModule):
 
     def __init__(self, num_local_experts, config, submodules=None, pg_collection=None):
         super().__init__(config=config)
+        if pg_collection is None:
+            raise ValueError("GmmExperts needs pg_collection, the process groups ep, expt_tp and expt_dp: "
+                             "ProcessGroupCollection.use_mpu_process_groups() has those of parallel_state")
         self.num_local_experts, self.gated = num_local_experts, config.gated_linear_unit
         self.ep_group, self.tp_group, self.dp_group = pg_collection.ep, pg_collection.expt_tp, pg_collection.expt_dp
         self.settings = self._settings(config)
@@ -128,17 +132,19 @@ class GmmExperts(MegatronModule):
                 init(matrix)
 
     def main_grads(self):
-        """Where gradients are added (gradient_accumulation_fusion), or None."""
+        """Where gradients of trained weights are added (gradient_accumulation_fusion), or None."""
         weights = (self.weight1, self.weight2)
-        if not self.config.gradient_accumulation_fusion or not all(hasattr(w, "main_grad") for w in weights):
+        trained = [w for w in weights if w.requires_grad]
+        if not self.config.gradient_accumulation_fusion or not all(hasattr(w, "main_grad") for w in trained):
             return None
-        return tuple(w.main_grad for w in weights)
+        return tuple(w.main_grad if w.requires_grad else None for w in weights)
 
     def added(self):
-        """Marks the gradients as added to main_grad; returns the placeholders."""
-        for w in (self.weight1, self.weight2):
-            w.grad_added_to_main_grad = True
-        return placeholder(self.weight1), placeholder(self.weight2)
+        """Marks the gradients of trained weights as added to main_grad; returns the placeholders."""
+        weights = (self.weight1, self.weight2)
+        for w in weights:
+            w.grad_added_to_main_grad = w.requires_grad
+        return [placeholder(w) if w.requires_grad else None for w in weights]
 
     def forward(self, permuted_local_hidden_states, tokens_per_expert, permuted_probs):
         x, probs = permuted_local_hidden_states, permuted_probs.float()
@@ -154,10 +160,12 @@ class GmmExperts(MegatronModule):
         """The weight gradients that backward has left (delay_wgrad_compute), and then the hooks of data parallelism."""
         if not self.config.delay_wgrad_compute:
             return
-        grads, main, entry, deferred, _ = self.queue.popleft()
-        ops.mlp_wgrad(*grads, entry, deferred)
-        for w, grad in zip((self.weight1, self.weight2), self.added() if main else grads):
-            w.grad = grad if main or w.grad is None else w.grad + grad
+        if self.weight1.requires_grad or self.weight2.requires_grad:  # else backward has left nothing
+            grads, main, entry, deferred, _ = self.queue.popleft()
+            ops.mlp_wgrad(*grads, entry, deferred)
+            for w, grad in zip((self.weight1, self.weight2), self.added() if main else grads):
+                if grad is not None:
+                    w.grad = grad if main or w.grad is None else w.grad + grad
         for hook in self.hooks:
             hook()
 

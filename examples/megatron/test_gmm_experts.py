@@ -4,6 +4,7 @@
 
 The path is a checkout's; without one, the installed megatron-core is used. gmm_torch is installed (../torch).
 """
+import itertools
 import os
 import sys
 import tempfile
@@ -103,6 +104,26 @@ def test_main_grad_and_delay():
                 close(w.main_grad if fused else w.grad, 2 * grad + fused)
 
 
+def test_frozen_weights():
+    module = experts()
+    x_grad = run(module)[1]
+    weights = (module.weight1, module.weight2)
+    want = [w.grad.clone() for w in weights]
+    for fused, delay, trained in itertools.product((False, True), (False, True), ((), (0,), (1,))):
+        module.config.gradient_accumulation_fusion, module.config.delay_wgrad_compute = fused, delay
+        for i, w in enumerate(weights):
+            w.requires_grad_(i in trained)
+            w.grad, w.grad_added_to_main_grad, w.main_grad = None, False, torch.ones_like(w)
+        assert torch.equal(run(module)[1], x_grad)
+        module.backward_dw()
+        assert not module.queue
+        for i, w in enumerate(weights):
+            if i not in trained:
+                assert w.grad is None and not w.grad_added_to_main_grad and bool((w.main_grad == 1).all())
+            else:
+                close(w.main_grad if fused else w.grad, want[i] + fused)
+
+
 def test_checkpoints_of_sequential():
     for gated in (True, False):
         options = {"gated": gated, "activation": F.silu if gated else squared_relu}
@@ -132,6 +153,12 @@ def test_refusals():
             assert name in str(e)
         else:
             raise AssertionError(f"{name} was not refused")
+    try:
+        GmmExperts(EXPERTS, config())
+    except ValueError as e:
+        assert "needs pg_collection" in str(e)
+    else:
+        raise AssertionError("no pg_collection was not refused")
 
 
 if __name__ == "__main__":

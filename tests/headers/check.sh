@@ -226,7 +226,7 @@ no_rows() {
     clang -std=c11 -O0 -fsanitize=undefined -fno-sanitize-recover=undefined $STRICT -I. -o "$W/no_rows" \
         tests/headers/no_rows.c -lm && "$W/no_rows"
 }
-! works clang || check "products of nothing and of codes do no arithmetic on NULL" no_rows
+! works clang || check "products of nothing and of codes, a router without counts do no arithmetic on NULL" no_rows
 # clang has given nearly all of its warnings before it optimises.
 implementation_cxx() {
     for c in $compilers_cxx; do
@@ -242,9 +242,14 @@ wrapper() {
     for c in $compilers_cxx; do
         $c -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS -I. -fsyntax-only "$W/wrapper.cpp" || return 1
     done
+    mkdir -p "$W/wrapper" && : > "$W/wrapper/cuda_runtime.h"
+    for macro in "" -DGMM_HPP_CUDA; do
+        $CXX -std=c++17 $STRICT -fno-exceptions -DGMM_NO_EXCEPTIONS $macro -I. -I"$W/wrapper" -o "$W/wrapper/run" \
+            tests/headers/wrapper.cpp "$W/unit.o" -lm && "$W/wrapper/run" || return 1
+    done
     [ "$(wc -l < examples/cpp/gmm.hpp)" -le 300 ] || { echo "gmm.hpp has more than 300 lines"; return 1; }
 }
-[ -z "$compilers_cxx" ] || check "the C++ wrapper is clean without exceptions, at most 300 lines" wrapper
+[ -z "$compilers_cxx" ] || check "the C++ wrapper without exceptions, memory of GPUs, at most 300 lines" wrapper
 useless_casts() {
     for flags in "" "$openmp -DGMM_WITH_CPU_RANKS"; do
         $1 -x c++ -std=c++17 $STRICT -Wuseless-cast $flags -fsyntax-only -I. $UNIT.c || return 1
@@ -611,6 +616,17 @@ cmake_warns() { # in the project that cmake_example has left
     cmake -S "$W/cmake" -B "$W/cmake/warns" -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON > "$W/cmake.log" 2>&1 &&
         grep -q 'no OpenMP: the CPU engine' "$W/cmake.log" && grep -q 'compiled with -O3, though' "$W/cmake.log"
 }
+# Configures the project with these settings, and looks for the words in what CMake says.
+cmake_says() { # WORDS SETTING...
+    words=$1
+    shift
+    rm -rf "$W/cmake/says"
+    cmake -S "$W/cmake" -B "$W/cmake/says" "$@" 2>&1 | tr -s '\n ' '  ' > "$W/cmake.log"
+    grep -q -- "$words" "$W/cmake.log" || { echo "no \"$words\" with $*"; cat "$W/cmake.log"; return 1; }
+}
+cmake_parts() {
+    for n in 0 9 -1 two ""; do cmake_says "gmm: GMM_PARTS=$n must be 1 to 8" -DGMM_PARTS="$n" || return 1; done
+}
 cmake_find() { # in the folder that make install has filled, and in the one that cmake --install fills
     cmake_example INSTALLED -DCMAKE_PREFIX_PATH="$W/root/usr" || return 1
     rm -rf "$W/cmake_root"
@@ -628,11 +644,22 @@ cmake_gpu() {
     cmake -S "$W/cmake" -B "$W/cmake/raised" -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})" > "$W/cmake.log" 2>&1 &&
         grep -q 'architecture 90 becomes 90a' "$W/cmake.log" &&
         grep -rqE 'compute_90a' "$W/cmake/raised" || { cat "$W/cmake.log"; return 1; }
+    sed '/ARCHITECTURES/d' "$W/cmake/CMakeLists.txt" > "$W/cmake/new" && mv "$W/cmake/new" "$W/cmake/CMakeLists.txt"
+    set -- -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})"
+    for a in 75 "75-real;90a"; do
+        cmake_says "gmm::impl does not compile for CMAKE_CUDA_ARCHITECTURES=$a: the kernels need 80" "$@" \
+            -DCMAKE_CUDA_ARCHITECTURES="$a" || return 1
+    done
+    for a in 80 "86-virtual;90a"; do
+        cmake_says "Generating done" "$@" -DCMAKE_CUDA_ARCHITECTURES="$a" || return 1
+        ! grep "gmm::impl does not compile" "$W/cmake.log" || return 1
+    done
 }
 if works cmake; then
     check "the CMake target of the implementation serves a program" cmake_example CPU
     # QUICK, which .ci/run sets: not what compiles the implementation once more for the wording of CMake
     [ -n "${QUICK:-}" ] || check "the CMake target warns without OpenMP, optimises without a build type" cmake_warns
+    check "the CMake target refuses other numbers of units" cmake_parts
     check "the CMake target of the headers serves a program" cmake_example HEADERS
     [ -z "$compilers_cxx" ] || [ -n "${QUICK:-}" ] ||
         check "FetchContent serves a C++ program" cmake_example FETCHCONTENT

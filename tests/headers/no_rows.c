@@ -1,5 +1,6 @@
 /* no_rows.c - linear operations without rows, whose token matrices are NULL, and with quantized operands, whose
-   elements are not addressed as floats: check.sh runs it under clang's UndefinedBehaviorSanitizer. */
+   elements are not addressed as floats; backward of a router whose sequence_counts are NULL: check.sh runs it under
+   clang's UndefinedBehaviorSanitizer. */
 #define GMM_IMPLEMENTATION
 #include "gmm.h"
 
@@ -15,6 +16,34 @@ static gmm_status run(gmm_context *ctx, int op, const gmm_linear *linear) {
     gmm_status s = gmm_linear_query(ctx, (gmm_op)(GMM_OP_LINEAR_FWD + op), linear, &info);
     if (s == GMM_OK) workspace = aligned_alloc(256, (info.workspace_bytes / 256 + 1) * 256);
     if (s == GMM_OK) s = workspace ? calls[op](ctx, linear, workspace, info.workspace_bytes, NULL) : GMM_E_MEMORY;
+    if (s != GMM_OK) printf("%s\n", gmm_last_error(ctx));
+    free(workspace);
+    return s;
+}
+
+/* Without the auxiliary loss no counts are read. */
+static gmm_status route(gmm_context *ctx) {
+    enum { TOKENS = 6, EXPERTS = 4 };
+    static float logits[TOKENS * EXPERTS], dlogits[TOKENS * EXPERTS], dprobs[TOKENS];
+    static int32_t indices[TOKENS];
+    const gmm_mat ml = gmm_mat_packed(GMM_F32, logits), md = gmm_mat_packed(GMM_F32, dlogits);
+    gmm_info info = GMM_ZERO;
+    gmm_route r = GMM_ZERO;
+    void *workspace = NULL;
+    gmm_status s;
+    r.experts = EXPERTS;
+    r.tokens = TOKENS;
+    r.topk = 1;
+    r.sequences = 3;
+    r.scale = 1.0f;
+    r.logits = &ml;
+    r.dlogits = &md;
+    r.indices = indices;
+    r.dprobs = dprobs;
+    s = gmm_topk_query(ctx, GMM_OP_TOPK_BWD, &r, &info);
+    if (s == GMM_OK) workspace = aligned_alloc(256, (info.workspace_bytes / 256 + 1) * 256);
+    if (s == GMM_OK)
+        s = workspace ? gmm_topk_bwd(ctx, &r, workspace, info.workspace_bytes, NULL) : GMM_E_MEMORY;
     if (s != GMM_OK) printf("%s\n", gmm_last_error(ctx));
     free(workspace);
     return s;
@@ -56,7 +85,7 @@ int main(void) {
     linear.in_features = linear.out_features = Q;
     linear.x = linear.w = &mq;
     linear.y = &my;
-    if (run(ctx, 0, &linear) != GMM_OK) return 1;
+    if (run(ctx, 0, &linear) != GMM_OK || route(ctx) != GMM_OK) return 1;
     gmm_destroy(ctx);
     return 0;
 }

@@ -73,15 +73,18 @@ class WgradQueue:
     def run(self):
         """Computes the gradients of the oldest mlp(): added to its main_grads, or to w1.grad and w2.grad."""
         weights, grads, main, entry, deferred, _ = self.entries.popleft()
-        ops.mlp_wgrad(*grads, entry, deferred)
-        if not main:
-            for w, g in zip(weights, grads):
+        if entry is not None:
+            ops.mlp_wgrad(*grads, entry, deferred)
+        for w, g in zip(weights, grads):
+            if g is not None and not main:
                 w.grad = g if w.grad is None else w.grad + g
 
 
 class _Delayed(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w1, w2, splits, probs, b1, b2, settings, random, main_grads, queue):
+        if all(ctx.needs_input_grad[1:3]) and (main_grads[0] is None) != (main_grads[1] is None):
+            raise RuntimeError("gmm: main_grad1 and main_grad2 go together where both weights are trained")
         y, saved = ops.mlp_fwd(x, w1, w2, splits, probs, b1, b2, *settings)
         ctx.save_for_backward(x, w1, w2, splits, saved, probs, b1, b2, random)
         ctx.weights, ctx.settings, ctx.main_grads, ctx.queue = (w1, w2), settings, main_grads, queue
@@ -91,16 +94,23 @@ class _Delayed(torch.autograd.Function):
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
         x, w1, w2, splits, saved, probs, b1, b2, random = ctx.saved_tensors
-        main = ctx.main_grads[0] is not None
-        grads = ctx.main_grads if main else (torch.empty_like(w1), torch.empty_like(w2))
-        x, dy = x.contiguous(), dy.contiguous()
-        dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(
-            *grads, dy, x, w1, w2, splits, saved, probs, b1, b2, random, *ctx.settings, True, main)
+        need_dx, *needed = ctx.needs_input_grad[:3]
+        grads = [m if need else None for m, need in zip(ctx.main_grads, needed)]
+        main = any(g is not None for g in grads)
+        if not main:
+            grads = [torch.empty_like(w) if need else None for w, need in zip((w1, w2), needed)]
+        x, dy, random = x.contiguous(), dy.contiguous(), None if random is None else random.contiguous()
+        operands = (dy, x, w1, w2, splits, saved, probs, b1, b2, random, *ctx.settings, need_dx)
+        if any(needed):
+            dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, main)
+        else:  # both are frozen: run() finds an entry that does nothing
+            dx, _, _, dprobs, db1, db2 = ops.mlp_bwd(*operands, False, False)
+            deferred = entry = None
         # what the entry refers to lives until run()
         alive = (x, dy, saved, random)
         ctx.queue.entries.append((ctx.weights, grads, main, entry, deferred, alive))
-        return (dx, None, None, None, dprobs if probs is not None else None, db1 if b1 is not None else None,
-                db2 if b2 is not None else None, None, None, None, None)
+        return (dx if need_dx else None, None, None, None, dprobs if probs is not None else None,
+                db1 if b1 is not None else None, db2 if b2 is not None else None, None, None, None, None)
 
 
 class GroupedLinear(torch.nn.Module):

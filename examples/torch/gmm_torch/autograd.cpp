@@ -101,27 +101,29 @@ struct Mlp : torch::autograd::Function<Mlp> {
     static variable_list backward(AutogradContext *ctx, variable_list grads) {
         GMM_TORCH_OPERATOR("mlp_bwd", Six(
             const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
-            const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text, Text, bool, bool));
+            const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text, Text, bool, bool, bool));
         static const auto op_add = c10::Dispatcher::singleton().findSchemaOrThrow("gmm::mlp_bwd_add", "").typed<Four(
-            Tensor, Tensor, const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
-            const Tensor &, const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text, Text, bool)>();
+            const Maybe &, const Maybe &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
+            const Tensor &, const Tensor &, const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text,
+            Text, bool)>();
         const variable_list s = ctx->get_saved_variables();
         const Maybe probs = maybe(s[5]), b1 = maybe(s[6]), b2 = maybe(s[7]), random = maybe(s[8]);
         const std::string act = ctx->saved_data["act"].toStringRef(), recipe = ctx->saved_data["recipe"].toStringRef();
         const std::string save = ctx->saved_data["save"].toStringRef();
-        const Maybe main1 = ctx->saved_data["main_grad1"].toOptional<Tensor>();
-        const Maybe main2 = ctx->saved_data["main_grad2"].toOptional<Tensor>();
         const bool need_dx = ctx->needs_input_grad(0);
-        const bool need_dw = ctx->needs_input_grad(1) || ctx->needs_input_grad(2);
+        const bool need_dw1 = ctx->needs_input_grad(1), need_dw2 = ctx->needs_input_grad(2);
+        const Maybe main1 = need_dw1 ? ctx->saved_data["main_grad1"].toOptional<Tensor>() : Maybe();
+        const Maybe main2 = need_dw2 ? ctx->saved_data["main_grad2"].toOptional<Tensor>() : Maybe();
         Tensor dx, dw1, dw2, dprobs, db1, db2;
-        if (need_dw && main1.has_value())
-            std::tie(dx, dprobs, db1, db2) = op_add.call(*main1, *main2, grads[0], s[0], s[1], s[2], s[3], s[4], probs,
+        if (main1.has_value() || main2.has_value())
+            std::tie(dx, dprobs, db1, db2) = op_add.call(main1, main2, grads[0], s[0], s[1], s[2], s[3], s[4], probs,
                                                          b1, b2, random, act, recipe, save, need_dx);
         else
             std::tie(dx, dw1, dw2, dprobs, db1, db2) = op.call(grads[0], s[0], s[1], s[2], s[3], s[4], probs, b1, b2,
-                                                               random, act, recipe, save, need_dx, need_dw);
+                                                               random, act, recipe, save, need_dx, need_dw1, need_dw2);
         if (!need_dx) dx = Tensor();
-        if (!need_dw) dw1 = dw2 = Tensor();
+        if (!need_dw1) dw1 = Tensor();
+        if (!need_dw2) dw2 = Tensor();
         if (!probs.has_value()) dprobs = Tensor();
         if (!b1.has_value()) db1 = Tensor();
         if (!b2.has_value()) db2 = Tensor();
@@ -131,7 +133,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
 static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits, const Maybe &probs,
                   const Maybe &b1, const Maybe &b2, Text act, Text recipe, Text save, const Maybe &random,
                   const Maybe &main_grad1, const Maybe &main_grad2) {
-    TORCH_CHECK(main_grad1.has_value() == main_grad2.has_value(), "gmm: main_grad1 and main_grad2 go together");
+    TORCH_CHECK(main_grad1.has_value() == main_grad2.has_value() || !w1.requires_grad() || !w2.requires_grad(),
+                "gmm: main_grad1 and main_grad2 go together where both weights are trained");
     const auto wants = [](const Maybe &t) { return t.has_value() && t->requires_grad(); };
     if (at::GradMode::is_enabled() && (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || wants(probs) ||
                                        wants(b1) || wants(b2)))

@@ -81,11 +81,14 @@ inline Mat mat_of(Tensor t, const char *name) {
         for (int64_t &n : shape) n = std::max<int64_t>(n, 1);
         t = at::empty(shape, t.options());
     }
-    const int64_t d = t.dim(), rows = t.size(d - 2), cols = t.size(d - 1), ld = t.stride(d - 2);
-    if (t.stride(d - 1) != 1 || ld < cols || (d == 3 && t.stride(0) < rows * ld)) t = t.contiguous();
+    const int64_t d = t.dim(), rows = t.size(d - 2), cols = t.size(d - 1);
+    /* Strides of single rows and groups may be anything, also those of a tensor that torch calls contiguous. */
+    const auto ld = [&] { return rows == 1 ? cols : t.stride(d - 2); };
+    const auto group_stride = [&] { return d == 2 ? 0 : t.size(0) == 1 ? rows * ld() : t.stride(0); };
+    if (t.stride(d - 1) != 1 || ld() < cols || (d == 3 && group_stride() < rows * ld())) t = t.contiguous();
     m.mat = gmm_mat_packed(dtype_of(t, name), t.const_data_ptr());
-    m.mat.ld = t.stride(d - 2);
-    if (d == 3) m.mat.group_stride = t.stride(0);
+    m.mat.ld = ld();
+    m.mat.group_stride = group_stride();
     m.tensor = std::move(t);
     return m;
 }

@@ -71,8 +71,8 @@ def like(x, t):
 
 @fake("gmm::mlp_bwd")
 def _(dy, x, w1, w2, splits, saved, probs=None, b1=None, b2=None, random=None, act="swiglu", recipe="none",
-      save="preact", need_dx=True, need_dw=True):
-    dw = (w1, w2) if need_dw else (None, None)
+      save="preact", need_dx=True, need_dw1=True, need_dw2=True):
+    dw = w1 if need_dw1 else None, w2 if need_dw2 else None
     return tuple(like(x, t) for t in (x if need_dx else None, *dw, probs, b1, b2))
 
 

@@ -243,7 +243,8 @@ struct MlpGradients {
 /* The number of 8-byte words of a delayed entry: gmm's, and the bytes of its workspace. */
 static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 1;
 
-/* Backward of an MLP. dw1 and dw2 are stored, or added to; delayed, `entry` says how mlp_wgrad will do it. */
+/* Backward of an MLP. dw1 and dw2 are stored, added to, or undefined; delayed, `entry` says how mlp_wgrad will do it,
+   and what it reads lives in `deferred` and in the caller's x, dy, saved and random. */
 static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tensor &saved, const Tensor &random,
                              Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx) {
     const Call call(a.x);
@@ -267,13 +268,6 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
     m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
     m.config.delay_wgrad = delay;
 
-    /* A tensor that was moved to another memory and back may have another alignment. */
-    Buffer copy((uintptr_t)saved.const_data_ptr() % 256 ? saved.numel() : 0, call.device);
-    m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = (size_t)saved.numel();
-    if ((uintptr_t)m.mlp.saved % 256) {
-        at::from_blob(copy.data, saved.sizes(), saved.options()).copy_(saved);
-        m.mlp.saved = copy.data;
-    }
     gmm_wgrad_queue queue = GMM_ZERO;
     if (delay) {
         gmm_info info = GMM_ZERO;
@@ -281,10 +275,21 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
         queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)out.entry.data_ptr(), 1);
         m.mlp.queue = &queue;
         call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_BWD, &m.mlp, &info));
-        out.deferred = aligned(info.deferred_bytes, call.device);
-        m.mlp.deferred = out.deferred.data_ptr(), m.mlp.deferred_bytes = info.deferred_bytes;
+        m.mlp.deferred_bytes = (info.deferred_bytes + 255) / 256 * 256;
         call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_WGRAD, &m.mlp, &info));
         out.entry[entry_words - 1] = (int64_t)info.workspace_bytes;
+    }
+    /* A tensor that was moved to another memory and back may have another alignment. The copy, to which the entry
+       refers too, lies behind what is deferred. */
+    m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = (size_t)saved.numel();
+    const bool copies = (uintptr_t)m.mlp.saved % 256;
+    if (delay || copies) {
+        out.deferred = aligned(m.mlp.deferred_bytes + (copies ? m.mlp.saved_bytes : 0), call.device);
+        m.mlp.deferred = delay ? out.deferred.data_ptr() : nullptr;
+    }
+    if (copies) {
+        m.mlp.saved = (char *)out.deferred.data_ptr() + m.mlp.deferred_bytes;
+        at::from_blob(m.mlp.saved, saved.sizes(), saved.options()).copy_(saved);
     }
     call.run(GMM_OP_MLP_BWD, gmm_mlp_query, gmm_mlp_bwd, m.mlp);
     return out;
@@ -295,39 +300,45 @@ static Tensor some(const Tensor &t, const Tensor &like) { return t.defined() ? t
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
                    const Tensor &saved, const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
-                   c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw) {
+                   c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw1,
+                   bool need_dw2) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
-    const Tensor dw1 = need_dw ? at::empty(w1.sizes(), w1.options()) : Tensor();
-    const Tensor dw2 = need_dw ? at::empty(w2.sizes(), w2.options()) : Tensor();
+    const Tensor dw1 = need_dw1 ? at::empty(w1.sizes(), w1.options()) : Tensor();
+    const Tensor dw2 = need_dw2 ? at::empty(w2.sizes(), w2.options()) : Tensor();
     const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx);
     return {some(g.dx, x), some(dw1, x), some(dw2, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
-static Four mlp_bwd_add(Tensor main_grad1, Tensor main_grad2, const Tensor &dy, const Tensor &x, const Tensor &w1,
-                        const Tensor &w2, const Tensor &splits, const Tensor &saved, const Maybe &probs,
-                        const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
-                        c10::string_view recipe, c10::string_view save, bool need_dx) {
+static Four mlp_bwd_add(const Maybe &main_grad1, const Maybe &main_grad2, const Tensor &dy, const Tensor &x,
+                        const Tensor &w1, const Tensor &w2, const Tensor &splits, const Tensor &saved,
+                        const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
+                        c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
-    const MlpGradients g = backward(dy, a, saved, value(random), main_grad1, main_grad2, true, false, need_dx);
+    const MlpGradients g = backward(dy, a, saved, value(random), value(main_grad1), value(main_grad2), true, false,
+                                    need_dx);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
-static Six mlp_bwd_delayed(const Tensor &dw1, const Tensor &dw2, const Tensor &dy, const Tensor &x, const Tensor &w1,
+static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy, const Tensor &x, const Tensor &w1,
                            const Tensor &w2, const Tensor &splits, const Tensor &saved, const Maybe &probs,
                            const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
     const bool dense = mat_of(x, "x").tensor.is_same(x) && mat_of(dy, "dy").tensor.is_same(dy) && x.numel();
     TORCH_CHECK(dense || !x.numel(), "gmm: x and dy of delayed weight gradients must have adjacent elements");
-    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, add, true, need_dx);
+    TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
+                "contiguous");
+    TORCH_CHECK(dw1.has_value() || dw2.has_value(), "gmm: delayed weight gradients of no weight: use mlp_bwd");
+    const MlpGradients g = backward(dy, a, saved, value(random), value(dw1), value(dw2), add, true, need_dx);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x), g.deferred, g.entry};
 }
 
-static void mlp_wgrad(Tensor dw1, Tensor dw2, const Tensor &entry, const Tensor &deferred) {
+static void mlp_wgrad(const Maybe &dw1, const Maybe &dw2, const Tensor &entry, const Tensor &deferred) {
     TORCH_CHECK(entry.is_cpu() && entry.numel() == entry_words, "gmm: entry is not one of mlp_bwd_delayed");
-    TORCH_CHECK(dw1.device() == deferred.device() && dw2.device() == deferred.device(),
-                "gmm: dw1 and dw2 are not where the entry was made");
+    for (const Maybe &dw : {dw1, dw2})
+        TORCH_CHECK(!dw.has_value() || dw->device() == deferred.device(), "gmm: dw1 and dw2 are not where the entry "
+                    "was made");
     const Call call(deferred);
     gmm_wgrad_queue queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)entry.data_ptr(), 1);
     queue.count = 1;
@@ -514,13 +525,13 @@ TORCH_LIBRARY(gmm, m) {
     m.def("mlp(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS
           ", Tensor? random=None, Tensor? main_grad1=None, Tensor? main_grad2=None) -> Tensor");
     m.def("mlp_fwd(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS ", bool training=True) -> (Tensor, Tensor)");
-    m.def("mlp_bwd(" MLP_BACKWARD "bool need_dx=True, bool need_dw=True) -> "
+    m.def("mlp_bwd(" MLP_BACKWARD "bool need_dx=True, bool need_dw1=True, bool need_dw2=True) -> "
           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-    m.def("mlp_bwd_add(Tensor(a!) main_grad1, Tensor(b!) main_grad2, " MLP_BACKWARD "bool need_dx=True) -> "
+    m.def("mlp_bwd_add(Tensor(a!)? main_grad1, Tensor(b!)? main_grad2, " MLP_BACKWARD "bool need_dx=True) -> "
           "(Tensor, Tensor, Tensor, Tensor)");
-    m.def("mlp_bwd_delayed(Tensor dw1, Tensor dw2, " MLP_BACKWARD "bool need_dx=True, bool add=True) -> "
+    m.def("mlp_bwd_delayed(Tensor? dw1, Tensor? dw2, " MLP_BACKWARD "bool need_dx=True, bool add=True) -> "
           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-    m.def("mlp_wgrad(Tensor(a!) dw1, Tensor(b!) dw2, Tensor entry, Tensor deferred) -> ()");
+    m.def("mlp_wgrad(Tensor(a!)? dw1, Tensor(b!)? dw2, Tensor entry, Tensor deferred) -> ()");
     m.def("topk(Tensor logits, " ROUTE "Tensor? expert_bias=None, float aux_coeff=0.0, float z_coeff=0.0) -> "
           "(Tensor, Tensor, Tensor, Tensor)");
     m.def("topk_bwd(Tensor dprobs, Tensor dlosses, Tensor logits, Tensor indices, Tensor counts, " ROUTE

@@ -244,6 +244,93 @@ def test_delayed_wgrad(device, main, recipe, save):
     assert all(torch.equal(a, b) for a, b in zip(*results))
 
 
+def moved(t):
+    """A copy of what forward saves at an odd multiple of 64 bytes, as after a move to another memory and back."""
+    if t.dtype != torch.uint8:
+        return t
+    buffer = torch.empty(t.numel() + 512, dtype=torch.uint8, device=t.device)
+    start = -buffer.data_ptr() % 256 + 64
+    return buffer[start:start + t.numel()].copy_(t)
+
+
+@each(device=DEVICES, recipe=["none", "fp8_block"], save=["preact", "quantized"])
+def test_saved_tensors_elsewhere(device, recipe, save):
+    if recipe == "none" and save == "quantized":
+        return
+    results = []
+    for delay, unpack in ((False, lambda t: t), (False, moved), (True, moved)):
+        layer = moe(device, delay_wgrad=delay, recipe=recipe, save=save, dtype=torch.bfloat16)
+        x = draw(40, 32, device=device, dtype=torch.bfloat16)
+        with torch.autograd.graph.saved_tensors_hooks(lambda t: t, unpack):
+            y = layer(x)[0]
+        y.sum().backward()
+        # memory that backward has freed is overwritten before the weight gradients are computed
+        junk = [torch.full((n,), 255, dtype=torch.uint8, device=device) for n in range(128, 1 << 15, 32)]
+        layer.backward_dw()
+        results.append((layer.w1.grad, layer.w2.grad, x.grad))
+        del junk
+    for got in results[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(results[0], got))
+
+
+@each(device=DEVICES, delay=[False, True], main=["none", "trained", "both"], trained=[(), (0,), (1,), (0, 1)])
+def test_frozen_weights(device, delay, main, trained):
+    """A frozen weight has no gradient, and its main_grad is left alone."""
+    torch.manual_seed(9)
+    splits, x0 = splits_of(device), draw(ROWS, 16, device=device)
+    weights = [draw(4, 48, 16, device=device), draw(4, 16, 24, device=device)]
+    dy = torch.randn(ROWS, 16).double()
+    backward(gmm_torch.mlp(x0, *weights, splits), dy)
+    want = [w.grad for w in weights]
+    x, queue = x0.detach().requires_grad_(), gmm_torch.WgradQueue() if delay else None
+    weights = [w.detach().requires_grad_(i in trained) for i, w in enumerate(weights)]
+    mains = [torch.ones_like(w) if main == "both" or (main == "trained" and i in trained) else None
+             for i, w in enumerate(weights)]
+    backward(gmm_torch.mlp(x, *weights, splits, main_grads=mains, queue=queue), dy)
+    if delay:
+        assert len(queue) == 1 and all(w.grad is None for w in weights)
+        queue.run()
+    assert torch.equal(x.grad, x0.grad)
+    for i, (w, m) in enumerate(zip(weights, mains)):
+        if i not in trained:
+            assert w.grad is None and (m is None or bool((m == 1).all()))
+        elif m is None:
+            assert torch.equal(w.grad, want[i])
+        else:
+            assert w.grad is None
+            close(m, (want[i].double() + 1).cpu(), 2e-6)
+
+
+@each(device=DEVICES, delay=[False, True])
+def test_one_main_grad(device, delay):
+    w1, w2 = draw(4, 48, 16, device=device), draw(4, 16, 24, device=device)
+    with raises("main_grad1 and main_grad2 go together"):
+        gmm_torch.mlp(draw(ROWS, 16, device=device), w1, w2, splits_of(device),
+                      main_grads=(torch.ones_like(w1), None), queue=gmm_torch.WgradQueue() if delay else None)
+
+
+@each(device=DEVICES)
+def test_delayed_random(device):
+    """The entry refers to the random words: it keeps a dense copy of others, and the operator refuses these."""
+    torch.manual_seed(10)
+    splits, strided = splits_of(device, sizes=[64, 64]), torch.arange(8, device=device)[::2]
+    operands = [draw(*shape, device=device, dtype=torch.bfloat16) for shape in ((128, 64), (2, 128, 64), (2, 64, 64))]
+    results = []
+    for queue in (None, gmm_torch.WgradQueue()):
+        x, w1, w2 = (t.detach().requires_grad_() for t in operands)
+        gmm_torch.mlp(x, w1, w2, splits, recipe="nvfp4", random=strided, queue=queue).sum().backward()
+        if queue is not None:
+            assert queue.entries[0][-1][-1].is_contiguous()
+            queue.run()
+        results.append((x.grad, w1.grad, w2.grad))
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    x, w1, w2 = (t.detach() for t in operands)
+    y, saved = ops.mlp_fwd(x, w1, w2, splits, recipe="nvfp4")
+    with raises("random of delayed weight gradients must be contiguous"):
+        ops.mlp_bwd_delayed(torch.empty_like(w1), torch.empty_like(w2), torch.ones_like(y), x, w1, w2, splits, saved,
+                            random=strided, recipe="nvfp4")
+
+
 @each(device=DEVICES)
 def test_threads(device):
     """Contexts serve one thread at a time: threads must get contexts of their own."""
@@ -265,6 +352,12 @@ def test_strides_and_alignment(device):
     for x in (buffer[:, 1:25], buffer[:, ::2][:, :24], buffer.T[:24].T[:, :24], buffer[1:, :24]):
         want = gmm_torch.linear(x.contiguous(), w.transpose(1, 2).contiguous(), splits_of(device))
         close(gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)), want.cpu().double(), 1e-6)
+    # strides of single rows and experts may be anything
+    for rows, weight in ((draw(24, 1, device=device, grad=False).t(), w.transpose(1, 2)[:1].contiguous()),
+                         (buffer[:, :24], torch.as_strided(w, (1, 40, 24), (1, 24, 1)))):
+        splits = splits_of(device, sizes=rows.shape[:1])
+        want = gmm_torch.linear(rows.clone(memory_format=torch.contiguous_format), weight.clone(), splits)
+        assert torch.equal(gmm_torch.linear(rows, weight, splits), want)
     x = buffer[:, :24].clone().requires_grad_()
     gmm_torch.linear(x, w.transpose(1, 2), splits_of(device)).sum().backward()  # dy has strides of 0
     assert x.grad.abs().sum() > 0
@@ -333,7 +426,9 @@ def test_opcheck(device):
     check(ops.linear_bgrad.default, (dy, splits))
     saved = ops.mlp_fwd(x, w, w2, splits)[1]
     check(ops.mlp_bwd.default, (dz, x, w, w2, splits, saved))
+    check(ops.mlp_bwd.default, (dz, x, w, w2, splits, saved), {"need_dw1": False})
     check(ops.mlp_bwd_add.default, (torch.ones_like(w), torch.ones_like(w2), dz, x, w, w2, splits, saved))
+    check(ops.mlp_bwd_add.default, (None, torch.ones_like(w2), dz, x, w, w2, splits, saved))
     check(ops.permute_bwd.default, (rows, None, row_of))
     check(ops.unpermute_bwd.default, (x, rows, row_of, slot_of, sizes))
 

@@ -388,7 +388,9 @@ static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_ste
     const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
     const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
     gmm__mlp_operand *o = &steps->operand[step->awaits];
-    gmm_mat *mat = o->source->scaling == GMM_SCALING_NONE ? &steps->weight[second] : &o->copy[direction], was = *mat;
+    const int plain = o->source->scaling == GMM_SCALING_NONE; /* both directions read the one matrix */
+    const char *const name = names[plain ? GMM_ROWWISE : direction];
+    gmm_mat *mat = plain ? &steps->weight[second] : &o->copy[direction], was = *mat;
     gmm__call late = *steps->call;
     gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
     if (s != GMM_OK)
@@ -397,17 +399,17 @@ static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_ste
     if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
     if (late.mat[role].scaling != o->source->scaling)
         return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
-    if (o->source->scaling != GMM_SCALING_NONE) { /* a query reads both matrices again, to fill in their ld */
+    if (!plain) { /* a query reads both matrices again, to fill in their ld */
         const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
         gmm_mat now = late.mat[role];
         if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
         late.query = 1;
-        if ((s = gmm__read_quant(&late, role, names[direction], &was, extents, direction)) != GMM_OK) return s;
+        if ((s = gmm__read_quant(&late, role, name, &was, extents, direction)) != GMM_OK) return s;
         was = late.mat[role];
-        if ((s = gmm__read_quant(&late, role, names[direction], &now, extents, direction)) != GMM_OK) return s;
+        if ((s = gmm__read_quant(&late, role, name, &now, extents, direction)) != GMM_OK) return s;
         late.query = 0;
     }
-    s = gmm__mlp_check_late(&late, names[direction], &was, &late.mat[role]);
+    s = gmm__mlp_check_late(&late, name, &was, &late.mat[role]);
     if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
     *mat = late.mat[role];
     if (mat->scaling != GMM_SCALING_NONE) {

@@ -417,7 +417,9 @@ static void gmm__topk_bwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    const int32_t *counts = r->sequences > 1 ? r->sequence_counts + range.sequence * r->experts : r->counts;
+    /* Without the auxiliary loss sequence_counts may be NULL. */
+    const int32_t *counts = r->aux_coeff == 0.0f ? NULL :
+                            r->sequences > 1 ? r->sequence_counts + range.sequence * r->experts : r->counts;
     const float daux = (float)(gmm__topk_aux_factor(plan, range.sequence) *
                                (r->dloss && r->aux_coeff != 0.0f ? r->dloss[0] : 1.0f));
     const float dz = (float)(2.0 * gmm__topk_z_factor(plan) *

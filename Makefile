@@ -49,7 +49,7 @@ RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
 .PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes probes \
-        gpu-report sanitize check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
+        gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
@@ -64,8 +64,7 @@ run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
 ##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
-	$(Q)sh tests/tools/headers.sh --check $(B)/assembled
-	$(Q)$(B)/gmm_tests --jobs $(JOBS) $(ARGS)
+	$(Q)sh tests/tools/headers.sh --check $(B)/assembled && $(B)/gmm_tests --jobs $(JOBS) $(ARGS)
 ##   test-files             the programs' files beside Python's safetensors and numpy (a folder with both: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint $(B)/fault.so
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
@@ -92,26 +91,25 @@ bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh gtp $(ARGS)
 ##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; gated epilogues
 probes: $(B)/probes $(B)/gated
-	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
-	$(Q)$< && { test ! -s $(B)/gated || $(B)/gated; }
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/gated || $(B)/gated; }
 ##   recipes                train with every recipe, draw their held-out losses (build/recipes.svg); ARGS: of train_moe
 recipes: $(B)/train_moe $(B)/loss_curves
 	$(Q)sh tests/tools/recipes.sh $(ARGS)
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	$(Q)sh tests/tools/gpu_report.sh --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad $(ARGS)
-##   sanitize               GPU operations under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
-##                          ARGS="memcheck" names the tools
+##   sanitize               GPU operations under all tools of compute-sanitizer; ARGS="memcheck" names some
 sanitize: $(B)/gmm_tests
-	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
-	$(Q)sh tests/sanitize.sh $(ARGS)
+	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }; sh tests/sanitize.sh $(ARGS)
 ##   headers                assemble the four headers from their parts in src/ (src/README.md)
 headers:
-	$(Q)sh tests/tools/headers.sh .
-	$(Q)$(DECLARE)
+	$(Q)sh tests/tools/headers.sh . && $(DECLARE)
 ##   tags                   index of the parts, tests and examples for editors; a kernel's name leads to its instance
 tags:
 	$(Q)sh tests/tools/tags.sh
+##   docs                   the headers' contracts as a reference, by Doxygen, in build/docs/html
+docs:
+	$(Q)sh tests/tools/docs.sh
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(B)/empty.made compile_commands.json
 	$(Q)MAKEFLAGS='-- $(MAKEOVERRIDES)' MAKE_PROGRAM="$(MAKE_PROGRAM)" sh tests/headers/check.sh

@@ -435,7 +435,7 @@ contracts() { for h in $HEADERS; do awk -f tests/headers/contracts.awk $h || ret
 check "every function has a contract" contracts
 
 layout() {
-    find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null |
+    find gmm*.h gmm*.cuh tests examples docs .ci README.md CHANGELOG.md -type f 2> /dev/null |
         grep -vE '\.(txt|json|bin|svg)$|/(build|__pycache__|\.pytest_cache|gmm_torch\.egg-info)/' | while read -r f; do
             awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
                    if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
@@ -507,22 +507,25 @@ picture() {
     done
 }
 if works python3; then
-    check "the README's figures stand in tests/results" python3 -B tests/headers/readme_figures.py
+    check "the figures of the README and of the guide stand in tests/results" python3 -B tests/headers/readme_figures.py
     check "the README's picture is drawn from tests/results" picture
 else skip "the README's figures" "no python3"; fi
 readme_links() {
-    for f in README.md examples/README.md; do
+    for f in README.md examples/README.md docs/guide/*.md; do
         grep -o '](\([^)#: ]*\)' $f | sed 's/^](//' | sort -u | while read -r l; do
             [ -e "$(dirname $f)/$l" ] || echo "$f: no file $l"
         done
     done
 }
-check "the README's links lead to files" empty readme_links
+check "links of the README and of the guide lead to files" empty readme_links
 readme_length() {
     lines=$(wc -l < README.md)
     [ "$lines" -le 200 ] || { echo "README.md: $lines lines, more than 200"; return 1; }
 }
 check "the README has at most 200 lines" readme_length
+
+check "the guide's programs compile and run, its tables of errors are whole" \
+    env CC="$CC" B="$B" P="$P" W="$W" sh tests/headers/guide.sh
 
 # Quick starts of the headers: statements inside a function, with the names they take for granted.
 quick_start() {

@@ -29,6 +29,8 @@
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
+ *     GMM_WITH_NVTX          an NVTX range, named by operation, engine and shapes, around what each call enqueues (an
+ *                            MLP's has those of its steps inside); needs nvtx3/nvToolsExt.h of the CUDA toolkit
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *
@@ -260,6 +262,14 @@ typedef struct gmm_info {
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
     size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
+
+/* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
+   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
+   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
+   Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
+GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
@@ -1825,6 +1835,9 @@ GMM_QUIET_END
 #define GMM_FREE(memory) free(memory)
 #endif
 
+#ifdef GMM_WITH_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #ifndef GMM_NO_CUBLASLT
@@ -1949,6 +1962,12 @@ enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_K
 
 enum { GMM__SPANS = 64 }; /* more than any operation records */
 
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+typedef struct gmm__text {
+    char *data;
+    size_t bytes, used;
+} gmm__text;
+
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
    but its addresses may be NULL. */
@@ -2001,6 +2020,7 @@ typedef struct gmm__call {
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
+    gmm__text *describes;   /* gmm_describe: gets a line for each call that this one is composed of. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
@@ -2011,6 +2031,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
@@ -2038,7 +2059,7 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "text", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
@@ -2608,6 +2629,7 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
    the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
+static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
@@ -3356,6 +3378,7 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
         gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
     plan->kernel = level;
+    plan->kernel_name = level == 3 ? "AVX-512" : level == 2 ? "AVX2" : "plain C";
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
@@ -4988,6 +5011,7 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
         return 0;
     }
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    if (step->describes) gmm__describe_plan(step->describes, "  ", &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
                        step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
@@ -5526,6 +5550,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
     return s;
 }
@@ -8519,6 +8544,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    plan->kernel_name = gmm_qgemm_kernels[plan->kernel].name;
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
     if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
@@ -8567,6 +8593,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         if (plan->kernel >= 0 && cost >= best) continue;
         best = cost;
         plan->kernel = i;
+        plan->kernel_name = k->name;
         plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, max_tiles * tiles_n);
     }
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for so many tiles of %s", gmm_dtype_name(dtype));
@@ -10081,6 +10108,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
                             (long long)max_extent);
@@ -10125,6 +10153,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
@@ -10910,6 +10939,77 @@ static int gmm__missing_field(const gmm__call *call, const unsigned char *honour
     return -1;
 }
 
+/* The text of gmm_describe: a line for the plan of the call, and one for each plan that it is composed of. */
+
+static void gmm__text_add(gmm__text *text, const char *format, ...) {
+    va_list list;
+    int length;
+    va_start(list, format);
+    length = vsnprintf(text->data + text->used, text->bytes - text->used, format, list);
+    va_end(list);
+    if (length < 0) return;
+    text->used += (size_t)length < text->bytes - text->used ? (size_t)length : text->bytes - text->used - 1;
+}
+
+static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan) {
+    const gmm__call *call = plan->call;
+    gmm__text_add(text, "%s%s: engine %s", indent, gmm_op_name(call->op), gmm_engine_name(plan->engine));
+    if (plan->kernel_name) gmm__text_add(text, ", kernel %s", plan->kernel_name);
+    gmm__text_add(text, ", workspace %llu bytes", (unsigned long long)plan->workspace_bytes);
+    if (plan->saved_bytes) gmm__text_add(text, ", saved %llu bytes", (unsigned long long)plan->saved_bytes);
+    if (plan->note[0]) gmm__text_add(text, "; %s", plan->note);
+    if (call->shapes[0]) gmm__text_add(text, " (%s)", call->shapes);
+    gmm__text_add(text, "\n");
+}
+
+/* Checks the descriptor of an operation that has a query, as the query does. */
+static gmm_status gmm__prepare_query(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                     const void *d) {
+    gmm_status s;
+    switch (op) {
+    case GMM_OP_QUANTIZE: case GMM_OP_REQUANTIZE:
+        return gmm__quantize_prepare(call, ctx, op, function, (const gmm_quantization *)d, 1);
+    case GMM_OP_DEQUANTIZE:
+        return gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)d, 1);
+    case GMM_OP_TRANSPOSE: return gmm__transpose_prepare(call, ctx, function, (const gmm_transposition *)d, 1);
+    case GMM_OP_LINEAR_FWD: case GMM_OP_LINEAR_DGRAD: case GMM_OP_LINEAR_WGRAD: case GMM_OP_LINEAR_BGRAD:
+        return gmm__linear_prepare(call, ctx, op, function, (const gmm_linear *)d, 1);
+    case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
+        return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, 1);
+    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, 1);
+    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
+        return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, 1);
+    case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
+    case GMM_OP_UNPERMUTE_BWD:
+        return gmm__permute_prepare(call, ctx, op, function, (const gmm_permute *)d, 1);
+    case GMM_OP_PAD: case GMM_OP_UNPAD:
+        return gmm__pad_prepare(call, ctx, op, function, (const gmm_padding *)d, 1);
+    case GMM_OP_GLU_INTERLEAVE: return gmm__glu_prepare(call, ctx, function, (const gmm_glu *)d, 1);
+    case GMM_OP_ACCUMULATE: return gmm__accumulate_prepare(call, ctx, function, (const gmm_accumulation *)d, 1);
+    case GMM_OP_CONVERT: return gmm__convert_prepare(call, ctx, function, (const gmm_conversion *)d, 1);
+    default:
+        s = gmm__open(call, ctx, op, function, 1);
+        return s != GMM_OK ? s : gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) has no query", (int)op, gmm_op_name(op));
+    }
+}
+
+GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm__text t;
+    gmm_status s = gmm__prepare_query(&call, ctx, op, "gmm_describe", descriptor);
+    if (s != GMM_OK) return s;
+    if (!text || bytes < 1) return gmm__refuse(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
+    if ((s = gmm__select(&call, &plan)) != GMM_OK) return s;
+    t.data = text;
+    t.bytes = bytes;
+    t.used = 0;
+    gmm__describe_plan(&t, "", &plan);
+    call.describes = &t; /* planning is pure: the second plan is the first, and writes the lines of the steps */
+    return gmm__select(&call, &plan);
+}
+
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
@@ -11242,11 +11342,33 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
+/* Begin and end of the range in which a call enqueues its work, for profilers. */
+static void gmm__range_begin(const gmm__plan *plan) {
+#ifdef GMM_WITH_NVTX
+    const gmm__call *call = plan->call;
+    char name[192];
+    (void)snprintf(name, sizeof name, "gmm %s %s%s%s%s", gmm_op_name(call->op), gmm_engine_name(plan->engine),
+                   call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    (void)nvtxRangePushA(name);
+#else
+    (void)plan;
+#endif
+}
+static void gmm__range_end(void) {
+#ifdef GMM_WITH_NVTX
+    (void)nvtxRangePop();
+#endif
+}
+
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
-    size_t i;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++)
-        if (gmm__engines[i].engine == plan->engine) return gmm__engines[i].ops[plan->call->op].launch(plan, stream);
-    return GMM_E_UNSUPPORTED;
+    gmm_status s = GMM_E_UNSUPPORTED;
+    size_t i = 0;
+    while (i < sizeof gmm__engines / sizeof gmm__engines[0] && gmm__engines[i].engine != plan->engine) i++;
+    if (i == sizeof gmm__engines / sizeof gmm__engines[0]) return s;
+    gmm__range_begin(plan);
+    s = gmm__engines[i].ops[plan->call->op].launch(plan, stream);
+    gmm__range_end();
+    return s;
 }
 
 /* Launches on the context's device, and restores the current device. */

@@ -527,6 +527,18 @@ check "the README has at most 200 lines" readme_length
 check "the guide's programs compile and run, its tables of errors are whole" \
     env CC="$CC" B="$B" P="$P" W="$W" sh tests/headers/guide.sh
 
+# What a profiler sees of an MLP's forward: a range for the call, and one inside for each step.
+nvtx_ranges() {
+    $CC -std=c11 $STRICT -I. $(cat $P/cudaheaders) -o "$W/nvtx" tests/headers/nvtx.c -lm -ldl &&
+        "$W/nvtx" > "$W/ranges" || { cat "$W/ranges"; return 1; }
+    printf '%s\n' 'gmm mlp_fwd cpu (G=2 T=4 hidden=4 ffn=4 out=4 swiglu)' \
+        '  gmm offsets cpu (G=2 T=4 hidden=4 ffn=4 out=4 swiglu)' '  gmm linear_fwd cpu (G=2 T=4 K=4 N=8 f32)' \
+        '  gmm act_fwd cpu (G=2 T=4 ffn=4 swiglu f32)' '  gmm linear_fwd cpu (G=2 T=4 K=4 N=4 f32)' |
+        diff - "$W/ranges"
+}
+if [ -s $P/cudaheaders ]; then check "GMM_WITH_NVTX: ranges of a call and of its steps" nvtx_ranges
+else skip "NVTX ranges" "no CUDA toolkit"; fi
+
 # Quick starts of the headers: statements inside a function, with the names they take for granted.
 quick_start() {
     for h in $HEADERS; do

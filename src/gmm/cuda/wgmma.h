@@ -290,6 +290,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
                             (long long)max_extent);
@@ -334,6 +335,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");

@@ -132,6 +132,11 @@ typedef struct gmm_config {
     gmm_allocator allocator;
     gmm_log log;
     gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
+    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault bit:
+                                  a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute out of
+                                  range (GMM_E_ARG), a weight's address that WGMMA cannot read (GMM_E_ALIGN). A GPU
+                                  context waits again behind the launch: an error of the device is GMM_E_CUDA of the
+                                  call that caused it. No effect while capturing */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
@@ -2020,7 +2025,7 @@ typedef struct gmm__call {
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
-    gmm__text *describes;   /* gmm_describe: gets a line for each call that this one is composed of. NULL = not wanted */
+    gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
@@ -2282,24 +2287,22 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
 /* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
    on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
-    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU &&
+                                    (!call->groups.fault || call->ctx->config.verify));
 }
-/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
-   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
-static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
-    const gmm_groups *g = &call->groups;
-    const int32_t row_align = g->on_host ? g->row_align : 0;
-    uint32_t fault;
-    int64_t begin = 0, i;
-    if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first_fault(g);
+/* Refuses faults in part of a split: g->count groups, of which the first is group `first` of the call and begins at row
+   *begin; that of the next part replaces *begin. row_align 0: the promise is not checked. */
+static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char *argument, const gmm_groups *g,
+                                               int32_t row_align, int64_t first, int64_t *begin) {
+    uint32_t fault = first == 0 ? gmm__split_first_fault(g) : 0;
+    int64_t i;
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
     for (i = 0; i < g->count; i++) {
-        const int64_t start = begin;
+        const int64_t start = *begin;
         char rule[64];
-        begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
+        *begin = gmm_split_end(start, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
         if (!fault) continue;
         if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
         else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
@@ -2309,9 +2312,17 @@ static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argu
         else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
         return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
                            g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
-                           (long long)i, rule);
+                           (long long)(first + i), rule);
     }
     return GMM_OK;
+}
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host, and by verification. */
+static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
+    const gmm_groups *g = &call->groups;
+    int64_t begin = 0;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    return gmm__check_sizes(call, argument, g, g->on_host || call->ctx->config.verify ? g->row_align : 0, 0, &begin);
 }
 
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
@@ -11010,6 +11021,123 @@ GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descript
     return gmm__select(&call, &plan);
 }
 
+/* gmm_config.verify: checks of values in the context's memory before a launch, and of errors of the device behind it.
+   Allocates nothing: values are read in parts. */
+
+enum { GMM__VERIFY_PART = 256 }; /* values that are read at a time */
+
+/* Copies `bytes` of the context's memory to the host, behind the work of the stream; 0 bytes: waits for it. */
+static gmm_status gmm__fetch(const gmm__call *call, void *to, const void *from, size_t bytes, gmm_stream stream) {
+#ifdef __CUDACC__
+    if (call->ctx->config.space == GMM_SPACE_CUDA) {
+        int current;
+        cudaError_t e = gmm__cuda_enter(call->ctx, &current);
+        if (e == cudaSuccess && bytes > 0) e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+        if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+        if (current != call->ctx->config.device) (void)cudaSetDevice(current);
+        return gmm__cuda_status(call, e);
+    }
+#endif
+    (void)call;
+    (void)stream;
+    if (bytes > 0) memcpy(to, from, bytes);
+    return GMM_OK;
+}
+
+static int gmm__is_permutation(const gmm__call *call) {
+    return call->op >= GMM_OP_PERMUTE_MAP && call->op <= GMM_OP_UNPERMUTE_BWD;
+}
+
+/* A split in the context's memory, as gmm__check_split checks one on the host. *live becomes its sum. */
+static gmm_status gmm__verify_split(const gmm__call *call, int64_t *live, gmm_stream stream) {
+    const gmm_groups *g = &call->groups;
+    const size_t size = g->dtype == GMM_I64 ? 8 : 4, more = g->form == GMM_SPLIT_OFFSETS;
+    const char *name = gmm__is_permutation(call) ? "sizes" : "groups.splits";
+    int64_t values[GMM__VERIFY_PART + 1], first;
+    *live = 0;
+    for (first = 0; first < g->count; first += GMM__VERIFY_PART) {
+        gmm_groups part = *g;
+        gmm_status s;
+        if (part.count - first > GMM__VERIFY_PART) part.count = GMM__VERIFY_PART;
+        else part.count -= (int32_t)first;
+        part.splits = values;
+        s = gmm__fetch(call, values, (const char *)g->splits + (size_t)first * size, ((size_t)part.count + more) * size,
+                       stream);
+        if (s == GMM_OK) s = gmm__check_sizes(call, name, &part, g->row_align, first, live);
+        if (s != GMM_OK) return s;
+    }
+    return GMM_OK;
+}
+
+/* `count` values of a map of permute, each of which must be -1 or an index below `limit`. */
+static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                  int64_t limit, gmm_stream stream) {
+    int32_t values[GMM__VERIFY_PART];
+    int64_t first, i;
+    for (first = 0; map && first < count; first += GMM__VERIFY_PART) {
+        const int64_t n = count - first < GMM__VERIFY_PART ? count - first : (int64_t)GMM__VERIFY_PART;
+        const gmm_status s = gmm__fetch(call, values, map + first, (size_t)n * sizeof *map, stream);
+        if (s != GMM_OK) return s;
+        for (i = 0; i < n; i++)
+            if (values[i] < -1 || values[i] >= limit)
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be -1, or >= 0 and below %lld",
+                                   (long long)(first + i), (int)values[i], (long long)limit);
+    }
+    return GMM_OK;
+}
+/* What a permutation reads: indices; or the sizes, slot_of of the live rows, and row_of. */
+static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) {
+    const gmm_permute *d = &call->d.permute;
+    const int64_t slots = d->tokens * d->topk;
+    const gmm_op op = call->op;
+    gmm_status s = GMM_OK;
+    int64_t live;
+    if (op == GMM_OP_PERMUTE_MAP) return gmm__verify_map(call, "indices", d->indices, slots, d->experts, stream);
+    if (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && d->drows)) {
+        s = gmm__verify_split(call, &live, stream);
+        if (s == GMM_OK) s = gmm__verify_map(call, "slot_of", d->slot_of, live, slots, stream);
+    }
+    if (s != GMM_OK || op == GMM_OP_PERMUTE_FWD) return s;
+    return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
+}
+
+/* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
+static gmm_status gmm__verify_table(const gmm__call *call, int role, const char *name, gmm_stream stream) {
+    const gmm_mat *m = &call->mat[role];
+    void *values[GMM__VERIFY_PART];
+    int64_t first, i;
+    if (!m->table || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return GMM_OK;
+    for (first = 0; first < call->groups.count; first += GMM__VERIFY_PART) {
+        const int64_t rest = call->groups.count - first, n = rest < GMM__VERIFY_PART ? rest : (int64_t)GMM__VERIFY_PART;
+        const gmm_status s = gmm__fetch(call, values, m->table + first, (size_t)n * sizeof *values, stream);
+        if (s != GMM_OK) return s;
+        for (i = 0; i < n; i++)
+            if ((uintptr_t)values[i] % 16)
+                return gmm__refuse(call, GMM_E_ALIGN, name, "[%lld] is %p: engine wgmma needs a multiple of 16 bytes",
+                                   (long long)(first + i), values[i]);
+    }
+    return GMM_OK;
+}
+
+/* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
+static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm_status s = GMM_OK;
+    int64_t live = 0;
+    if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
+    if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
+    else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
+        s = gmm__verify_table(call, GMM__W, "w.table", stream);
+    return s;
+}
+
+/* Waits for the work of a call, and reports what the device says. */
+static gmm_status gmm__verify_launch(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_context *ctx = plan->call->ctx;
+    return ctx->config.verify && !gmm__capturing(ctx, stream) ? gmm__fetch(plan->call, NULL, NULL, 0, stream) : GMM_OK;
+}
+
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
@@ -11430,7 +11558,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    return gmm__launch(&plan, stream);
+    if ((s = gmm__verify(&plan, stream)) != GMM_OK || (s = gmm__launch(&plan, stream)) != GMM_OK) return s;
+    return gmm__verify_launch(&plan, stream);
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {
@@ -11639,6 +11768,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.cpu_level > level)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.cpu_level: %d asked, this processor reaches %d",
                          c.cpu_level, (int)level);
+    if (c.verify & ~1) return gmm__fail(error, GMM_E_ARG, "gmm_create: config.verify: %d must be 0 or 1", c.verify);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.allocator: 1 of 2 functions is set; set both or none");
     if (c.log.level < GMM_LOG_NONE || c.log.level > GMM_LOG_TRACE)

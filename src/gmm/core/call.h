@@ -93,7 +93,7 @@ typedef struct gmm__call {
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
-    gmm__text *describes;   /* gmm_describe: gets a line for each call that this one is composed of. NULL = not wanted */
+    gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;

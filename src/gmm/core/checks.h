@@ -214,24 +214,22 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
 /* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
    on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
-    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU &&
+                                    (!call->groups.fault || call->ctx->config.verify));
 }
-/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
-   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
-static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
-    const gmm_groups *g = &call->groups;
-    const int32_t row_align = g->on_host ? g->row_align : 0;
-    uint32_t fault;
-    int64_t begin = 0, i;
-    if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first_fault(g);
+/* Refuses faults in part of a split: g->count groups, of which the first is group `first` of the call and begins at row
+   *begin; that of the next part replaces *begin. row_align 0: the promise is not checked. */
+static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char *argument, const gmm_groups *g,
+                                               int32_t row_align, int64_t first, int64_t *begin) {
+    uint32_t fault = first == 0 ? gmm__split_first_fault(g) : 0;
+    int64_t i;
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
     for (i = 0; i < g->count; i++) {
-        const int64_t start = begin;
+        const int64_t start = *begin;
         char rule[64];
-        begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
+        *begin = gmm_split_end(start, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
         if (!fault) continue;
         if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
         else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
@@ -241,9 +239,17 @@ static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argu
         else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
         return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
                            g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
-                           (long long)i, rule);
+                           (long long)(first + i), rule);
     }
     return GMM_OK;
+}
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host, and by verification. */
+static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
+    const gmm_groups *g = &call->groups;
+    int64_t begin = 0;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    return gmm__check_sizes(call, argument, g, g->on_host || call->ctx->config.verify ? g->row_align : 0, 0, &begin);
 }
 
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {

@@ -418,7 +418,8 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    return gmm__launch(&plan, stream);
+    if ((s = gmm__verify(&plan, stream)) != GMM_OK || (s = gmm__launch(&plan, stream)) != GMM_OK) return s;
+    return gmm__verify_launch(&plan, stream);
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {

@@ -2287,8 +2287,7 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
 /* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
    on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
-    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU &&
-                                    (!call->groups.fault || call->ctx->config.verify));
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
 /* Refuses faults in part of a split: g->count groups, of which the first is group `first` of the call and begins at row
    *begin; that of the next part replaces *begin. row_align 0: the promise is not checked. */
@@ -2317,12 +2316,12 @@ static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char
     return GMM_OK;
 }
 /* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
-   row_align; that fault is therefore refused only in splits that are stated to be on the host, and by verification. */
+   row_align; that fault is therefore refused only in splits that are stated to be on the host (core/verify.h). */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     int64_t begin = 0;
     if (!gmm__split_is_status(call)) return GMM_OK;
-    return gmm__check_sizes(call, argument, g, g->on_host || call->ctx->config.verify ? g->row_align : 0, 0, &begin);
+    return gmm__check_sizes(call, argument, g, g->on_host ? g->row_align : 0, 0, &begin);
 }
 
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
@@ -9851,8 +9850,7 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
     if (call->groups.count > 1 && m->group_stride % alignment)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16)
-        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if ((uintptr_t)m->data % 16) return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
     if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
     for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
         if ((uintptr_t)m->table[g] % 16)
@@ -10109,8 +10107,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
-                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST
-                                                                     : GMM_FP8_1D2D;
+                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);

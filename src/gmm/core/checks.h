@@ -214,8 +214,7 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
 /* Whether a faulty split makes the call fail with a status: the host can read the split, and either it is stated to be
    on the host or no fault word reports the fault. */
 static int gmm__split_is_status(const gmm__call *call) {
-    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU &&
-                                    (!call->groups.fault || call->ctx->config.verify));
+    return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
 /* Refuses faults in part of a split: g->count groups, of which the first is group `first` of the call and begins at row
    *begin; that of the next part replaces *begin. row_align 0: the promise is not checked. */
@@ -244,12 +243,12 @@ static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char
     return GMM_OK;
 }
 /* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
-   row_align; that fault is therefore refused only in splits that are stated to be on the host, and by verification. */
+   row_align; that fault is therefore refused only in splits that are stated to be on the host (core/verify.h). */
 static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
     const gmm_groups *g = &call->groups;
     int64_t begin = 0;
     if (!gmm__split_is_status(call)) return GMM_OK;
-    return gmm__check_sizes(call, argument, g, g->on_host || call->ctx->config.verify ? g->row_align : 0, 0, &begin);
+    return gmm__check_sizes(call, argument, g, g->on_host ? g->row_align : 0, 0, &begin);
 }
 
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {

@@ -193,8 +193,8 @@ def troubleshooting():
     p.text(20, 28, "Where to look", 15, kind="bold")
     rows = (("the call returns\nan error status", "gmm_last_error(ctx)", "argument, value, rule and shapes"),
             ("the status is fine,\nrows are wrong", "*gmm_groups.fault", "faulty sizes, indices, addresses"),
-            ("it is slow", "gmm_info.note, log", "the engine, and why others declined"),
-            ("a CUDA error\nappears later", "CUDA_LAUNCH_BLOCKING=1", "the call that caused it"))
+            ("it is slow", "gmm_describe(...)", "the engine, and why others declined"),
+            ("a CUDA error\nappears later", "config.verify = 1", "the call that caused it"))
     for i, (symptom, place, says) in enumerate(rows):
         y = 52 + 68 * i
         p.box(20, y, 170, 50, "orange", symptom)

@@ -413,13 +413,13 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
     gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
-    if ((s = gmm__check_overlap(call)) != GMM_OK) return s;
     plan.workspace = workspace;
+    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(&plan, stream)) != GMM_OK) return s;
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    if ((s = gmm__verify(&plan, stream)) != GMM_OK || (s = gmm__launch(&plan, stream)) != GMM_OK) return s;
-    return gmm__verify_launch(&plan, stream);
+    s = gmm__launch(&plan, stream);
+    return s != GMM_OK ? s : gmm__verify_launch(&plan, stream);
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {

@@ -28,7 +28,6 @@ P := build/probe
 MAKE_PROGRAM := $(MAKE)
 Q := $(if $(V),,@)
 say = @printf '  %-5s  %s\n' $(1) $(2) && mkdir -p $(@D)
-
 WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
 # SRC=1 builds with headers that name the part of src/ each line comes from.
 SRC_DIR := $(if $(SRC),build/src,.)
@@ -48,7 +47,7 @@ C_SRC := $(wildcard tests/*.c examples/*.c examples/*/*.c tests/tools/*.c tests/
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
-.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes probes \
+.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes ncu probes \
         gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 ##
 ## Targets
@@ -89,6 +88,9 @@ bench-compile: $(P)/nvcc
 ##                          nccl-tests in PATH or NCCL_TESTS=; ARGS="--shapes=dsv3 --ways=nccl,peers" and others
 bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh gtp $(ARGS)
+##   ncu                    Nsight Compute on the kernel K=NAME (see gmm_describe) in gpu_bench; ARGS="--rows=dsv3/512"
+ncu: $(B)/gpu_bench.run
+	$(Q)K="$(K)" sh tests/tools/ncu.sh $(ARGS)
 ##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; gated epilogues
 probes: $(B)/probes $(B)/gated
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/gated || $(B)/gated; }

@@ -48,7 +48,7 @@ RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
 .PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes ncu probes \
-        gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
+       gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)

@@ -237,8 +237,9 @@ def vendoring():
     p.text(20, 28, "One unit holds the implementation, all others include the declarations", 15, kind="bold")
     p.box(20, 60, 180, 110, "grey", "gmm_quant.h\ngmm.h\ngmm_gtp.h\ngmm_kernels.cuh", kind="code")
     p.text(20, 192, "the four headers", 13)
-    for y, color, name, words in ((60, "blue", "gmm.c or gmm.cu", "GMM_IMPLEMENTATION"), (130, "grey", "main.c", "#include"),
-                                  (200, "grey", "more files", "#include")):
+    units = ((60, "blue", "gmm.c or gmm.cu", "GMM_IMPLEMENTATION"), (130, "grey", "main.c", "#include"),
+             (200, "grey", "more files", "#include"))
+    for y, color, name, words in units:
         p.box(300, y, 220, 52, color, name + "\n" + words, 13, "code")
         p.arrow(202, 115, 298, y + 26)
         p.arrow(522, y + 26, 618, 152)

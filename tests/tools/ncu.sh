@@ -1,6 +1,6 @@
 #!/bin/sh
-# ncu.sh ARGS...: one launch of a kernel whose name contains K under Nsight Compute, in gpu_bench with ARGS. The report is
-# build/ncu.ncu-rep, its details build/ncu.txt. K is part of a name that gmm_describe gives. The clock is not fixed; the
+# ncu.sh ARGS...: one launch of a kernel whose name contains K under Nsight Compute, in gpu_bench with ARGS. It writes
+# build/ncu.ncu-rep and its details, build/ncu.txt. K is part of a name that gmm_describe gives. The clock varies; the
 # first SKIP launches (default 10) are left out. Called by the Makefile with B, P and K set.
 B=${B:-build} P=${P:-build/probe}
 die() { echo "ncu: $*"; exit 1; }

@@ -34,7 +34,7 @@ class Picture:
     def text(self, x, y, words, size=14, anchor="start", kind=""):
         self.svg.append(drawsvg.Text(words, size, x, y, text_anchor=anchor, class_=kind or None))
 
-    def box(self, x, y, width, height, color, words="", size=14, kind=""):
+    def rect(self, x, y, width, height, color, words="", size=14, kind=""):
         self.svg.append(drawsvg.Rectangle(x, y, width, height, class_=color))
         lines = words.split("\n") if words else []
         for i, line in enumerate(lines):
@@ -67,7 +67,7 @@ def layer():
     p = Picture(860, 230)
     steps = ("router\ntop-k", "permute", "FC1", "activation", "FC2", "unpermute")
     for i, words in enumerate(steps):
-        p.box(20 + 140 * i, 60, 110, 60, "blue" if words.startswith("FC") else "grey", words)
+        p.rect(20 + 140 * i, 60, 110, 60, "blue" if words.startswith("FC") else "grey", words)
         if i:
             p.arrow(20 + 140 * i - 29, 90, 20 + 140 * i - 2, 90)
     p.text(20, 30, "A mixture-of-experts layer, and the pages of this guide", 15, kind="bold")
@@ -85,10 +85,10 @@ def groups():
     colors = ["blue"] * 2 + ["green"] * 3 + ["grey"] * 3
     p.text(20, 30, "x: 8 rows in one buffer, the capacity", 15, kind="bold")
     for r, color in enumerate(colors):
-        p.box(20 + 90 * r, 120, 84, 44, color, "row %d" % r)
+        p.rect(20 + 90 * r, 120, 84, 44, color, "row %d" % r)
     for x, color, words in ((68, "blue", "weight of\nexpert 0"), (338, "orange", "weight of\nexpert 1"),
                             (608, "green", "weight of\nexpert 2")):
-        p.box(x, 50, 120, 44, color, words, 13)
+        p.rect(x, 50, 120, 44, color, words, 13)
     p.arrow(128, 96, 108, 118)
     p.arrow(606, 90, 360, 118)
     p.text(470, 80, "no rows", 13)
@@ -109,12 +109,12 @@ def main_grad():
                                          ("micro-batch 1\nx, dy", "main_grad = 1: adds"),
                                          ("micro-batch 2\nx, dy", "main_grad = 1: adds"))):
         x = 20 + 215 * i
-        p.box(x, 55, 150, 52, "blue", words)
+        p.rect(x, 55, 150, 52, "blue", words)
         p.arrow(x + 75, 109, x + 75, 166)
         p.text(x + 84, 142, effect, 12)
-    p.box(20, 168, 640, 44, "orange", "main_grad [G][N, K], fp32")
+    p.rect(20, 168, 640, 44, "orange", "main_grad [G][N, K], fp32")
     p.arrow(662, 190, 708, 190)
-    p.box(710, 168, 130, 44, "green", "optimizer")
+    p.rect(710, 168, 130, 44, "green", "optimizer")
     p.text(20, 236, "The first micro-batch does not read main_grad. The others read it and write it once.", 13)
     return p
 
@@ -130,22 +130,22 @@ def parallelism():
         for e in range(2):
             at = x + 110 * e
             if name == "EP":
-                p.box(at, 75, 90, 90, ("blue", "orange")[e], "AB"[e])
+                p.rect(at, 75, 90, 90, ("blue", "orange")[e], "AB"[e])
             else:
-                p.box(at, 75, 90, 45, "blue", "AB"[e] + "0")
-                p.box(at, 120, 90, 45, "orange", "AB"[e] + "1")
+                p.rect(at, 75, 90, 45, "blue", "AB"[e] + "0")
+                p.rect(at, 120, 90, 45, "orange", "AB"[e] + "1")
         p.text(x, 192, words.split("\n")[0], 13)
         p.text(x, 210, words.split("\n")[1], 13)
         p.text(x, 244, "rank 0 multiplies:", 13)
         if name == "EP":
-            p.box(x, 255, 60, 60, "blue", "A")
+            p.rect(x, 255, 60, 60, "blue", "A")
         elif name == "ETP":
-            p.box(x, 255, 60, 30, "blue", "A0")
-            p.box(x + 75, 255, 60, 30, "blue", "B0")
+            p.rect(x, 255, 60, 30, "blue", "A0")
+            p.rect(x + 75, 255, 60, 30, "blue", "B0")
         else:
             for e in range(2):
-                p.box(x + 75 * e, 255, 60, 30, "blue", "AB"[e] + "0")
-                p.box(x + 75 * e, 285, 60, 30, "orange", "AB"[e] + "1")
+                p.rect(x + 75 * e, 255, 60, 30, "blue", "AB"[e] + "0")
+                p.rect(x + 75 * e, 285, 60, 30, "orange", "AB"[e] + "1")
             p.text(x + 145, 290, "whole experts,", 12)
             p.text(x + 145, 306, "own tokens", 12)
     return p
@@ -162,7 +162,7 @@ def recipes():
         for r in range(4):
             for b in range(256 // width):
                 color = "blue" if together else ("blue", "orange", "green")[(b + r) % 3]
-                p.box(x + b * step, 72 + 24 * r, step, 24 if together else 20, color)
+                p.rect(x + b * step, 72 + 24 * r, step, 24 if together else 20, color)
     for i, words in enumerate(("1 x all columns", "1 x 128", "1 x 32", "1 x 16")):
         p.text(20 + 212 * i, 190, ("all rows and columns" if i == 0 else words), 13)
     p.text(20, 222, "Weights: FP8 block has one scale for 128 x 128 elements, NVFP4 for 16 x 16.", 13)
@@ -173,14 +173,14 @@ def recipes():
 def cuda_graphs():
     p = Picture(860, 250)
     p.text(20, 28, "The graph holds addresses. The sizes behind an address may change.", 15, kind="bold")
-    p.box(20, 60, 150, 56, "grey", "capture once\ngmm_linear_fwd")
+    p.rect(20, 60, 150, 56, "grey", "capture once\ngmm_linear_fwd")
     p.arrow(172, 88, 226, 88)
-    p.box(228, 60, 120, 56, "blue", "CUDA graph")
+    p.rect(228, 60, 120, 56, "blue", "CUDA graph")
     for i, sizes in enumerate(("2 2 2", "0 8 0", "0 0 0")):
         x = 410 + 150 * i
         p.arrow(*((350, 88, x - 2, 88) if i == 0 else (x - 30, 88, x - 2, 88)))
-        p.box(x, 60, 118, 56, "green", "replay %d" % (i + 1))
-        p.box(x + 14, 160, 90, 36, "orange", sizes, kind="code")
+        p.rect(x, 60, 118, 56, "green", "replay %d" % (i + 1))
+        p.rect(x + 14, 160, 90, 36, "orange", sizes, kind="code")
         p.arrow(x + 59, 158, x + 59, 118)
     p.text(228, 172, "group sizes", 13)
     p.text(228, 190, "in device memory", 13)
@@ -197,11 +197,11 @@ def troubleshooting():
             ("a CUDA error\nappears later", "config.verify = 1", "the call that caused it"))
     for i, (symptom, place, says) in enumerate(rows):
         y = 52 + 68 * i
-        p.box(20, y, 170, 50, "orange", symptom)
+        p.rect(20, y, 170, 50, "orange", symptom)
         p.arrow(192, y + 25, 258, y + 25)
-        p.box(260, y, 230, 50, "blue", place, kind="code")
+        p.rect(260, y, 230, 50, "blue", place, kind="code")
         p.arrow(492, y + 25, 548, y + 25)
-        p.box(550, y, 290, 50, "green", says)
+        p.rect(550, y, 290, 50, "green", says)
     return p
 
 
@@ -216,7 +216,7 @@ def bench():
         width = 76 if name == "gmm/best" else 66
         color = {"gmm": "blue", "gmm/best": "green", "dense": "grey"}.get(name, "orange" if len(at) > 5 else "grey")
         p.text(x + width / 2, 62, name, 13, "middle")
-        p.box(x, 72, width, 34, color, value, 13, "code")
+        p.rect(x, 72, width, 34, color, value, 13, "code")
         at[name] = x + width / 2
         x += width + 3
     notes = (("split", 262, "tokens of each expert"), ("op", 232, "FC1, forward"), ("gmm", 202, "this library"),
@@ -235,15 +235,15 @@ def bench():
 def vendoring():
     p = Picture(860, 290)
     p.text(20, 28, "One unit holds the implementation, all others include the declarations", 15, kind="bold")
-    p.box(20, 60, 180, 110, "grey", "gmm_quant.h\ngmm.h\ngmm_gtp.h\ngmm_kernels.cuh", kind="code")
+    p.rect(20, 60, 180, 110, "grey", "gmm_quant.h\ngmm.h\ngmm_gtp.h\ngmm_kernels.cuh", kind="code")
     p.text(20, 192, "the four headers", 13)
     units = ((60, "blue", "gmm.c or gmm.cu", "GMM_IMPLEMENTATION"), (130, "grey", "main.c", "#include"),
              (200, "grey", "more files", "#include"))
     for y, color, name, words in units:
-        p.box(300, y, 220, 52, color, name + "\n" + words, 13, "code")
+        p.rect(300, y, 220, 52, color, name + "\n" + words, 13, "code")
         p.arrow(202, 115, 298, y + 26)
         p.arrow(522, y + 26, 618, 152)
-    p.box(620, 126, 200, 52, "green", "your program")
+    p.rect(620, 126, 200, 52, "green", "your program")
     p.text(300, 278, "gmm.c, by a C compiler: the CPU engine.  gmm.cu, by nvcc: all engines.", 13)
     return p
 

@@ -235,7 +235,7 @@ static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char
             (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
         else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
             (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
-        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
+        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", row_align);
         return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
                            g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
                            (long long)(first + i), rule);

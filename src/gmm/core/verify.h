@@ -58,7 +58,7 @@ static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const
         for (i = 0; i < n; i++)
             if (values[i] < -1 || values[i] >= limit)
                 return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be -1, or >= 0 and below %lld",
-                                   (long long)(first + i), (int)values[i], (long long)limit);
+                                   (long long)(first + i), values[i], (long long)limit);
     }
     return GMM_OK;
 }

@@ -211,6 +211,51 @@ static void table(int arg) {
     else T_OK_TEXT(gmm_linear_fwd(ctx, &d, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
 
+/* An MLP, whose steps are verified too, gives the bits of a context that does not verify; a faulty split is refused
+   before its first step. */
+static void mlp(int arg) {
+    enum { G = 3, T_ROWS = 24, H = 64, F = 32, Y = T_ROWS * H };
+    static const int32_t sizes[2][G] = { { 9, 0, 12 }, { 9, 0, 16 } };
+    static uint16_t values[G * 2 * F * H], want[Y], got[Y], before[Y];
+    const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK);
+    gmm_context *ctx = verifying();
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_mlp_quant quant = GMM_ZERO;
+    gmm_mlp d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    void *workspace;
+    for (size_t i = 0; i < sizeof values / sizeof values[0]; i++) values[i] = gmm_f32_to_bf16((float)t_int(-8, 8) / 8);
+    const gmm_mat x = gmm_mat_packed(GMM_BF16, t_in(values, Y * 2)), y = gmm_mat_packed(GMM_BF16, t_alloc(Y * 2));
+    const gmm_mat w1 = gmm_mat_packed(GMM_BF16, t_in(values, G * 2 * F * H * 2));
+    const gmm_mat w2 = gmm_mat_packed(GMM_BF16, t_in(values, G * F * H * 2));
+    groups.count = G, groups.capacity = T_ROWS, groups.splits = t_in(sizes[0], sizeof sizes[0]);
+    groups.dtype = GMM_I32;
+    config.hidden = H, config.ffn = F, config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    d.config = &config, d.groups = &groups, d.x = &x, d.w1 = &w1, d.w2 = &w2, d.y = &y;
+    if (arg) {
+        config.recipe = recipe.kind;
+        quant.recipe = &recipe;
+        d.quant = &quant;
+    }
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info));
+    workspace = t_workspace(info.workspace_bytes);
+    t_download(before, y.data, sizeof before);
+    T_OK(gmm_mlp_fwd(T.ctx, &d, workspace, info.workspace_bytes, T.stream));
+    t_download(want, y.data, sizeof want);
+    t_upload(y.data, before, sizeof before);
+    T_OK_TEXT(gmm_mlp_fwd(ctx, &d, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
+    t_download(got, y.data, sizeof got);
+    t_same("y", got, want, sizeof got);
+    T_CHECK(memcmp(got, before, sizeof got), "y was not computed");
+    groups.splits = t_in(sizes[1], sizeof sizes[1]);
+    t_upload(y.data, before, sizeof before);
+    T_REFUSED_TEXT(GMM_E_SPLIT, gmm_mlp_fwd(ctx, &d, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx),
+                   "gmm_mlp_fwd: mlp.groups.splits", "size 16 of group 2", NULL);
+    t_download(got, y.data, sizeof got);
+    t_same("y of a refused call", got, before, sizeof got);
+}
+
 #ifdef HAVE_CUDA
 /* A capture neither waits nor reads: the call becomes part of the graph. */
 static void capture(int arg) {
@@ -240,6 +285,7 @@ void tests_verify(void) {
     }
     t_add(maps, 4, "verify maps of permute, behind live rows");
     t_add(without, 0, "verify off");
+    for (int i = 0; i < 2; i++) t_add(mlp, i, "verify mlp_fwd%s", i ? " fp8" : "");
     for (int i = 0; i < 2; i++) t_add_gpu(table, i, "verify table of weights, %s", i ? "misaligned" : "aligned");
 #ifdef HAVE_CUDA
     t_add_gpu(capture, 0, "verify while capturing");

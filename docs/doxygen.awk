@@ -12,7 +12,13 @@ BEGIN {
     FUNCTION = "^(GMMDEF|GMM__HD|static inline)"
 }
 
-function escape(s) { gsub(/[\\@<>&#%]/, "\\\\&", s); gsub(/::/, "\\::", s); return s }
+# Text as Doxygen reads it; names between backticks are code.
+function escape(s) {
+    gsub(/[\\@<>&#%]/, "\\\\&", s)
+    gsub(/::/, "\\::", s)
+    while (s ~ /`[^`]*`/) { sub(/`/, "<tt>", s); sub(/`/, "</tt>", s) }
+    return s
+}
 function strip(s) { sub(/^ +/, "", s); sub(/ +$/, "", s); return s }
 
 # "a. Errors: b" with each word of contracts as the heading of a paragraph.

@@ -103,15 +103,15 @@ gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 ##   sanitize               GPU operations under all tools of compute-sanitizer; ARGS="memcheck" names some
 sanitize: $(B)/gmm_tests
 	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }; sh tests/sanitize.sh $(ARGS)
+##   docs                   the headers' contracts as a reference, by Doxygen, in build/docs/html
+docs:
+	$(Q)sh tests/tools/docs.sh
 ##   headers                assemble the four headers from their parts in src/ (src/README.md)
 headers:
 	$(Q)sh tests/tools/headers.sh . && $(DECLARE)
 ##   tags                   index of the parts, tests and examples for editors; a kernel's name leads to its instance
 tags:
 	$(Q)sh tests/tools/tags.sh
-##   docs                   the headers' contracts as a reference, by Doxygen, in build/docs/html
-docs:
-	$(Q)sh tests/tools/docs.sh
 ##   check                  header and build checks, then the tests under ASan and UBSan
 check: all $(B)/checksums $(P)/nvcc $(P)/cublaslt $(B)/empty.made compile_commands.json
 	$(Q)MAKEFLAGS='-- $(MAKEOVERRIDES)' MAKE_PROGRAM="$(MAKE_PROGRAM)" sh tests/headers/check.sh

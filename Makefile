@@ -28,7 +28,6 @@ P := build/probe
 MAKE_PROGRAM := $(MAKE)
 Q := $(if $(V),,@)
 say = @printf '  %-5s  %s\n' $(1) $(2) && mkdir -p $(@D)
-
 WARN := -Wall -Wextra -pedantic $(if $(WERROR),-Werror)
 # SRC=1 builds with headers that name the part of src/ each line comes from.
 SRC_DIR := $(if $(SRC),build/src,.)
@@ -48,8 +47,8 @@ C_SRC := $(wildcard tests/*.c examples/*.c examples/*/*.c tests/tools/*.c tests/
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
-.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes probes \
-        gpu-report sanitize check headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
+.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes ncu probes \
+       gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
@@ -64,8 +63,7 @@ run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
 ##   test                   build and run the tests; ARGS="--list", "--filter NAME" and others go to build/gmm_tests
 test: $(B)/gmm_tests
-	$(Q)sh tests/tools/headers.sh --check $(B)/assembled
-	$(Q)$(B)/gmm_tests --jobs $(JOBS) $(ARGS)
+	$(Q)sh tests/tools/headers.sh --check $(B)/assembled && $(B)/gmm_tests --jobs $(JOBS) $(ARGS)
 ##   test-files             the programs' files beside Python's safetensors and numpy (a folder with both: PYTHONPATH=)
 test-files: $(B)/train_moe $(B)/convert_checkpoint $(B)/fault.so
 	$(Q)python3 tests/checkpoint_files.py --build $(B) $(ARGS)
@@ -90,25 +88,27 @@ bench-compile: $(P)/nvcc
 ##                          nccl-tests in PATH or NCCL_TESTS=; ARGS="--shapes=dsv3 --ways=nccl,peers" and others
 bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh gtp $(ARGS)
+##   ncu                    Nsight Compute on the kernel K=NAME (see gmm_describe) in gpu_bench; ARGS="--rows=dsv3/512"
+ncu: $(B)/gpu_bench.run
+	$(Q)K="$(K)" sh tests/tools/ncu.sh $(ARGS)
 ##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; gated epilogues
 probes: $(B)/probes $(B)/gated
-	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }
-	$(Q)$< && { test ! -s $(B)/gated || $(B)/gated; }
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/gated || $(B)/gated; }
 ##   recipes                train with every recipe, draw their held-out losses (build/recipes.svg); ARGS: of train_moe
 recipes: $(B)/train_moe $(B)/loss_curves
 	$(Q)sh tests/tools/recipes.sh $(ARGS)
 ##   gpu-report             the tests and the GPU benchmark on this GPU, written to tests/results/<GPU>.txt
 gpu-report: $(B)/gmm_tests $(B)/gpu_bench.run
 	$(Q)sh tests/tools/gpu_report.sh --ms=50 --rows=/64/,/512/,/zipf512/,dense,sm_limit,permute,act,pad $(ARGS)
-##   sanitize               GPU operations under memcheck, racecheck, initcheck and synccheck of compute-sanitizer;
-##                          ARGS="memcheck" names the tools
+##   sanitize               GPU operations under all tools of compute-sanitizer; ARGS="memcheck" names some
 sanitize: $(B)/gmm_tests
-	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }
-	$(Q)sh tests/sanitize.sh $(ARGS)
+	$(Q)test -s $(P)/gpu || { echo 'sanitize: no GPU'; exit 1; }; sh tests/sanitize.sh $(ARGS)
+##   docs                   the headers' contracts as a reference, by Doxygen, in build/docs/html
+docs:
+	$(Q)sh tests/tools/docs.sh
 ##   headers                assemble the four headers from their parts in src/ (src/README.md)
 headers:
-	$(Q)sh tests/tools/headers.sh .
-	$(Q)$(DECLARE)
+	$(Q)sh tests/tools/headers.sh . && $(DECLARE)
 ##   tags                   index of the parts, tests and examples for editors; a kernel's name leads to its instance
 tags:
 	$(Q)sh tests/tools/tags.sh

@@ -29,6 +29,8 @@
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
+ *     GMM_WITH_NVTX          an NVTX range, named by operation, engine and shapes, around what each call enqueues (an
+ *                            MLP's has those of its steps inside); needs nvtx3/nvToolsExt.h of the CUDA toolkit
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *
@@ -130,6 +132,11 @@ typedef struct gmm_config {
     gmm_allocator allocator;
     gmm_log log;
     gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
+    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault bit:
+                                  a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute out of
+                                  range (GMM_E_ARG), a weight's address that WGMMA cannot read (GMM_E_ALIGN). A GPU
+                                  context waits again behind the launch: an error of the device is GMM_E_CUDA of the
+                                  call that caused it. No effect while capturing */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
@@ -260,6 +267,14 @@ typedef struct gmm_info {
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
     size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
+
+/* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
+   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
+   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
+   Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
+GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
 
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
@@ -1827,6 +1842,9 @@ GMM_QUIET_END
 #define GMM_FREE(memory) free(memory)
 #endif
 
+#ifdef GMM_WITH_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #ifndef GMM_NO_CUBLASLT
@@ -1951,6 +1969,12 @@ enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_K
 
 enum { GMM__SPANS = 64 }; /* more than any operation records */
 
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+typedef struct gmm__text {
+    char *data;
+    size_t bytes, used;
+} gmm__text;
+
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
    but its addresses may be NULL. */
@@ -2003,6 +2027,7 @@ typedef struct gmm__call {
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
+    gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
@@ -2013,6 +2038,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
@@ -2040,7 +2066,7 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "text", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
@@ -2265,34 +2291,39 @@ static uint32_t gmm__split_first_fault(const gmm_groups *groups) {
 static int gmm__split_is_status(const gmm__call *call) {
     return call->groups.on_host || (call->ctx->config.space == GMM_SPACE_CPU && !call->groups.fault);
 }
-/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
-   row_align; that fault is therefore refused only in splits that are stated to be on the host. */
-static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
-    const gmm_groups *g = &call->groups;
-    const int32_t row_align = g->on_host ? g->row_align : 0;
-    uint32_t fault;
-    int64_t begin = 0, i;
-    if (!gmm__split_is_status(call)) return GMM_OK;
-    fault = gmm__split_first_fault(g);
+/* Refuses faults in part of a split: g->count groups, of which the first is group `first` of the call and begins at row
+   *begin; that of the next part replaces *begin. row_align 0: the promise is not checked. */
+static GMM__UNUSED gmm_status gmm__check_sizes(const gmm__call *call, const char *argument, const gmm_groups *g,
+                                               int32_t row_align, int64_t first, int64_t *begin) {
+    uint32_t fault = first == 0 ? gmm__split_first_fault(g) : 0;
+    int64_t i;
     if (fault)
         return gmm__refuse(call, GMM_E_SPLIT, argument, "the first offset is %lld, not 0",
                            (long long)gmm__split_value(g, -1));
     for (i = 0; i < g->count; i++) {
-        const int64_t start = begin;
+        const int64_t start = *begin;
         char rule[64];
-        begin = gmm_split_end(begin, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
+        *begin = gmm_split_end(start, gmm__split_value(g, i), g->form, g->capacity, row_align, &fault);
         if (!fault) continue;
         if (fault & (uint32_t)GMM_FAULT_NEGATIVE) (void)snprintf(rule, sizeof rule, "must be >= 0");
         else if (fault & (uint32_t)GMM_FAULT_MONOTONIC)
             (void)snprintf(rule, sizeof rule, "must be >= the offset before it, %lld", (long long)start);
         else if (fault & (uint32_t)GMM_FAULT_CAPACITY)
             (void)snprintf(rule, sizeof rule, "the sum exceeds the capacity %lld", (long long)g->capacity);
-        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", (int)row_align);
+        else (void)snprintf(rule, sizeof rule, "breaks the promise row_align %d", row_align);
         return gmm__refuse(call, GMM_E_SPLIT, argument, "%s %lld of group %lld: %s",
                            g->form == GMM_SPLIT_OFFSETS ? "end offset" : "size", (long long)gmm__split_value(g, i),
-                           (long long)i, rule);
+                           (long long)(first + i), rule);
     }
     return GMM_OK;
+}
+/* Refuses a faulty split where gmm__split_is_status says so. Results are correct even where sizes break the promise of
+   row_align; that fault is therefore refused only in splits that are stated to be on the host (core/verify.h). */
+static GMM__UNUSED gmm_status gmm__check_split(gmm__call *call, const char *argument) {
+    const gmm_groups *g = &call->groups;
+    int64_t begin = 0;
+    if (!gmm__split_is_status(call)) return GMM_OK;
+    return gmm__check_sizes(call, argument, g, g->on_host ? g->row_align : 0, 0, &begin);
 }
 
 static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups *groups) {
@@ -2610,6 +2641,7 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
    the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
+static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
@@ -3371,6 +3403,7 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
         gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
     plan->kernel = level;
+    plan->kernel_name = level == 3 ? "AVX-512" : level == 2 ? "AVX2" : "plain C";
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));
@@ -5003,6 +5036,7 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
         return 0;
     }
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    if (step->describes) gmm__describe_plan(step->describes, "  ", &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
                        step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
@@ -5541,6 +5575,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
     return s;
 }
@@ -8538,6 +8573,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     if (plan->kernel < 0)
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
+    plan->kernel_name = gmm_qgemm_kernels[plan->kernel].name;
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
     if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
@@ -8586,6 +8622,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         if (plan->kernel >= 0 && cost >= best) continue;
         best = cost;
         plan->kernel = i;
+        plan->kernel_name = k->name;
         plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, max_tiles * tiles_n);
     }
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for so many tiles of %s", gmm_dtype_name(dtype));
@@ -9833,8 +9870,7 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
     if (call->groups.count > 1 && m->group_stride % alignment)
         return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
                             (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16)
-        return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if ((uintptr_t)m->data % 16) return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
     if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
     for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
         if ((uintptr_t)m->table[g] % 16)
@@ -10091,8 +10127,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
-                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST
-                                                                     : GMM_FP8_1D2D;
+                            : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
     int64_t tiles;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
@@ -10101,6 +10136,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
                             (long long)max_extent);
@@ -10145,6 +10181,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
     k = &gmm_sm90_kernels[plan->kernel];
+    plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
     if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
@@ -10931,6 +10968,194 @@ static int gmm__missing_field(const gmm__call *call, const unsigned char *honour
     return -1;
 }
 
+/* The text of gmm_describe: a line for the plan of the call, and one for each plan that it is composed of. */
+
+static void gmm__text_add(gmm__text *text, const char *format, ...) {
+    va_list list;
+    int length;
+    va_start(list, format);
+    length = vsnprintf(text->data + text->used, text->bytes - text->used, format, list);
+    va_end(list);
+    if (length < 0) return;
+    text->used += (size_t)length < text->bytes - text->used ? (size_t)length : text->bytes - text->used - 1;
+}
+
+static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan) {
+    const gmm__call *call = plan->call;
+    gmm__text_add(text, "%s%s: engine %s", indent, gmm_op_name(call->op), gmm_engine_name(plan->engine));
+    if (plan->kernel_name) gmm__text_add(text, ", kernel %s", plan->kernel_name);
+    gmm__text_add(text, ", workspace %llu bytes", (unsigned long long)plan->workspace_bytes);
+    if (plan->saved_bytes) gmm__text_add(text, ", saved %llu bytes", (unsigned long long)plan->saved_bytes);
+    if (plan->note[0]) gmm__text_add(text, "; %s", plan->note);
+    if (call->shapes[0]) gmm__text_add(text, " (%s)", call->shapes);
+    gmm__text_add(text, "\n");
+}
+
+/* Checks the descriptor of an operation that has a query, as the query does. */
+static gmm_status gmm__prepare_query(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                     const void *d) {
+    gmm_status s;
+    switch (op) {
+    case GMM_OP_QUANTIZE: case GMM_OP_REQUANTIZE:
+        return gmm__quantize_prepare(call, ctx, op, function, (const gmm_quantization *)d, 1);
+    case GMM_OP_DEQUANTIZE:
+        return gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)d, 1);
+    case GMM_OP_TRANSPOSE: return gmm__transpose_prepare(call, ctx, function, (const gmm_transposition *)d, 1);
+    case GMM_OP_LINEAR_FWD: case GMM_OP_LINEAR_DGRAD: case GMM_OP_LINEAR_WGRAD: case GMM_OP_LINEAR_BGRAD:
+        return gmm__linear_prepare(call, ctx, op, function, (const gmm_linear *)d, 1);
+    case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
+        return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, 1);
+    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, 1);
+    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
+        return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, 1);
+    case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
+    case GMM_OP_UNPERMUTE_BWD:
+        return gmm__permute_prepare(call, ctx, op, function, (const gmm_permute *)d, 1);
+    case GMM_OP_PAD: case GMM_OP_UNPAD:
+        return gmm__pad_prepare(call, ctx, op, function, (const gmm_padding *)d, 1);
+    case GMM_OP_GLU_INTERLEAVE: return gmm__glu_prepare(call, ctx, function, (const gmm_glu *)d, 1);
+    case GMM_OP_ACCUMULATE: return gmm__accumulate_prepare(call, ctx, function, (const gmm_accumulation *)d, 1);
+    case GMM_OP_CONVERT: return gmm__convert_prepare(call, ctx, function, (const gmm_conversion *)d, 1);
+    default:
+        s = gmm__open(call, ctx, op, function, 1);
+        return s != GMM_OK ? s : gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) has no query", (int)op, gmm_op_name(op));
+    }
+}
+
+GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes) {
+    gmm__call call;
+    gmm__plan plan;
+    gmm__text t;
+    gmm_status s = gmm__prepare_query(&call, ctx, op, "gmm_describe", descriptor);
+    if (s != GMM_OK) return s;
+    if (!text || bytes < 1) return gmm__refuse(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
+    if ((s = gmm__select(&call, &plan)) != GMM_OK) return s;
+    t.data = text;
+    t.bytes = bytes;
+    t.used = 0;
+    gmm__describe_plan(&t, "", &plan);
+    call.describes = &t; /* planning is pure: the second plan is the first, and writes the lines of the steps */
+    return gmm__select(&call, &plan);
+}
+
+/* gmm_config.verify: checks of values in the context's memory before a launch, and of errors of the device behind it.
+   Allocates nothing: values are read in parts. */
+
+enum { GMM__VERIFY_PART = 256 }; /* values that are read at a time */
+
+/* Copies `bytes` of the context's memory to the host, behind the work of the stream; 0 bytes: waits for it. */
+static gmm_status gmm__fetch(const gmm__call *call, void *to, const void *from, size_t bytes, gmm_stream stream) {
+#ifdef __CUDACC__
+    if (call->ctx->config.space == GMM_SPACE_CUDA) {
+        int current;
+        cudaError_t e = gmm__cuda_enter(call->ctx, &current);
+        if (e == cudaSuccess && bytes > 0) e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
+        if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
+        if (current != call->ctx->config.device) (void)cudaSetDevice(current);
+        return gmm__cuda_status(call, e);
+    }
+#endif
+    (void)call;
+    (void)stream;
+    if (bytes > 0) memcpy(to, from, bytes);
+    return GMM_OK;
+}
+
+static int gmm__is_permutation(const gmm__call *call) {
+    return call->op >= GMM_OP_PERMUTE_MAP && call->op <= GMM_OP_UNPERMUTE_BWD;
+}
+
+/* A split in the context's memory, as gmm__check_split checks one on the host. *live becomes its sum. */
+static gmm_status gmm__verify_split(const gmm__call *call, int64_t *live, gmm_stream stream) {
+    const gmm_groups *g = &call->groups;
+    const size_t size = g->dtype == GMM_I64 ? 8 : 4, more = g->form == GMM_SPLIT_OFFSETS;
+    const char *name = gmm__is_permutation(call) ? "sizes" : "groups.splits";
+    int64_t values[GMM__VERIFY_PART + 1], first;
+    *live = 0;
+    for (first = 0; first < g->count; first += GMM__VERIFY_PART) {
+        gmm_groups part = *g;
+        gmm_status s;
+        if (part.count - first > GMM__VERIFY_PART) part.count = GMM__VERIFY_PART;
+        else part.count -= (int32_t)first;
+        part.splits = values;
+        s = gmm__fetch(call, values, (const char *)g->splits + (size_t)first * size, ((size_t)part.count + more) * size,
+                       stream);
+        if (s == GMM_OK) s = gmm__check_sizes(call, name, &part, g->row_align, first, live);
+        if (s != GMM_OK) return s;
+    }
+    return GMM_OK;
+}
+
+/* `count` values of a map of permute, each of which must be -1 or an index below `limit`. */
+static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                  int64_t limit, gmm_stream stream) {
+    int32_t values[GMM__VERIFY_PART];
+    int64_t first, i;
+    for (first = 0; map && first < count; first += GMM__VERIFY_PART) {
+        const int64_t n = count - first < GMM__VERIFY_PART ? count - first : (int64_t)GMM__VERIFY_PART;
+        const gmm_status s = gmm__fetch(call, values, map + first, (size_t)n * sizeof *map, stream);
+        if (s != GMM_OK) return s;
+        for (i = 0; i < n; i++)
+            if (values[i] < -1 || values[i] >= limit)
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be -1, or >= 0 and below %lld",
+                                   (long long)(first + i), values[i], (long long)limit);
+    }
+    return GMM_OK;
+}
+/* What a permutation reads: indices; or the sizes, slot_of of the live rows, and row_of. */
+static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) {
+    const gmm_permute *d = &call->d.permute;
+    const int64_t slots = d->tokens * d->topk;
+    const gmm_op op = call->op;
+    gmm_status s = GMM_OK;
+    int64_t live;
+    if (op == GMM_OP_PERMUTE_MAP) return gmm__verify_map(call, "indices", d->indices, slots, d->experts, stream);
+    if (op == GMM_OP_PERMUTE_FWD || (op == GMM_OP_UNPERMUTE_BWD && d->drows)) {
+        s = gmm__verify_split(call, &live, stream);
+        if (s == GMM_OK) s = gmm__verify_map(call, "slot_of", d->slot_of, live, slots, stream);
+    }
+    if (s != GMM_OK || op == GMM_OP_PERMUTE_FWD) return s;
+    return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
+}
+
+/* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
+static gmm_status gmm__verify_table(const gmm__call *call, int role, const char *name, gmm_stream stream) {
+    const gmm_mat *m = &call->mat[role];
+    void *values[GMM__VERIFY_PART];
+    int64_t first, i;
+    if (!m->table || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return GMM_OK;
+    for (first = 0; first < call->groups.count; first += GMM__VERIFY_PART) {
+        const int64_t rest = call->groups.count - first, n = rest < GMM__VERIFY_PART ? rest : (int64_t)GMM__VERIFY_PART;
+        const gmm_status s = gmm__fetch(call, values, m->table + first, (size_t)n * sizeof *values, stream);
+        if (s != GMM_OK) return s;
+        for (i = 0; i < n; i++)
+            if ((uintptr_t)values[i] % 16)
+                return gmm__refuse(call, GMM_E_ALIGN, name, "[%lld] is %p: engine wgmma needs a multiple of 16 bytes",
+                                   (long long)(first + i), values[i]);
+    }
+    return GMM_OK;
+}
+
+/* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
+static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm_status s = GMM_OK;
+    int64_t live = 0;
+    if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
+    if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
+    else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
+        s = gmm__verify_table(call, GMM__W, "w.table", stream);
+    return s;
+}
+
+/* Waits for the work of a call, and reports what the device says. */
+static gmm_status gmm__verify_launch(const gmm__plan *plan, gmm_stream stream) {
+    const gmm_context *ctx = plan->call->ctx;
+    return ctx->config.verify && !gmm__capturing(ctx, stream) ? gmm__fetch(plan->call, NULL, NULL, 0, stream) : GMM_OK;
+}
+
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
 /* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
@@ -11263,11 +11488,33 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
+/* Begin and end of the range in which a call enqueues its work, for profilers. */
+static void gmm__range_begin(const gmm__plan *plan) {
+#ifdef GMM_WITH_NVTX
+    const gmm__call *call = plan->call;
+    char name[192];
+    (void)snprintf(name, sizeof name, "gmm %s %s%s%s%s", gmm_op_name(call->op), gmm_engine_name(plan->engine),
+                   call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    (void)nvtxRangePushA(name);
+#else
+    (void)plan;
+#endif
+}
+static void gmm__range_end(void) {
+#ifdef GMM_WITH_NVTX
+    (void)nvtxRangePop();
+#endif
+}
+
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
-    size_t i;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++)
-        if (gmm__engines[i].engine == plan->engine) return gmm__engines[i].ops[plan->call->op].launch(plan, stream);
-    return GMM_E_UNSUPPORTED;
+    gmm_status s = GMM_E_UNSUPPORTED;
+    size_t i = 0;
+    while (i < sizeof gmm__engines / sizeof gmm__engines[0] && gmm__engines[i].engine != plan->engine) i++;
+    if (i == sizeof gmm__engines / sizeof gmm__engines[0]) return s;
+    gmm__range_begin(plan);
+    s = gmm__engines[i].ops[plan->call->op].launch(plan, stream);
+    gmm__range_end();
+    return s;
 }
 
 /* Launches on the context's device, and restores the current device. */
@@ -11324,12 +11571,13 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
     gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
-    if ((s = gmm__check_overlap(call)) != GMM_OK) return s;
     plan.workspace = workspace;
+    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(&plan, stream)) != GMM_OK) return s;
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    return gmm__launch(&plan, stream);
+    s = gmm__launch(&plan, stream);
+    return s != GMM_OK ? s : gmm__verify_launch(&plan, stream);
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {
@@ -11538,6 +11786,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.cpu_level > level)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.cpu_level: %d asked, this processor reaches %d",
                          c.cpu_level, (int)level);
+    if (c.verify & ~1) return gmm__fail(error, GMM_E_ARG, "gmm_create: config.verify: %d must be 0 or 1", c.verify);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.allocator: 1 of 2 functions is set; set both or none");
     if (c.log.level < GMM_LOG_NONE || c.log.level > GMM_LOG_TRACE)

@@ -1297,21 +1297,22 @@ typedef struct gmm_gemm_kernel {
     gmm_dtype dtype;
     int32_t tile_rows, tile_cols, threads, blocks, shared;
     const void *function;
+    const char *name;
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
-      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel },
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
     { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma },
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
     { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma },
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
     { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */
@@ -1684,6 +1685,7 @@ typedef struct gmm_qgemm_kernel {
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
+    const char *name;
 } gmm_qgemm_kernel;
 
 #if GMM__HOLDS(0)
@@ -1693,7 +1695,7 @@ static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
       GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
-      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel },
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel, #kernel },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -3443,6 +3445,7 @@ typedef struct gmm_sm90_kernel {
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred;
     int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
+    const char *name;
 } gmm_sm90_kernel;
 
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
@@ -3450,7 +3453,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), choice, (const void *)kernel },
+      GMM__SM90(deferred, tile), choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -4185,6 +4188,7 @@ typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
     int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
     const void *function;
+    const char *name;
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
@@ -4193,7 +4197,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
       GMM__FP8(prefetch_tile, tile), \
-      (const void *)kernel },
+      (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

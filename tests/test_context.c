@@ -188,6 +188,7 @@ static void create_errors(int arg) {
     T_BAD(log.level, (gmm_log_level)5, GMM_E_ARG, "level", "5");
     T_BAD(require_engine, (gmm_engine)40, GMM_E_ARG, "require_engine", "40");
     T_BAD(require_engine, (gmm_engine)-1, GMM_E_ARG, "require_engine", "-1");
+    T_BAD(verify, 2, GMM_E_ARG, "verify", "2");
     (void)snprintf(number, sizeof number, "%u", (unsigned)sizeof c + 8u);
     T_BAD(struct_size, (uint32_t)sizeof c + 8u, GMM_E_VERSION, "struct_size", number);
 #undef T_BAD

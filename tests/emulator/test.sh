@@ -1,5 +1,6 @@
 #!/bin/sh
-# test.sh: the cases of tests/small_cases.txt on the emulator (`make CONFIG=emulated build/emulated/gmm_tests`).
+# test.sh: the cases of tests/small_cases.txt and the guide's programs for GPUs on the emulator, built by
+# `make CONFIG=emulated build/emulated/gmm_tests`.
 for engine in mma wgmma; do
     set --
     while read -r word name; do
@@ -7,3 +8,4 @@ for engine in mma wgmma; do
     done < tests/small_cases.txt
     build/emulated/gmm_tests --engine $engine --arena 512 --threads 1 --rounds 4 --jobs "${JOBS:-2}" "$@" || exit 1
 done
+sh tests/headers/guide.sh emulated

@@ -441,7 +441,7 @@ contracts() { for h in $HEADERS; do awk -f tests/headers/contracts.awk $h || ret
 check "every function has a contract" contracts
 
 layout() {
-    find gmm*.h gmm*.cuh tests examples .ci README.md CHANGELOG.md -type f 2> /dev/null |
+    find gmm*.h gmm*.cuh tests examples docs .ci README.md CHANGELOG.md -type f 2> /dev/null |
         grep -vE '\.(txt|json|bin|svg)$|/(build|__pycache__|\.pytest_cache|gmm_torch\.egg-info)/' | while read -r f; do
             awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
                    if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
@@ -513,22 +513,37 @@ picture() {
     done
 }
 if works python3; then
-    check "the README's figures stand in tests/results" python3 -B tests/headers/readme_figures.py
+    check "the figures of the README and of the guide stand in tests/results" python3 -B tests/headers/readme_figures.py
     check "the README's picture is drawn from tests/results" picture
 else skip "the README's figures" "no python3"; fi
 readme_links() {
-    for f in README.md examples/README.md; do
+    for f in README.md examples/README.md docs/guide/*.md; do
         grep -o '](\([^)#: ]*\)' $f | sed 's/^](//' | sort -u | while read -r l; do
             [ -e "$(dirname $f)/$l" ] || echo "$f: no file $l"
         done
     done
 }
-check "the README's links lead to files" empty readme_links
+check "links of the README and of the guide lead to files" empty readme_links
 readme_length() {
     lines=$(wc -l < README.md)
     [ "$lines" -le 200 ] || { echo "README.md: $lines lines, more than 200"; return 1; }
 }
 check "the README has at most 200 lines" readme_length
+
+check "the guide's programs compile and run, its tables of errors are whole" \
+    env CC="$CC" B="$B" P="$P" W="$W" sh tests/headers/guide.sh
+
+# What a profiler sees of an MLP's forward: a range for the call, and one inside for each step.
+nvtx_ranges() {
+    $CC -std=c11 $STRICT -I. $(cat $P/cudaheaders) -o "$W/nvtx" tests/headers/nvtx.c -lm -ldl &&
+        "$W/nvtx" > "$W/ranges" || { cat "$W/ranges"; return 1; }
+    printf '%s\n' 'gmm mlp_fwd cpu (G=2 T=4 hidden=4 ffn=4 out=4 swiglu)' \
+        '  gmm offsets cpu (G=2 T=4 hidden=4 ffn=4 out=4 swiglu)' '  gmm linear_fwd cpu (G=2 T=4 K=4 N=8 f32)' \
+        '  gmm act_fwd cpu (G=2 T=4 ffn=4 swiglu f32)' '  gmm linear_fwd cpu (G=2 T=4 K=4 N=4 f32)' |
+        diff - "$W/ranges"
+}
+if [ -s $P/cudaheaders ]; then check "GMM_WITH_NVTX: ranges of a call and of its steps" nvtx_ranges
+else skip "NVTX ranges" "no CUDA toolkit"; fi
 
 # Quick starts of the headers: statements inside a function, with the names they take for granted.
 quick_start() {

@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""Compares the figures of README.md with tests/results. Prints what differs, and fails if something does.
+"""Compares figures of README.md and docs/guide with tests/results. Prints what differs, and fails if something does.
 
-In the sections "Numbers" and "The expert MLP", each of which names one file of tests/results:
+In the sections of SECTIONS, each of which names one file of tests/results:
     the GPU and the versions of its first sentence, and its commit, are those of the file's benchmarks;
     the figures of each row of a table (cells that are a number, or the name of a row such as dsv3/192/fc2d/bf16) stand,
     in this order, in one line of the file, each as a word.
-In the whole README, a commit named beside a GPU of tests/results, in one sentence, is named in that GPU's file.
+In the whole of each page, a commit named beside a GPU of tests/results, in one sentence, is named in that GPU's file.
 """
 import glob
 import re
@@ -24,14 +24,17 @@ def in_order(line, words):
 
 
 # Sections, and how many rows with figures each has at least.
-SECTIONS = {"Numbers": 6, "The expert MLP": 6}
+GUIDE = "docs/guide/"
+SECTIONS = {("README.md", "Numbers"): 6, ("README.md", "The expert MLP"): 6, (GUIDE + "recipes.md", "Speed"): 6,
+            (GUIDE + "recipes.md", "Memory"): 3, (GUIDE + "parallelism.md", "What GTP costs"): 4,
+            (GUIDE + "bench.md", "A row of products"): 3, (GUIDE + "bench.md", "A row of an expert MLP"): 1}
 
 
 def section_faults(title, numbers, least_rows):
     wrong = []
     files = set(re.findall(r"tests/results/[\w.-]+\.txt", numbers))
     if len(files) != 1:
-        return [f"README.md: the section {title} names {len(files)} files of tests/results, not one"]
+        return [f"the section {title} names {len(files)} files of tests/results, not one"]
     path = files.pop()
     text = open(path, encoding="utf-8").read()
     lines = text.split("\n")
@@ -62,19 +65,20 @@ def section_faults(title, numbers, least_rows):
 
 def main():
     wrong = []
-    readme = open("README.md", encoding="utf-8").read()
-    for title, least_rows in SECTIONS.items():
-        section = re.search(rf"^## {title}\n(.*?)^## ", readme, flags=re.M | re.S)
+    pages = ["README.md"] + glob.glob(GUIDE + "*.md")
+    text_of = {page: open(page, encoding="utf-8").read() for page in pages}
+    for (page, title), least_rows in SECTIONS.items():
+        section = re.search(rf"^## {title}\n(.*?)(?=^## |\Z)", text_of[page], flags=re.M | re.S)
         if not section:
-            sys.exit(f"README.md has no section {title}")
-        wrong += section_faults(title, section.group(1), least_rows)
+            sys.exit(f"{page} has no section {title}")
+        wrong += [f"{page}: {fault}" for fault in section_faults(title, section.group(1), least_rows)]
 
     for file in glob.glob("tests/results/*.txt"):
         name = re.search(r"([a-z]+\d+)\.txt$", file)
         text = open(file, encoding="utf-8").read()
-        for part in re.split(r"\n\s*\n|\. ", readme):
+        for page, part in ((p, part) for p in pages for part in re.split(r"\n\s*\n|\. ", text_of[p])):
             if name and re.search(name.group(1), part, flags=re.I):
-                wrong += [f"{file} does not name commit {c}, which README.md names for it"
+                wrong += [f"{file} does not name commit {c}, which {page} names for it"
                           for c in re.findall(r"`([0-9a-f]{7,40})`", part) if c not in text]
     for line in wrong:
         print(line)

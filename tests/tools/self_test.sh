@@ -13,6 +13,24 @@ if BASE=HEAD P=$W sh tests/bench/pairs.sh > $W/log; then die "pairs runs without
 grep -q 'no GPU here' $W/log || die "pairs: $(cat $W/log)"
 if $W/pairs --unknown 2> /dev/null; then die "pairs takes an unknown argument"; fi
 
+# ncu.sh with an ncu that writes down its arguments, and a report unless the kernel is called none
+mkdir -p $W/bin && cat > $W/bin/ncu << 'END'
+#!/bin/sh
+echo "$*" >> "$NCU_LOG"
+case "$*" in *regex:none*) ;; *--export*) : > "$NCU_REPORT" ;; *--import*) echo details ;; esac
+END
+chmod +x $W/bin/ncu
+ncu() { env PATH="$PWD/$W/bin:$PATH" B=$W P=$W K="$1" NCU_LOG=$W/ncu_args NCU_REPORT=$W/ncu.ncu-rep \
+    sh tests/tools/ncu.sh --rows=dsv3/512 > $W/log; }
+if ncu gmm_gemm; then die "ncu runs without a GPU"; fi
+grep -q 'no GPU' $W/log || die "ncu: $(cat $W/log)"
+cp $W/bin/ncu $W/gpu_bench && cp $W/bin/ncu $W/gpu_bench.run && echo nvcc > $W/nvcc
+if ncu ''; then die "ncu runs without K"; fi
+if ncu none; then die "ncu without a kernel passes"; fi
+ncu gmm_gemm && [ "$(cat $W/log)" = details ] || die "ncu: $(cat $W/log)"
+grep -q "^--kernel-name regex:gmm_gemm .*--export $W/ncu $W/gpu_bench --ms=1 --rows=dsv3/512$" $W/ncu_args ||
+    die "ncu: $(cat $W/ncu_args)"
+
 if [ -x "$B/checksums" ]; then
     sums="$B/checksums --filter small.offsets"
     $sums > $W/sums 2> $W/log || die "checksums: $(cat $W/log)"

@@ -54,6 +54,11 @@ typedef struct gmm_config {
     gmm_allocator allocator;
     gmm_log log;
     gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
+    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault bit:
+                                  a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute out of
+                                  range (GMM_E_ARG), a weight's address that WGMMA cannot read (GMM_E_ALIGN). A GPU
+                                  context waits again behind the launch: an error of the device is GMM_E_CUDA of the
+                                  call that caused it. No effect while capturing */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.

@@ -81,6 +81,14 @@ typedef struct gmm_info {
     size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
+/* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
+   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
+   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
+   Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
+GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
+
 /* offsets[g] = first row of group g, offsets[G] = number of live rows, clamped as gmm_groups describes.
    Shapes: offsets [G + 1] int64, context memory.
    Stream, graph: enqueued; capturable. Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_DTYPE, GMM_E_SPLIT,

@@ -29,6 +29,8 @@
  *
  * CONFIGURATION (beside gmm_quant.h's; define where GMM_IMPLEMENTATION is)
  *     GMM_NO_CUBLASLT        under nvcc: leaves out the CUBLASLT engine, so that nothing links with -lcublasLt
+ *     GMM_WITH_NVTX          an NVTX range, named by operation, engine and shapes, around what each call enqueues (an
+ *                            MLP's has those of its steps inside); needs nvtx3/nvToolsExt.h of the CUDA toolkit
  *     GMM_MALLOC, GMM_FREE   host allocation of contexts where gmm_config has no allocator; both or none; default
  *                            malloc and free. Signatures: void *GMM_MALLOC(size_t), void GMM_FREE(void *)
  *

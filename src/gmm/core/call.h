@@ -35,6 +35,12 @@ enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_K
 
 enum { GMM__SPANS = 64 }; /* more than any operation records */
 
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+typedef struct gmm__text {
+    char *data;
+    size_t bytes, used;
+} gmm__text;
+
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
    but its addresses may be NULL. */
@@ -87,6 +93,7 @@ typedef struct gmm__call {
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
     int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
+    gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
 } gmm__call;
@@ -97,6 +104,7 @@ typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
     int32_t kernel;              /* row of the engine's kernel table */
+    const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[3], block, cluster;
     size_t shared_bytes;
@@ -124,7 +132,7 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "text", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);

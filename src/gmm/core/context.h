@@ -188,6 +188,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.cpu_level > level)
         return gmm__fail(error, GMM_E_DEVICE, "gmm_create: config.cpu_level: %d asked, this processor reaches %d",
                          c.cpu_level, (int)level);
+    if (c.verify & ~1) return gmm__fail(error, GMM_E_ARG, "gmm_create: config.verify: %d must be 0 or 1", c.verify);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.allocator: 1 of 2 functions is set; set both or none");
     if (c.log.level < GMM_LOG_NONE || c.log.level > GMM_LOG_TRACE)

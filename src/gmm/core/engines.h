@@ -330,11 +330,33 @@ static gmm_status gmm__select(gmm__call *call, gmm__plan *plan) {
     return gmm__select_from(gmm__engines, sizeof gmm__engines / sizeof gmm__engines[0], call, plan);
 }
 
+/* Begin and end of the range in which a call enqueues its work, for profilers. */
+static void gmm__range_begin(const gmm__plan *plan) {
+#ifdef GMM_WITH_NVTX
+    const gmm__call *call = plan->call;
+    char name[192];
+    (void)snprintf(name, sizeof name, "gmm %s %s%s%s%s", gmm_op_name(call->op), gmm_engine_name(plan->engine),
+                   call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    (void)nvtxRangePushA(name);
+#else
+    (void)plan;
+#endif
+}
+static void gmm__range_end(void) {
+#ifdef GMM_WITH_NVTX
+    (void)nvtxRangePop();
+#endif
+}
+
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
-    size_t i;
-    for (i = 0; i < sizeof gmm__engines / sizeof gmm__engines[0]; i++)
-        if (gmm__engines[i].engine == plan->engine) return gmm__engines[i].ops[plan->call->op].launch(plan, stream);
-    return GMM_E_UNSUPPORTED;
+    gmm_status s = GMM_E_UNSUPPORTED;
+    size_t i = 0;
+    while (i < sizeof gmm__engines / sizeof gmm__engines[0] && gmm__engines[i].engine != plan->engine) i++;
+    if (i == sizeof gmm__engines / sizeof gmm__engines[0]) return s;
+    gmm__range_begin(plan);
+    s = gmm__engines[i].ops[plan->call->op].launch(plan, stream);
+    gmm__range_end();
+    return s;
 }
 
 /* Launches on the context's device, and restores the current device. */
@@ -391,12 +413,13 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
     gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
-    if ((s = gmm__check_overlap(call)) != GMM_OK) return s;
     plan.workspace = workspace;
+    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(&plan, stream)) != GMM_OK) return s;
     gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
              plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    return gmm__launch(&plan, stream);
+    s = gmm__launch(&plan, stream);
+    return s != GMM_OK ? s : gmm__verify_launch(&plan, stream);
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {

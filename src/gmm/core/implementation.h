@@ -31,6 +31,9 @@
 #define GMM_FREE(memory) free(memory)
 #endif
 
+#ifdef GMM_WITH_NVTX
+#include <nvtx3/nvToolsExt.h>
+#endif
 #ifdef __CUDACC__
 #include <cuda_runtime.h>
 #ifndef GMM_NO_CUBLASLT

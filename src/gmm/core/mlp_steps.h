@@ -317,6 +317,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
     return s;
 }

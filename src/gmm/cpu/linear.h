@@ -133,6 +133,7 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
     const int32_t level = call->ctx->cpu_level, threads = gmm__cpu_threads(call->ctx,
         gmm__cpu_product_tasks(call, blocks), gmm__cpu_product_work(call, call->rows, blocks));
     plan->kernel = level;
+    plan->kernel_name = level == 3 ? "AVX-512" : level == 2 ? "AVX2" : "plain C";
     gmm__reserve(plan, GMM__PART_OFFSETS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_STARTS, groups * sizeof(int64_t));
     gmm__reserve(plan, GMM__PART_PADDED, groups * sizeof(int64_t));

@@ -74,6 +74,7 @@ typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
     int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
     const void *function;
+    const char *name;
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
@@ -82,7 +83,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
       GMM__FP8(prefetch_tile, tile), \
-      (const void *)kernel },
+      (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

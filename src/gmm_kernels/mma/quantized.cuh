@@ -366,6 +366,7 @@ typedef struct gmm_qgemm_kernel {
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
+    const char *name;
 } gmm_qgemm_kernel;
 
 #if GMM__HOLDS(0)
@@ -375,7 +376,7 @@ static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
       GMM__CAT(gmm_qgemm_block_scaled_, kind), \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_tile_n_1 : gmm_qgemm_tile_n_0, \
       GMM__CAT(gmm_qgemm_block_scaled_, kind) ? gmm_qgemm_smem_bytes_1 : gmm_qgemm_smem_bytes_0, \
-      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel },
+      (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, kind), (const void *)kernel, #kernel },
     GMM_QUANT_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };

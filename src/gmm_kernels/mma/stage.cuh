@@ -165,21 +165,22 @@ typedef struct gmm_gemm_kernel {
     gmm_dtype dtype;
     int32_t tile_rows, tile_cols, threads, blocks, shared;
     const void *function;
+    const char *name;
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
-      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel },
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
     { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma },
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
     { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma },
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
     { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma }
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */

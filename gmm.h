@@ -314,6 +314,8 @@ typedef struct gmm_grad {
        w (wgrad: of dy and x) must be a normal number; and for two ROW operands on WGMMA the token scales (wgrad: those
        of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
        library's order.
+   Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
+   stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales.
    Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
    Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA

@@ -1802,19 +1802,21 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
 
 /* The balanced order of wgrad, whose tiles take as long as their group has rows. In the order of groups some clusters
    would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
-   other's operands in the L2. So groups come by falling length, twice. The first time every cluster takes the same
-   number of tiles of a group, its rounds, and all clusters stay at the same rows. The second time what is left of a
-   group, its rest, is given to the clusters with the least load so far, one work each. The struct lies where work_ends
-   lies otherwise. */
+   other's operands in the L2. So the scheduler passes twice over the groups, the longest first. In the first pass every
+   cluster takes the same number of works of a group, its rounds, so that all clusters stay at the same rows. In the
+   second pass the works that are left of a group, its rest, are given to the clusters with the least load so far, one
+   each. A group of 70 works has one round and a rest of 4 for 66 clusters. The struct lies where work_ends lies
+   otherwise. */
 enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
 typedef struct gmm_sm90_balance {
     int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
-    unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups by falling length, equal ones by number */
+    unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups, the longest first, equal ones by number */
     int32_t rounds, rest, least;                   /* of each group; least load of a tile: the time that D takes */
     int32_t cluster, clusters;                     /* number of this cluster, and how many there are */
-    int32_t position;                              /* twice through `order`: of the group that this cluster is at */
-    int32_t first, count;                          /* this cluster's work there: number of the first, and how many */
-    int32_t below;                                 /* the second time: clusters with less load */
+    int32_t position; /* of the group at hand: 0 to G - 1 in the first pass, G to 2 G - 1 in the second; -1: none yet */
+    int32_t first;    /* number of this cluster's first work there */
+    int32_t count;    /* this cluster's works there; while a rest is given out, those of the rest */
+    int32_t below;    /* second pass: clusters with less load */
 } gmm_sm90_balance;
 
 /* What the scheduler warp of a CTA knows. Tiles hold at most `max_blocks` blocks of `block_rows` rows, begin at
@@ -1878,12 +1880,13 @@ GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
 GMM__HD int gmm_sm90_is_skewed(int32_t rows, int32_t max_rows, int32_t nonempty) {
     return rows / 1024 >= nonempty && 4.0f * (float)max_rows * (float)nonempty > 5.0f * (float)rows;
 }
-/* Load of a tile of wgrad, in stages: products and what they do not hide, or the time of D if that is longer. */
+/* Load of a tile of wgrad, in stages of 64 rows: products and what they do not hide, or the time of D if that is
+   longer. FP8 counts in the same unit, although its stages have 128 rows. */
 GMM__HD int32_t gmm_sm90_tile_load(const gmm_sm90_balance *b, int32_t k) {
     const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + 2;
     return stages > b->least ? stages : b->least;
 }
-/* The position behind b->position; the first time is left out where groups have no rounds. */
+/* The position behind b->position; the first pass is left out where groups have no rounds. */
 GMM__HD int32_t gmm_sm90_next_position(const gmm_sm90_balance *b, int32_t groups) {
     return b->position < 0 && b->rounds == 0 ? groups : b->position + 1;
 }
@@ -2240,7 +2243,8 @@ enum {
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-/* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles. */
+/* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles, as
+   the rules of instances below assert, and wgrad's scheduler needs more registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
@@ -2252,7 +2256,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
                   "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-/* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 registers of the 232 to 240 that it has. */
+/* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 of its consumer_regs registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
@@ -2831,11 +2835,11 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluste
 }
 
 /* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
-   read and written. */
+   read and written. FP8 passes twice as much to gmm_sm90_plan_balance, since it multiplies 64 rows in half the time. */
 GMM__DEVICE int32_t gmm_sm90_d_stages(const gmm_gemm_args *p) {
     return gmm_kmat_size(&p->d) * (p->beta || p->beta_all != 0.0f ? 2 : 1) * 13 / 8;
 }
-/* Writes the order of the balanced order. Whole warp. */
+/* Writes the groups to `order`, the longest first, equal ones by number. Whole warp. */
 GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsigned char *order) {
     int32_t g, i;
 #pragma unroll 1
@@ -3616,7 +3620,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
        producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
                                                                                where an operand is multicast)
        store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
-       scheduler    --prediction.full-->  producer, consumers (the predicted first tile)
+       scheduler    --prediction.full-->  producer, scale loader, consumers (the predicted first tile)
        scheduler of the other CTA  --prediction.peer_full-->  scheduler
 
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.

@@ -743,6 +743,46 @@ static void alone(int arg) {
     }
 }
 
+/* Batch invariance: a row of forward and dgrad has the same bits however many rows its group has. Where the codes of a
+   row depend on that row alone, the rows are quantized again alone, with a capacity that chooses other kernels; else a
+   smaller group reads the same copies. */
+static void rows_alone(int arg) {
+    static const int64_t whole[1] = { 300 }, fewer[5] = { 1, 33, 64, 130, 257 };
+    const setup s = setup_of(arg);
+    for (int i = 0; i < 10; i++) {
+        const gmm_op op = i % 2 ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD;
+        const gmm_format *tokens = op == GMM_OP_LINEAR_FWD ? &s.x : &s.dy;
+        const int by_row = tokens->scaling != GMM_SCALING_TENSOR && tokens->scaling != GMM_SCALING_NV16;
+        const qcase c = { .op = op, .setup = arg, .groups = 1, .sizes = whole, .K = 288, .N = 416, .fill = T_REALS,
+                          .out = i % 4 < 2 ? GMM_F32 : GMM_BF16 };
+        const int64_t n = fewer[i / 2];
+        gmm_groups few;
+        operand x, dy;
+        gmm_linear d;
+        t_mat out;
+        qrun r;
+        if (!has(arg, op)) continue;
+        build(&r, &c);
+        T_OK(run(&r.d, c.op));
+        few = r.groups;
+        few.splits = t_in(&n, 8);
+        if (by_row) few.capacity = n;
+        d = r.d;
+        d.groups = &few;
+        out = t_mat_out(c.out, 1, few.capacity, r.out.cols);
+        if (d.y) d.y = &out.mat;
+        if (d.dx) d.dx = &out.mat;
+        if (by_row) {
+            make(&x, &s.x, &few, 0, 0, c.K, &r.xs, 0, 0, 0);
+            make(&dy, &s.dy, &few, 0, 0, c.N, &r.dys, 0, 0, 0);
+            d.x = &x.rowwise;
+            d.dy = &dy.rowwise;
+        }
+        T_OK(run(&d, c.op));
+        t_same("fewer rows", t_mat_bits(&r.out), t_mat_bits(&out), (size_t)(n * r.out.cols * ref_bytes(c.out)));
+    }
+}
+
 /* The values of a copy, dequantized by the library. */
 static t_mat values_of(const qrun *r, const qcase *c, const operand *o, gmm_dtype dtype, gmm_direction direction) {
     const int weight = o == &r->w;
@@ -1594,6 +1634,7 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "qlinear split forms %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "qlinear faulty splits %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear group alone %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++) t_add(rows_alone, i, "qlinear rows alone %s", setups[i].name);
     t_add(mixed_scales, FP8_BLOCK, "qlinear mixed scales %s", setups[FP8_BLOCK].name);
     t_add(mixed_scales, FP8_BLOCK_1X128, "qlinear mixed scales %s", setups[FP8_BLOCK_1X128].name);
     for (int i = 0; i < SETUPS; i++)

@@ -13,7 +13,7 @@
        producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
                                                                                where an operand is multicast)
        store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
-       scheduler    --prediction.full-->  producer, consumers (the predicted first tile)
+       scheduler    --prediction.full-->  producer, scale loader, consumers (the predicted first tile)
        scheduler of the other CTA  --prediction.peer_full-->  scheduler
 
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.

@@ -6,7 +6,7 @@
 
 plan    a sparse file of 40 GB and 20 000 tensors: inspected, planned, verified; and one rank of it written
 linear  planning alone at 1 000, 10 000 and 100 000 tensors
-apply   a file of real bytes, laid out anew, beside a cold `cp --reflink=never` with sync, by turns
+apply   a file of real bytes, laid out anew, beside a cold `cp --reflink=never` with sync, alternating
 Resident memory is the highest that was seen, mapped pages included, and the anonymous part of it.
 """
 import argparse, json, os, struct, subprocess, sys, threading, time

@@ -220,7 +220,7 @@ int main(int argc, char **argv) {
         printf("contender,threads,size,median_gflops,best_gflops,p95_gflops,vs_openblas,error\n");
     } else {
         printf("# %s; clock %s MHz before, %s MHz after; gmm %s\n", cpu, before, after, GMM_VERSION_STRING);
-        printf("# y = x w^T, %d x %d x %d; median of %d rounds, contenders by turns%s\n", size, size, size, rounds,
+        printf("# y = x w^T, %d x %d x %d; median of %d rounds, contenders alternating%s\n", size, size, size, rounds,
                share(all, all, count) > 0.0 ? "" : "; OpenBLAS not found");
         printf("%-16s %7s %9s %9s %9s %12s %9s\n", "GFLOP/s", "threads", "median", "best", "p95", "vs OpenBLAS",
                "error");

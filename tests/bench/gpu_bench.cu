@@ -1367,7 +1367,7 @@ static void move_rows(void) {
                            rate[i][s] / copy[i][s]);
         return;
     }
-    printf("\nGB/s of the row / of a device-to-device copy by turns, and the share. Inputs, outputs count once;\n"
+    printf("\nGB/s of the row / of a device-to-device copy, alternating, and the share. Inputs, outputs count once;\n"
            "in permute* a token's row counts once for every row that it is copied to.\n%-10s", "");
     for (s = 0; s < SHAPE_COUNT; s++) printf(" %18s", SHAPES[s].name);
     printf("\n");
@@ -1511,7 +1511,7 @@ static void quantize_rows(void) {
         if (!any++)
             printf(R.csv ? "\nrow,us,gbs,copy_gbs,share\n"
                          : "\nQuantizers: GB/s of sources (as often as they must be read), codes and scales, and of a "
-                           "copy by turns\n");
+                           "copy alternating\n");
         printf(R.csv ? "%s,%.1f,%.1f,%.1f,%.3f\n" : "%-40s %8.1f us %6.0f/%-5.0f %6.3f\n", name, seconds[0] * 1e6, gbs,
                copy, gbs / copy);
         fflush(stdout);
@@ -1524,7 +1524,7 @@ static const char USAGE[] =
     "        output), dsv3/4096/fc1f/bf16/sm_limit, dsv3/512/fc1f/bf16/qlinear, dense/8192/fc1f/bf16, dsv3/permute,\n"
     "        dense/dsv3/4096/fc1, quantize/mxfp8/both; with - before it, leaves them out;\n"
     "        --rows=/64/,/zipf512/,-qlinear; rows of 130 and 256 tokens, qlinear of 128 and 192 run only if named\n"
-    "--ms:   time of a contender in a row, by turns in 10 blocks (20 from 200 ms on); a claim needs 200\n"
+    "--ms:   time of a contender in a row, alternating in 10 blocks (20 from 200 ms on); a claim needs 200\n"
     "--kernels: with torch: the kernels that contenders launch, as torch's profiler sees them, to stderr\n";
 
 extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version, bench_watch watch) {
@@ -1597,14 +1597,14 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
                "gmm %s\n", prop.name, prop.multiProcessorCount, sm_clock(), B.driver, runtime / 1000,
                runtime % 1000 / 10, cublas_version / 10000, cublas_version / 100 % 100, cublas_version % 100,
                torch_version ? torch_version : "not installed", GMM_VERSION_STRING);
-        printf("# bf16, TFLOP/s at the median of %d blocks, %.0f ms per contender by turns; every result but dense "
+        printf("# bf16, TFLOP/s at the median of %d blocks, %.0f ms per contender, alternating; every result but dense "
                "compared with fp64\n", B.blocks, R.ms);
         printf("# gmm: device sizes. dense: one cublasLtMatmul of equal FLOPs. loop1, loop4: one per group on 1 and 4 "
                "streams, host sizes.\n# grouped: cublasGemmGroupedBatchedEx. strided: cublasGemmStridedBatchedEx, even "
                "splits only. best: of all but dense.\n");
         printf("# split: tokens per expert, even or Zipf's. fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad;"
                " f32+: added into fp32\n# (torch: by a second kernel). floor: least time of the bytes that must move, "
-               "at the GB/s that a kernel reads by turns, over gmm's.\n");
+               "at the GB/s that a kernel reads beside it, over gmm's.\n");
         printf("%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
         for (i = 0; i < READ; i++) printf(" %8s", NAMES[i]);
         printf(" %9s %8s %14s %5s\n", "gmm/dense", "gmm/best", "floor of GB/s", "MHz");

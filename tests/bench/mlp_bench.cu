@@ -1005,7 +1005,7 @@ static const char USAGE[] =
     "usage: mlp_bench [--rows=LIST] [--recipes=LIST] [--ms=20] [--list] [--csv] [--json=FILE] [--engine=mma]\n"
     "--rows:    parts of names, any of which selects a row: mlp/dsv3/32k/even; with - before it, leaves them out\n"
     "--recipes: fp8-delayed, fp8-current, fp8-block, mxfp8, nvfp4: those that run beside bf16; bf16: none of them\n"
-    "--ms:      time of a contender in a row, at least, by turns in 20 blocks of whole steps\n"
+    "--ms:      time of a contender in a row, at least, alternating in 20 blocks of whole steps\n"
     "--list:    names of rows and contenders; runs nothing\n"
     "--kernels: with torch: microseconds by group of kernels; --kernels=names: and by kernel, to stderr\n";
 
@@ -1026,7 +1026,7 @@ static void print_head(const char *torch_version) {
            prop.multiProcessorCount, sm_clock(), B.driver, runtime / 1000, runtime % 1000 / 10,
            torch_version ? torch_version : "not installed", GMM_VERSION_STRING);
     printf("# expert MLP, SwiGLU times prob, bf16 tensors, fp32 main_grad (beta 1), dx and dprob. Microseconds at the "
-           "median of %d blocks,\n# %.0f ms per contender by turns; results compared with fp64. f+b: forward "
+           "median of %d blocks,\n# %.0f ms per contender, alternating; results compared with fp64. f+b: forward "
            "and backward; "
            "bf16, torch: speed of f+b against these.\n# bf16 saves FC1's output (GMM_SAVE_PREACT), recipes "
            "GMM_SAVE_QUANTIZED; torch: _grouped_mm and torch's element-wise operations.\n", BLOCKS, R.ms);

@@ -250,8 +250,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
     else *part = next_part;
 }
 
-/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`, and
-   store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
+/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`,
+   and store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
                                                  gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {

@@ -239,7 +239,7 @@ $(EXAMPLES_CXX): $(B)/%: %.cpp $(B)/flags $(P)/c++ $(P)/openmp++
 	$(CXX) $(ALL_CXXFLAGS:-O3=-O1) @$(P)/openmp++ -MMD -MP -MF $@.d $(ALL_LDFLAGS) -o $@ $< -lm; fi
 
 FUZZ_FLAGS := -std=c11 -O1 -g $(WARN) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(INCLUDES)
-$(B)/fuzz_%: tests/fuzz/fuzz.c examples/common/safetensors.c $(UNIT).c $(HEADERS) tests/fuzz/target.h $(P)/cjson
+$(B)/fuzz_%: tests/fuzz/fuzz.c examples/common/safetensors.c $(UNIT).c $(HEADERS) tests/fuzz/target.h tests/fuzz/gtp.h $(P)/cjson
 	$(call say,FUZZ,$@)
 	$(Q)clang $(FUZZ_FLAGS) @$(P)/cjson.cflags -DFUZZ=fuzz_$* -o $@ $(filter %.c,$^) @$(P)/cjson -lm
 

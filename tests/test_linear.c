@@ -842,8 +842,50 @@ static void odd_addresses(int arg) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------------ Random --- */
+
+/* A call with everything drawn; `rows` bounds the sum of the sizes. */
+static lin_spec drawn_spec(int64_t rows) {
+    lin_spec s = {.op = ops[t_int(0, 3)], .in = lin_dtype((int)t_int(0, 2)), .out = lin_dtype((int)t_int(0, 2)),
+                  .groups = (int32_t)t_draw_size(9, 70), .K = t_draw_size(80, 600), .N = t_draw_size(80, 600),
+                  .extra = t_int(0, 2) ? 0 : t_int(1, 140), .split = (lin_split)t_int(0, 3),
+                  .pad = t_int(0, 1) * t_int(0, 9), .gap = t_int(0, 1) * t_int(0, 40), .w = (t_form)t_int(0, 2),
+                  .grad = (t_form)t_int(0, 2), .bias_form = (t_form)t_int(0, 2), .alpha = (int)t_int(0, 2),
+                  .tail = (gmm_tail)t_int(0, 1), .fill = t_int(0, 1) ? T_INTS : T_REALS};
+    while (s.K * s.N > 60000) s.K = (s.K + 1) / 2;
+    s.sizes = t_draw_sizes(s.groups, rows);
+    s.on_host = t_int(0, 7) == 0;
+    s.add = t_int(0, 2) == 0;
+    s.main_grad = (int)t_int(0, 1);
+    s.overwrite = t_int(0, 3) == 0;
+    s.beta = t_int(0, 3) == 0;
+    s.frozen = t_int(0, 3) == 0;
+    if (s.op == GMM_OP_LINEAR_FWD && t_int(0, 1)) s.bias = lin_dtype((int)t_int(0, 2));
+    if (s.op == GMM_OP_LINEAR_BGRAD && t_int(0, 1)) {
+        s.bias = lin_dtype((int)t_int(0, 2));
+        s.dscale = (int)t_int(1, 2);
+        s.no_db = t_int(0, 3) == 0;
+    }
+    s.scale = (s.bias != GMM_NONE || s.op == GMM_OP_LINEAR_BGRAD) && t_int(0, 1);
+    if (s.frozen && !lin_is_grad(s.op)) s.frozen = 0;
+    if (s.beta && !lin_is_grad(s.op)) s.beta = 0;
+    return s;
+}
+
+static void drawn(int arg) {
+    const lin_spec s = drawn_spec(t_draw_size(200, 700));
+    lin_run r;
+    (void)arg;
+    lin_build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    if (t_int(0, 3) == 0 && !s.frozen && !s.beta && !s.dscale && !s.main_grad && !s.add) lin_alone(&r);
+}
+
 void tests_linear(void) {
     static const char *const name[] = {"f32", "f16", "bf16"};
+    t_add(drawn, 0, "linear drawn at random");
+    t_random(12);
     for (int i = 0; i < T_COUNT(shapes); i++)
         for (int k = 0; k < 9; k++)
             t_add(shape_case, i * 9 + k, "linear %s %s G=%d rows=%lld %lldx%lld",

@@ -211,14 +211,17 @@ $(B)/fault.so: tests/fault/fault.c $(B)/flags
 
 # The prerequisites say what a program is linked from.
 LINKED := $(B)/gmm_tests $(B)/cpu_gemm $(B)/checksums $(APPS) $(EXAMPLES)
-$(B)/gmm_tests: $(call objects,tests/*.c examples/common/safetensors.c examples/common/files.c) $(P)/cjson
+# tests/test_allocations.c lets allocations of the whole program fail.
+WRAP_gmm_tests := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free
+$(B)/gmm_tests: $(call objects,tests/*.c $(addprefix examples/common/,safetensors.c files.c checkpoint_keys.c)) \
+	$(P)/cjson
 $(APPS): $(B)/%: $(B)/obj/examples/apps/%.o $(call objects,examples/common/*.c) $(P)/cjson
 $(B)/cpu_gemm: $(call objects,tests/bench/cpu_gemm.c) $(P)/openblas
 $(B)/checksums: $(call objects,tests/tools/*.c tests/device.c)
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o
 $(LINKED): $(B)/gmm.o $(P)/openmp $(P)/pthread $(CUDA_LINK)
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
+	$(Q)$(CC) $(ALL_LDFLAGS) $(WRAP_$(@F)) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
 
 # Programs for GPUs, or empty files where the machine lacks what they need. Files *.run hold the command that runs a
 # benchmark: a program, or with torch peers.py or mlp_peers.py, which load it as a library.

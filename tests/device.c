@@ -167,7 +167,9 @@ const unsigned char *device_host_bytes(const void *device) {
     return (const unsigned char *)D.image + ((const char *)device - D.base);
 }
 
-const char *device_begin_capture(void) { return text(cudaStreamBeginCapture(D.stream, cudaStreamCaptureModeThreadLocal)); }
+const char *device_begin_capture(void) {
+    return text(cudaStreamBeginCapture(D.stream, cudaStreamCaptureModeThreadLocal));
+}
 const char *device_end_capture(void **graph) {
     cudaGraph_t g = NULL;
     cudaGraphExec_t run = NULL;

@@ -1,5 +1,5 @@
-/* device.h - GPU memory of the test harness: one arena of each thread, so that one copy downloads all buffers. Linked only into builds
-   with the CUDA engines (HAVE_CUDA). */
+/* device.h - GPU memory of the test harness: one arena of each thread, so that one copy downloads all buffers. Linked
+   only into builds with the CUDA engines (HAVE_CUDA). */
 #ifndef GMM_TESTS_DEVICE_H
 #define GMM_TESTS_DEVICE_H
 

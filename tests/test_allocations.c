@@ -20,7 +20,7 @@
 #include <string.h>
 #include <unistd.h>
 
-/* ------------------------------------------------------------------------------------------------------ Counting --- */
+/* ----------------------------------------------------------------------------------------------------- Counting --- */
 
 void *__real_malloc(size_t bytes);
 void *__real_calloc(size_t count, size_t bytes);
@@ -125,7 +125,7 @@ static void fails_each(const program *p) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- Library --- */
+/* ------------------------------------------------------------------------------------------------------ Library --- */
 
 /* Keeps the message of the first failed call; a status that is none of a lack of memory fails the case. */
 static int failed(gmm_status status, const char *message, char text[768]) {
@@ -322,7 +322,7 @@ static int tables_program(char text[768]) {
     return !bad;
 }
 
-/* --------------------------------------------------------------------------------------------------------- Files --- */
+/* -------------------------------------------------------------------------------------------------------- Files --- */
 
 static char folder[64], path[2][96], index_path[96];
 
@@ -461,7 +461,7 @@ static void make_keys(void) {
     }
 }
 
-/* ------------------------------------------------------------------------------------------------------- Cases --- */
+/* -------------------------------------------------------------------------------------------------------- Cases --- */
 
 static const program library[] = {{context_program, "a context and its events", 2}, {ranks_program, "CPU ranks", 20},
                                   {tables_program, "plans", 10}};

@@ -33,7 +33,8 @@ static _Thread_local t_blocks blocks;
 static _Thread_local gmm_context *contexts[64];
 static _Thread_local size_t context_count;
 static _Thread_local int workspace_turn;
-static _Thread_local struct { unsigned char *map; size_t bytes; } spare; /* mapping of the last workspace, for the next one */
+/* Mapping of the last workspace, for the next one. */
+static _Thread_local struct { unsigned char *map; size_t bytes; } spare;
 
 #define T_CANARY 0xC3
 #define T_FRONT 256 /* canary bytes watched before a buffer */

@@ -334,9 +334,11 @@ static void check(const mlp_run *r, int with_bwd) {
         const int byte = s->tail == GMM_TAIL_ZERO ? 0 : 0xFF;
         t_bytes("tail of y", (char *)t_mat_bits(&r->y) + live_rows * row, byte, (all_rows - live_rows) * row);
         if (with_bwd) {
-            t_bytes("tail of dx", (char *)t_mat_bits(&r->dx) + live_rows * row_dx, byte, (all_rows - live_rows) * row_dx);
+            t_bytes("tail of dx", (char *)t_mat_bits(&r->dx) + live_rows * row_dx, byte,
+                    (all_rows - live_rows) * row_dx);
             if (s->prob)
-                t_bytes("tail of dprob", (char *)t_get(r->dprob, all_rows * 4) + live_rows * 4, byte, (all_rows - live_rows) * 4);
+                t_bytes("tail of dprob", (char *)t_get(r->dprob, all_rows * 4) + live_rows * 4, byte,
+                        (all_rows - live_rows) * 4);
         }
     }
 }
@@ -564,7 +566,8 @@ static void backward_steps(int arg) {
     t_same("dprob", t_get(dprob[0], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4);
     t_same("dx", t_mat_bits(&dx), t_mat_bits(&r.dx), (size_t)(live_rows * s.hidden * ref_bytes(s.dtype)));
     if (s.dtype != GMM_F32)
-        T_CHECK(memcmp(t_get(dprob[1], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4) != 0, "dprob is not rounded");
+        T_CHECK(memcmp(t_get(dprob[1], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4) != 0,
+                "dprob is not rounded");
 }
 
 /* The named parts of `saved`, compared with FC1 and the activation as separate calls. */

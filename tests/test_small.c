@@ -378,7 +378,8 @@ static void drawn(int arg) {
     (void)arg;
     if (t_int(0, 1)) check_conversion(from, to, rows, cols, gap, t_int(0, 1) * t_int(0, 9));
     else {
-        const float scale = (float)t_int(-2, 2) * (reals ? 0.3f : 0.5f), beta = (float)t_int(-2, 2) * (reals ? 0.7f : 1.0f);
+        const float scale = (float)t_int(-2, 2) * (reals ? 0.3f : 0.5f);
+        const float beta = (float)t_int(-2, 2) * (reals ? 0.7f : 1.0f);
         const t_mat x = t_mat_make(from, t_int(1, 9), rows, cols, gap, t_int(0, 1) * 16,
                                    t_int(0, 1) ? T_TABLE_HOST : T_PACKED, reals ? T_REALS : T_INTS);
         const t_mat y = filled(to, rows, cols, t_int(0, 1) * t_int(0, 9), reals ? T_REALS : T_INTS);

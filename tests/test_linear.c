@@ -882,10 +882,47 @@ static void drawn(int arg) {
     if (t_int(0, 3) == 0 && !s.frozen && !s.beta && !s.dscale && !s.main_grad && !s.add) lin_alone(&r);
 }
 
+/* Several calls at once on streams of one context. */
+static void drawn_streams(int arg) {
+    enum { STREAMS = 4 };
+    gmm_status (*const call[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
+    lin_run *r = (lin_run *)t_host(STREAMS * sizeof *r);
+    gmm_runtime rt = GMM_ZERO;
+    gmm_stream stream[STREAMS] = {NULL};
+    gmm_info info[STREAMS];
+    void *workspace[STREAMS];
+    gmm_status worst = GMM_OK;
+    (void)arg;
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    memset(info, 0, sizeof info);
+    for (int i = 0; i < STREAMS; i++) {
+        const lin_spec s = drawn_spec(t_draw_size(150, 500));
+        lin_build(&r[i], &s);
+        T_OK(gmm_linear_query(T.ctx, s.op, &r[i].d, &info[i]));
+        workspace[i] = t_workspace(info[i].workspace_bytes);
+    }
+    t_wait(); /* the operands were written on T.stream */
+    for (int i = 0; i < STREAMS && worst == GMM_OK; i++) worst = rt.stream_create(rt.self, 0, &stream[i]);
+    for (int i = 0; i < STREAMS && worst == GMM_OK; i++)
+        worst = call[r[i].spec.op - GMM_OP_LINEAR_FWD](T.ctx, &r[i].d, workspace[i], info[i].workspace_bytes,
+                                                       stream[i]);
+    for (int i = 0; i < STREAMS; i++) {
+        const gmm_status s = stream[i] ? rt.stream_sync(rt.self, stream[i]) : GMM_OK;
+        if (worst == GMM_OK) worst = s;
+        if (stream[i]) (void)rt.stream_destroy(rt.self, stream[i]);
+    }
+    T_CHECK(worst == GMM_OK, "%s: %s", gmm_status_name(worst), gmm_last_error(T.ctx));
+    t_check_guards();
+    for (int i = 0; i < STREAMS; i++) lin_check(&r[i]);
+}
+
 void tests_linear(void) {
     static const char *const name[] = {"f32", "f16", "bf16"};
     t_add(drawn, 0, "linear drawn at random");
     t_random(12);
+    t_add_gpu(drawn_streams, 0, "linear drawn at random on several streams");
+    t_random(6);
     for (int i = 0; i < T_COUNT(shapes); i++)
         for (int k = 0; k < 9; k++)
             t_add(shape_case, i * 9 + k, "linear %s %s G=%d rows=%lld %lldx%lld",

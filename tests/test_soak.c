@@ -124,7 +124,7 @@ static void *soak_main(void *argument) {
     T = *s->state;
     H.splits = NULL;
     H.soak = 1;
-    T.rounds = 10;
+    T.rounds = 30;
     (void)snprintf(command, sizeof command, "%s", s->harness->command);
     H.command = command;
     for (int64_t n = 1; (s->steps ? n <= s->steps : now() < s->end) && t_tally->count[T_FAILED] < MOST_FAILURES; n++) {

@@ -17,7 +17,7 @@ OPT_release := -O3 -g
 OPT_debug := -O0 -g
 OPT_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
 OPT_thread := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
-OPT_coverage := -O0 -g --coverage -fprofile-update=atomic
+OPT_coverage := -O1 -g --coverage -fno-inline
 OPT_emulated := -O2 -g
 $(if $(OPT_$(CONFIG)),,$(error CONFIG=$(CONFIG): must be debug, release, sanitize, thread, coverage or emulated))
 # One folder per configuration; the release one is build/ itself.

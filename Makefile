@@ -10,18 +10,16 @@ CONFIG ?= release
 PREFIX ?= /usr/local
 # NVLink multicast stays off wherever our programs call NCCL
 export NCCL_NVLS_ENABLE ?= 0
-
-# Without -j, one job per processor; several targets, as in `make clean all`, are then built one after another. A make
-# that another one runs takes its jobs from that one.
+# Without -j one job per processor, and several targets one after another; a make that another one runs takes its jobs.
 PARALLEL := $(if $(filter 0,$(MAKELEVEL)$(filter -j%,$(MAKEFLAGS))$(word 2,$(MAKECMDGOALS))),-j$(PROCESSORS))
 MAKEFLAGS += --no-builtin-rules $(PARALLEL)
-
 OPT_release := -O3 -g
 OPT_debug := -O0 -g
 OPT_sanitize := -O1 -g -fsanitize=address,undefined -fno-sanitize-recover=all -fno-omit-frame-pointer
+OPT_thread := -O1 -g -fsanitize=thread -fno-omit-frame-pointer
+OPT_coverage := -O1 -g --coverage -fno-inline
 OPT_emulated := -O2 -g
-$(if $(OPT_$(CONFIG)),,$(error CONFIG=$(CONFIG): must be debug, release, sanitize or emulated))
-
+$(if $(OPT_$(CONFIG)),,$(error CONFIG=$(CONFIG): must be debug, release, sanitize, thread, coverage or emulated))
 # One folder per configuration; the release one is build/ itself.
 B := build$(if $(filter-out release,$(CONFIG)),/$(CONFIG))
 P := build/probe
@@ -35,9 +33,8 @@ $(if $(SRC),$(shell SRC_LINES=1 sh tests/tools/headers.sh $(SRC_DIR)))
 INCLUDES := -I$(SRC_DIR) -I. -Itests -Iexamples/common
 ALL_CFLAGS = -std=c11 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CFLAGS)
 ALL_CXXFLAGS = -std=c++17 $(OPT_$(CONFIG)) $(WARN) $(INCLUDES) $(CXXFLAGS)
-ALL_LDFLAGS = $(if $(filter sanitize,$(CONFIG)),-fsanitize=address -fsanitize=undefined) $(LDFLAGS)
+ALL_LDFLAGS = $(filter -fsanitize=% --coverage,$(OPT_$(CONFIG))) $(LDFLAGS)
 NVCC_FLAGS := -std=c++17 -O3 -lineinfo -Xcompiler=-Wall,-Wextra,-fPIC
-
 HEADERS := $(wildcard gmm*.h gmm*.cuh)
 objects = $(patsubst %.c,$(B)/obj/%.o,$(wildcard $(1)))
 EXAMPLES := $(patsubst %.c,$(B)/%,$(wildcard examples/*.c))
@@ -48,16 +45,15 @@ RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
 .PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes ncu probes \
-       gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz help install clean FORCE
+        gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz soak coverage help \
+        install clean FORCE
 ##
 ## Targets
 ##   all                    the library object, tests, examples and programs (default)
 all: $(B)/gmm.o $(B)/gmm_tests $(APPS) $(EXAMPLES) $(EXAMPLES_CXX)
-
 # OpenMP threads that spin while they wait keep those they wait for from a core. Beside a busy program training took
 # more than ten times as long with them; alone it takes a third less time.
-run recipes test-train: export OMP_WAIT_POLICY ?= passive
-
+run recipes test-train soak: export OMP_WAIT_POLICY ?= passive
 ##   run                    train a mixture-of-experts language model on this text; ARGS="--help" lists its flags
 run: $(B)/train_moe
 	$(Q)$(B)/train_moe $(ARGS)
@@ -130,15 +126,19 @@ sass-diff: $(P)/nvcc
 ##   check-sources          lengths, parameters, words and inline PTX of the sources against tests/tools/limits.txt
 check-sources:
 	$(Q)python3 -B tests/tools/check_sources.py $(ARGS)
-##   fuzz                   libFuzzer on the header reader and checkpoint plans, with clang; ARGS="-max_total_time=600"
-fuzz: $(B)/fuzz_header $(B)/fuzz_plan
-	$(Q)set -e; for f in header plan; do mkdir -p $(B)/corpus_$$f; \
-	$(B)/fuzz_$$f -max_total_time=60 -print_final_stats=1 $(ARGS) $(B)/corpus_$$f tests/fuzz/$$f; done
+##   fuzz                   libFuzzer on file headers, checkpoint and GTP plans, with clang; ARGS="-max_total_time=600"
+fuzz: $(addprefix $(B)/fuzz_,header plan gtp)
+	$(Q)sh tests/tools/fuzz.sh $^ $(ARGS)
+##   soak                   random operations in 8 threads beside references, MINUTES=10 long; SEED=N draws others;
+##                          ARGS="--engine wgmma", "--soak-threads 2"; a failure prints what repeats it alone
+soak: $(B)/gmm_tests
+	$(Q)$< --arena 1024 --seed $(or $(SEED),1) --soak $$((60 * $(or $(MINUTES),10))) $(ARGS)
+##   coverage               lines of the CPU engine and host code that the tests run, by part; build/coverage.txt
+coverage:
+	$(Q)MAKE="$(MAKE)" sh tests/tools/coverage.sh $(ARGS)
 ##   install                headers, gmm.pc and the CMake package, below $(DESTDIR)$(PREFIX)
 install:
-	mkdir -p $(addprefix $(DESTDIR)$(PREFIX)/,include lib/pkgconfig lib/cmake/gmm)
-	cp $(HEADERS) $(DESTDIR)$(PREFIX)/include/ && cp $(UNIT)*.cmake $(DESTDIR)$(PREFIX)/lib/cmake/gmm/
-	sed 's|@PREFIX@|$(PREFIX)|' examples/vendoring/gmm.pc.in > $(DESTDIR)$(PREFIX)/lib/pkgconfig/gmm.pc
+	$(Q)sh tests/tools/install.sh "$(DESTDIR)" "$(PREFIX)"
 ##   compile_commands.json  what each file is compiled with, for editors
 ##   clean                  remove everything that was built
 clean:
@@ -148,7 +148,7 @@ help:
 	@sed -n 's/^## \{0,1\}//p' Makefile
 ##
 ## Settings (here: value and default)
-##   CONFIG=release         debug, sanitize and emulated (tests/emulator) build into build/debug, build/sanitize, ...
+##   CONFIG=release         debug, sanitize, thread (TSan), coverage, emulated (tests/emulator): in build/debug, ...
 ##   V=1                    show commands        WERROR=1  warnings are errors
 ##   SRC=1                  messages and debuggers name the parts in src/ instead of lines of the headers
 ##   CC=gcc CXX=g++         compilers            CFLAGS=, CXXFLAGS=, LDFLAGS= are added to ours
@@ -164,14 +164,12 @@ help:
 
 TOOLS := CC=$(CC) CXX=$(CXX) NVCC=$(NVCC) CUDA_HOME=$(CUDA_HOME) GPU=$(GPU) NCCL_HOME=$(NCCL_HOME)
 FLAGS := $(CC) $(ALL_CFLAGS) | $(CXX) $(ALL_CXXFLAGS) | $(ALL_LDFLAGS) | $(PARTS)
-
 # Files that change with their texts only, so that other settings rebuild what they concern.
 stale = $(if $(subst :$(file <$(1)),,:$(2)),FORCE)
 $(P)/tools: $(call stale,$(P)/tools,$(TOOLS))
 	@mkdir -p $(@D) && printf '%s\n' '$(TOOLS)' > $@
 $(B)/flags: $(call stale,$(B)/flags,$(FLAGS))
 	@mkdir -p $(@D) && printf '%s\n' '$(FLAGS)' > $@
-
 # In the order of their dependencies. The last two take seconds, and benchmarks alone ask for them.
 PROBES := none.link none.cflags openmp openmp++ c++ pthread pthread.cflags cjson cjson.cflags openblas openblas.cflags \
 	nvcc cudaheaders emulated.cflags emulated.link gpu cuda.cflags cublaslt nccl cuda.link cublas
@@ -180,11 +178,12 @@ $(P)/found: $(P)/tools tests/tools/probe.sh
 $(addprefix $(P)/,$(PROBES) nccl.cflags): $(P)/found ;
 $(P)/torch $(P)/matplotlib: $(P)/found
 	@sh tests/tools/probe.sh $@ $(@F)
-
-# The sanitized build holds the CPU engine alone; the emulated one runs the GPU engines' kernels on the CPU.
-CUDA := $(or $(filter $(CONFIG),emulated),$(if $(filter sanitize,$(CONFIG)),none,cuda nccl))
+# These builds hold the CPU engine alone; the emulated one runs the GPU engines' kernels on the CPU.
+CUDA := $(or $(filter $(CONFIG),emulated),$(if $(filter sanitize thread coverage,$(CONFIG)),none,cuda nccl))
+# TSan does not know how gcc's OpenMP orders threads.
+OPENMP := $(if $(filter thread,$(CONFIG)),none.cflags,openmp)
 CUDA_LINK := $(P)/$(firstword $(patsubst %,%.link,$(CUDA)))
-RESPONSES := $(addprefix $(P)/,openmp pthread pthread.cflags cjson.cflags openblas.cflags cudaheaders $(CUDA:%=%.cflags))
+RESPONSES := $(addprefix $(P)/,$(OPENMP) pthread $(addsuffix .cflags,pthread cjson openblas $(CUDA)) cudaheaders)
 
 # ---- Rules
 
@@ -212,14 +211,15 @@ $(B)/fault.so: tests/fault/fault.c $(B)/flags
 
 # The prerequisites say what a program is linked from.
 LINKED := $(B)/gmm_tests $(B)/cpu_gemm $(B)/checksums $(APPS) $(EXAMPLES)
-$(B)/gmm_tests: $(call objects,tests/*.c examples/common/safetensors.c examples/common/files.c) $(P)/cjson
+WRAP_gmm_tests := -Wl,--wrap=malloc,--wrap=calloc,--wrap=realloc,--wrap=free# tests/test_allocations.c
+$(B)/gmm_tests: $(call objects,tests/*.c examples/common/*.c) $(P)/cjson
 $(APPS): $(B)/%: $(B)/obj/examples/apps/%.o $(call objects,examples/common/*.c) $(P)/cjson
 $(B)/cpu_gemm: $(call objects,tests/bench/cpu_gemm.c) $(P)/openblas
 $(B)/checksums: $(call objects,tests/tools/*.c tests/device.c)
 $(EXAMPLES): $(B)/%: $(B)/obj/%.o
-$(LINKED): $(B)/gmm.o $(P)/openmp $(P)/pthread $(CUDA_LINK)
+$(LINKED): $(B)/gmm.o $(P)/$(OPENMP) $(P)/pthread $(CUDA_LINK)
 	$(call say,LINK,$@)
-	$(Q)$(CC) $(ALL_LDFLAGS) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
+	$(Q)$(CC) $(ALL_LDFLAGS) $(WRAP_$(@F)) -o $@ $(filter %.o,$^) $(addprefix @,$(filter $(P)/%,$^)) -lm
 
 # Programs for GPUs, or empty files where the machine lacks what they need. *.run hold the command of a benchmark.
 $(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torch $(wildcard tests/bench/*_bench.cu)
@@ -239,7 +239,7 @@ $(EXAMPLES_CXX): $(B)/%: %.cpp $(B)/flags $(P)/c++ $(P)/openmp++
 	$(CXX) $(ALL_CXXFLAGS:-O3=-O1) @$(P)/openmp++ -MMD -MP -MF $@.d $(ALL_LDFLAGS) -o $@ $< -lm; fi
 
 FUZZ_FLAGS := -std=c11 -O1 -g $(WARN) -fsanitize=fuzzer,address,undefined -fno-sanitize-recover=all $(INCLUDES)
-$(B)/fuzz_%: tests/fuzz/fuzz.c examples/common/safetensors.c $(UNIT).c $(HEADERS) tests/fuzz/target.h $(P)/cjson
+$(B)/fuzz_%: tests/fuzz/fuzz.c examples/common/safetensors.c $(UNIT).c $(HEADERS) $(wildcard tests/fuzz/*.h) $(P)/cjson
 	$(call say,FUZZ,$@)
 	$(Q)clang $(FUZZ_FLAGS) @$(P)/cjson.cflags -DFUZZ=fuzz_$* -o $@ $(filter %.c,$^) @$(P)/cjson -lm
 

@@ -390,7 +390,8 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
 /* Message of the last failed call for a rank; "" before any. Valid until the next gmm_ranks_error for that rank. */
 GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 
-/* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. */
+/* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. An access for whose record there
+   was no memory counts as one, since its races are not found. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
 
 /* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays. The rules
@@ -1074,7 +1075,8 @@ static int64_t gmm__gtp_sent_scale_bytes(gmm_scaling scaling, int direction, int
     int64_t block = 1;
     if (scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR) return 0;
     if (!gmm__gtp_scale_axis(scaling, direction, &block)) return shard->scale_bytes;
-    return shard_rows / block * shard->scale_cols * gmm_dtype_bits(shard->scale_dtype) / 8;
+    /* at most the bytes of the layout; bits might not fit */
+    return shard_rows / block * shard->scale_cols * (gmm_dtype_bits(shard->scale_dtype) / 8);
 }
 
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error) {
@@ -1819,6 +1821,8 @@ static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const 
     r->access_count = count;
     if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_capacity, sizeof access))
         r->accesses[r->access_count++] = access;
+    else if (w->races++ == 0) /* a race with it would not be found */
+        (void)snprintf(w->race, sizeof w->race, "rank %d: no memory to record what '%s' accesses", r->index, name);
 }
 
 /* --- Failures --- */
@@ -2220,7 +2224,11 @@ static gmm_status gmm__rank_enqueue(gmm__cpu_rank *r, gmm_stream stream, gmm__ra
     }
     if (!r->host || memcmp(r->host->clock, r->queues[0]->clock, sizeof r->host->clock) != 0) {
         gmm__token *host = gmm__token_create(w);
-        if (host) memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
+        if (!host) {
+            gmm__rank_op_free(w, op);
+            return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for the order of a queued operation");
+        }
+        memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
         gmm__token_release(w, r->host);
         r->host = host;
     }

@@ -7,10 +7,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-static struct {
+static _Thread_local struct {
     char *base, *image;
     size_t bytes, used;
-    cudaStream_t stream;
+    cudaStream_t stream, streams[DEVICE_STREAMS];
     cudaEvent_t begin, end;
     void *huge[8];
     int huge_count;
@@ -30,6 +30,7 @@ gmm_stream device_open(size_t bytes, const char **why) {
     void *base = NULL;
     memset(&D, 0, sizeof D);
     if (e == cudaSuccess) e = cudaStreamCreateWithFlags(&D.stream, cudaStreamNonBlocking);
+    D.streams[0] = D.stream;
     if (e == cudaSuccess) e = cudaMalloc(&base, bytes);
     D.base = (char *)base;
     D.image = (char *)malloc(bytes);
@@ -43,8 +44,15 @@ void device_close(void) {
     if (D.begin) (void)cudaEventDestroy(D.begin);
     if (D.end) (void)cudaEventDestroy(D.end);
     (void)cudaFree(D.base);
-    (void)cudaStreamDestroy(D.stream);
+    for (int i = 0; i < DEVICE_STREAMS; i++)
+        if (D.streams[i]) (void)cudaStreamDestroy(D.streams[i]);
     free(D.image);
+}
+
+gmm_stream device_use_stream(int i) {
+    (void)cudaStreamSynchronize(D.stream);
+    if (!D.streams[i] && cudaStreamCreateWithFlags(&D.streams[i], cudaStreamNonBlocking) != cudaSuccess) return NULL;
+    return D.stream = D.streams[i];
 }
 
 size_t device_memory(size_t *total) {
@@ -73,7 +81,7 @@ void device_reset(void) {
 }
 
 /* Virtual memory management of the driver. */
-static struct {
+static _Thread_local struct {
     CUresult (*granularity)(size_t *, const CUmemAllocationProp *, CUmemAllocationGranularity_flags);
     CUresult (*reserve)(CUdeviceptr *, size_t, size_t, CUdeviceptr, unsigned long long);
     CUresult (*create)(CUmemGenericAllocationHandle *, size_t, const CUmemAllocationProp *, unsigned long long);
@@ -159,7 +167,9 @@ const unsigned char *device_host_bytes(const void *device) {
     return (const unsigned char *)D.image + ((const char *)device - D.base);
 }
 
-const char *device_begin_capture(void) { return text(cudaStreamBeginCapture(D.stream, cudaStreamCaptureModeGlobal)); }
+const char *device_begin_capture(void) {
+    return text(cudaStreamBeginCapture(D.stream, cudaStreamCaptureModeThreadLocal));
+}
 const char *device_end_capture(void **graph) {
     cudaGraph_t g = NULL;
     cudaGraphExec_t run = NULL;

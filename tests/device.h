@@ -1,5 +1,5 @@
-/* device.h - GPU memory of the test harness: one arena, so that one copy downloads all buffers. Linked only into builds
-   with the CUDA engines (HAVE_CUDA). */
+/* device.h - GPU memory of the test harness: one arena of each thread, so that one copy downloads all buffers. Linked
+   only into builds with the CUDA engines (HAVE_CUDA). */
 #ifndef GMM_TESTS_DEVICE_H
 #define GMM_TESTS_DEVICE_H
 
@@ -10,6 +10,9 @@ int device_count(void);
 /* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);
+/* What follows is enqueued on stream `i` of DEVICE_STREAMS; those before are finished first. */
+enum { DEVICE_STREAMS = 8 };
+gmm_stream device_use_stream(int i);
 /* Whether the device is the emulator (tests/emulator), which loads no PTX, and whose tensor cores add in fp32. */
 int device_emulated(void);
 /* Bytes of the device's memory that are free. */

@@ -26,7 +26,7 @@ typedef enum t_outcome { T_PASSED, T_FAILED, T_SKIPPED, T_OUTCOMES } t_outcome;
 
 typedef struct t_case {
     void (*run)(int arg);
-    int arg, where, family;
+    int arg, where, family, weight; /* weight: of t_random; 0: the case is none of these */
     size_t bytes; /* bytes given to t_needs */
     char name[160];
 } t_case;
@@ -36,19 +36,21 @@ enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE };
 enum { T_DEPTH = 16 };
 typedef struct t_call { const char *what, *file; int line; } t_call;
 
-extern struct t_harness {
+extern _Thread_local struct t_harness {
     t_case *cases;
     size_t count, capacity;
     jmp_buf leave;
     uint64_t seed, random;
     double worst; /* largest error of the running case, as a fraction of its bound */
-    long allocations;
+    long allocations, live; /* before the running call; not yet released by contexts of this thread */
     size_t memory;        /* size of the memory of the engine, where cases may exceed it; 0: host memory, not limited */
     size_t needs, sparse; /* the running case: its t_needs, and the bytes that t_sparse has handed out */
     int times, jobs, last; /* last: this process runs the cases that must run alone */
     int column, family;    /* of the running case; of the cases that are added */
     long place, mine; /* index of the next case in the common order; index of the next one that this process runs */
     long total;       /* cases of all processes */
+    int64_t step;     /* of a random case: makes its data, beside seed and name */
+    int soak;         /* 1: this thread runs random cases one after another (test_soak.c) */
     const char *command; /* what runs a case alone, up to the options of the case */
     /* What a failure of the running case tells. */
     const char *running, *engine_name;
@@ -74,6 +76,21 @@ extern struct t_tally {
 
 /* test_main.c */
 uint64_t t_hash(const void *data, size_t bytes, uint64_t h);
+/* Runs a case on T.ctx, counts and reports it. */
+void t_run(const t_case *c);
+/* Opens the context of engine e of t_engines; 2, and a message, where there is none. */
+int t_open(size_t e);
+void t_close(void);
+/* Whether the engine is available in T.ctx. If not, gmm_last_error has the reason. */
+int t_has(gmm_engine engine);
+/* Whether the command line selects this case, or engine e. */
+int t_wanted(const char *name);
+int t_engine_wanted(size_t e);
+
+/* test_soak.c */
+/* Runs random cases for so many seconds, or so many steps of each thread if `steps` is not 0. Returns the status of the
+   program. */
+int t_soak(double seconds, int64_t steps, int threads);
 
 /* test_memory.c */
 /* What a buffer of the case holds, as far as it was declared: `count` matrices of rows x cols elements of `element`

@@ -206,7 +206,7 @@ double ref_decode_small(gmm_dtype dtype, uint8_t code) {
 }
 
 uint8_t ref_encode_small(gmm_dtype dtype, double v) {
-    static double value[3][128]; /* of all codes, in ascending order */
+    static _Thread_local double value[3][128]; /* of all codes, in ascending order */
     const struct small *f = small_of(dtype);
     double *values = value[f - smalls], middle;
     const double a = fabs(v);

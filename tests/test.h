@@ -33,7 +33,8 @@
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(router) X(permute) X(pad) \
     X(select) X(gtp) X(graph) X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) X(small) \
     X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) X(quant) X(quantize) X(qlinear) X(mlp_quant) \
-    X(mlp_hooks) X(mlp_fused) X(mlp_reference) X(contracts) X(edges) X(scheduler) X(describe) X(verify)
+    X(mlp_hooks) X(mlp_fused) X(mlp_reference) X(contracts) X(edges) X(scheduler) X(describe) X(verify) \
+    X(allocations)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -50,7 +51,7 @@ typedef struct t_state {
     long checks;         /* that the running case has made; a case that makes none fails */
     long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
 } t_state;
-extern t_state T;
+extern _Thread_local t_state T; /* of this thread: `make soak` runs cases in several */
 
 /* Adds a case that runs for every engine, once without a context (_host), for every GPU engine (_gpu), or once on a GPU
    (_gpu_once, for cases that demand engines themselves). `arg` is passed to it; the rest is its name. */
@@ -62,6 +63,10 @@ void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attr
 /* Declares how many bytes of t_sparse the case added last needs. A case that needs more than the free GPU memory is
    skipped; one that needs more than a quarter of it runs after all other cases. */
 void t_needs(size_t bytes);
+
+/* Declares that the case added last draws all that it does at random, so that `make soak` repeats it with new steps, as
+   often as its weight says beside those of other cases. `make test` runs it once, with step 0. */
+void t_random(int weight);
 
 /* Ends the case as failed, or as skipped (only for what this machine lacks). */
 _Noreturn void t_fail(const char *file, int line, const char *format, ...) __attribute__((format(printf, 3, 4)));
@@ -127,6 +132,11 @@ uint64_t t_rand(void);
 int64_t t_int(int64_t low, int64_t high); /* both included */
 double t_real(void);                      /* uniform in [-1, 1) */
 void t_reseed(uint64_t seed);             /* to make the same data twice */
+/* For random cases: sizes of groups whose sum is at most `rows`. Some or all are empty, all rows are in one, or they
+   are next to multiples of the rows of a tile. */
+int64_t *t_draw_sizes(int64_t groups, int64_t rows);
+/* Mostly one of 1 to `usual`, at times one up to `most`. */
+int64_t t_draw_size(int64_t usual, int64_t most);
 
 /* ----------------------------------------------------------------------------------------------------- Memory --- */
 

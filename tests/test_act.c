@@ -690,7 +690,32 @@ static void bad_operands(int arg) {
 
 /* --------------------------------------------------------------------------------------------------- Cases --- */
 
+/* ------------------------------------------------------------------------------------------------------ Random --- */
+
+static void drawn(int arg) {
+    const ref_act_row *row = &ref_acts[t_int(0, ref_act_count - 1)];
+    const int64_t rows = t_draw_size(40, 300), ffn = t_draw_size(100, 1200), live = t_int(0, rows);
+    gmm_act a = settings(row->kind, 0);
+    act_run r;
+    (void)arg;
+    if (row->gated && t_int(0, 2)) {
+        a.interleave = (int32_t)t_int(1, ffn);
+        while (ffn % a.interleave) a.interleave--;
+    }
+    if (row->kind != GMM_ACT_NONE && t_int(0, 3) == 0) a.limit = (float)t_int(1, 20) * 0.5f;
+    if (row->alpha && t_int(0, 1)) a.alpha = (float)(0.2 + fabs(t_real()) * 0.8); /* `lost` holds up to 1 */
+    if (row->gated && t_int(0, 3) == 0) a.offset = (float)t_real();
+    if (row->betas && t_int(0, 1)) a.beta1 = 1.5f, a.beta2 = (float)t_int(2, 20);
+    r = make(a, rows, live, ffn, dtypes[t_int(0, 2)], dtypes[t_int(0, 2)], dtypes[t_int(0, 2)], dtypes[t_int(0, 2)],
+             t_int(0, 1) * t_int(0, 9));
+    r.groups.tail = (gmm_tail)t_int(0, 1);
+    if (t_int(0, 2) == 0) r.d.prob = NULL;
+    run_both(&r);
+}
+
 void tests_act(void) {
+    t_add(drawn, 0, "act drawn at random");
+    t_random(6);
     t_add_host(presets, 0, "act presets and names");
     t_add_host(elementary, 0, "act exp, sigmoid, tanh");
     t_add_host(normal_cdf, 0, "act normal distribution");

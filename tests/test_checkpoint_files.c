@@ -6,6 +6,7 @@
 #include "test.h"
 
 #include "files.h"
+#include "fuzz/gtp.h"
 #include "fuzz/target.h"
 
 #include <dirent.h>
@@ -25,12 +26,14 @@ static char *file_of(const char *name) {
     return path;
 }
 
-static void replay(int plan) { /* every input of the corpus runs without a failure, and some are accepted */
-    const char *const folder = plan ? "tests/fuzz/plan" : "tests/fuzz/header";
+static void replay(int target) { /* every input of the corpus runs without a failure, and some are accepted */
+    static const char *const folders[] = {"tests/fuzz/header", "tests/fuzz/plan", "tests/fuzz/gtp"};
+    static int (*const run[])(const uint8_t *, size_t) = {fuzz_header, fuzz_plan, fuzz_gtp};
+    const char *const folder = folders[target];
     DIR *open = opendir(folder);
     struct dirent *entry;
     int count = 0, accepted = 0;
-    need_cjson();
+    if (target < 2) need_cjson();
     T_CHECK(open != NULL, "%s is not there: run from the project's folder", folder);
     while ((entry = readdir(open)) != NULL) {
         char path[400];
@@ -44,7 +47,7 @@ static void replay(int plan) { /* every input of the corpus runs without a failu
         n = fread(data, 1, 1 << 16, in);
         fclose(in);
         count++;
-        accepted += plan ? fuzz_plan(data, n) : fuzz_header(data, n);
+        accepted += run[target](data, n);
     }
     closedir(open);
     T_CHECK(count >= 10 && accepted >= 4 && accepted < count, "%d inputs, %d accepted", count, accepted);
@@ -304,6 +307,7 @@ void tests_checkpoint_files(void) {
     t_add_host(header, -1, "checkpoint files headers that lie");
     t_add_host(replay, 0, "checkpoint files kept inputs of the header fuzzer");
     t_add_host(replay, 1, "checkpoint files kept inputs of the plan fuzzer");
+    t_add_host(replay, 2, "checkpoint files kept inputs of the GTP fuzzer");
     t_add_host(missing_shard, 0, "checkpoint files index that names a missing shard");
     t_add_host(missing_shards, 0, "checkpoint files index with missing shards opened in part");
     t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");

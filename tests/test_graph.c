@@ -248,6 +248,9 @@ static void layer_reroute(layer *l, int kind) {
 static void wait_for(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
 #define wait_for(...) T_CALL(wait_for, __VA_ARGS__)
 
+/* Argument of the cases of a layer: dtype and recipe. */
+static int layer_arg(gmm_dtype dtype, int recipe) { return (int)dtype | recipe << 8; }
+
 /* One captured forward and backward of the layer, replayed with other routings, equals eager calls */
 static void replay_layer(int arg) {
     enum { BATCH = 10 };
@@ -384,18 +387,23 @@ static void freed(int arg) {
     }
 }
 
-/* Linear operations, with splits from all empty to full, faulty splits between valid ones */
-static void replay_linear(int arg) {
-    enum { G = 5, CAPACITY = 300, K = 72, N = 56 };
-    static const int64_t splits[][G] = {
-        { 10, 20, 30, 40, 50 }, { 0, 0, 0, 0, 0 }, { 300, 0, 0, 0, 0 }, { 0, 0, 0, 0, 300 }, { 129, 1, 0, 127, 43 },
-        { -5, 20, 30, 0, 7 }, { 100, 100, 100, 100, 100 }, { 60, 60, 60, 60, 60 }, { 1, 1, 1, 1, 1 }
-    };
-    const uint32_t want_fault[] = { 0, 0, 0, 0, 0, GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, 0, 0 };
-    const gmm_dtype dtype = (gmm_dtype)arg;
-    const t_mat x = t_mat_in(dtype, 1, CAPACITY, K, T_REALS), dy = t_mat_in(dtype, 1, CAPACITY, N, T_REALS);
-    const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, T_TABLE_HOST, T_REALS);
-    t_mat y = t_mat_out(dtype, 1, CAPACITY, N), dx = t_mat_out(dtype, 1, CAPACITY, K), dw = t_mat_out(GMM_F32, G, N, K);
+/* Linear operations that are captured once and replayed with `count` splits of `groups` sizes each: the bits of eager
+   calls, and the fault bits in `faults`. */
+typedef struct replayed {
+    gmm_dtype dtype;
+    int64_t groups, capacity, K, N;
+    t_form w;
+    const int64_t *splits;
+    const uint32_t *faults;
+    int count;
+} replayed;
+static void replay_splits(const replayed *p) {
+    const gmm_dtype dtype = p->dtype;
+    const int64_t G = p->groups, capacity = p->capacity, K = p->K, N = p->N;
+    const size_t split_bytes = (size_t)G * sizeof *p->splits;
+    const t_mat x = t_mat_in(dtype, 1, capacity, K, T_REALS), dy = t_mat_in(dtype, 1, capacity, N, T_REALS);
+    const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, p->w, T_REALS);
+    t_mat y = t_mat_out(dtype, 1, capacity, N), dx = t_mat_out(dtype, 1, capacity, K), dw = t_mat_out(GMM_F32, G, N, K);
     t_mat db = t_mat_out(GMM_F32, G, 1, N);
     t_mat *const outs[4] = { &y, &dx, &dw, &db };
     gmm_groups groups = GMM_ZERO;
@@ -407,9 +415,9 @@ static void replay_linear(int arg) {
     uint32_t *fault = (uint32_t *)t_alloc(4);
     gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
         gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad };
-    groups.count = G;
-    groups.capacity = CAPACITY;
-    groups.splits = t_alloc(sizeof splits[0]);
+    groups.count = (int32_t)G;
+    groups.capacity = capacity;
+    groups.splits = t_alloc(split_bytes);
     groups.dtype = GMM_I64;
     groups.tail = GMM_TAIL_ZERO;
     groups.fault = fault;
@@ -435,11 +443,11 @@ static void replay_linear(int arg) {
     for (int op = 0; op < 4 && s == GMM_OK; op++) s = run[op](T.ctx, &d, ws, bytes, T.stream);
     wait_for("end", device_end_capture(&graph));
     T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
-    for (int i = 0; i < (int)T_COUNT(splits); i++) {
+    for (int i = 0; i < p->count; i++) {
         void *eager[4];
         uint32_t seen, zero = 0;
         for (int pass = 0; pass < 2; pass++) {
-            t_upload((void *)(uintptr_t)groups.splits, splits[i], sizeof splits[i]);
+            t_upload((void *)(uintptr_t)groups.splits, p->splits + i * G, split_bytes);
             t_upload(fault, &zero, sizeof zero);
             t_poison(ws, 0xFF, bytes);
             for (int k = 0; k < 4; k++)
@@ -449,7 +457,7 @@ static void replay_linear(int arg) {
             else
                 for (int op = 0; op < 4; op++) T_OK(run[op](T.ctx, &d, ws, bytes, T.stream));
             t_download(&seen, fault, sizeof seen);
-            T_CHECK(seen == want_fault[i], "split %d: fault bits %x, want %x", i, seen, want_fault[i]);
+            T_CHECK(seen == p->faults[i], "split %d: fault bits %x, want %x", i, seen, p->faults[i]);
             for (int k = 0; k < 4; k++) {
                 void *b = t_mat_bits(outs[k]);
                 if (pass)
@@ -460,6 +468,39 @@ static void replay_linear(int arg) {
         }
     }
     device_graph_free(graph);
+}
+#define replay_splits(...) T_CALL(replay_splits, __VA_ARGS__)
+
+/* Splits from all empty to full, faulty ones between valid ones. */
+static void replay_linear(int arg) {
+    static const int64_t splits[][5] = {
+        { 10, 20, 30, 40, 50 }, { 0, 0, 0, 0, 0 }, { 300, 0, 0, 0, 0 }, { 0, 0, 0, 0, 300 }, { 129, 1, 0, 127, 43 },
+        { -5, 20, 30, 0, 7 }, { 100, 100, 100, 100, 100 }, { 60, 60, 60, 60, 60 }, { 1, 1, 1, 1, 1 }
+    };
+    static const uint32_t faults[] = { 0, 0, 0, 0, 0, GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, 0, 0 };
+    const replayed p = { (gmm_dtype)arg, 5, 300, 72, 56, T_TABLE_HOST, splits[0], faults, (int)T_COUNT(splits) };
+    replay_splits(&p);
+}
+
+/* Any shape, replayed with splits that are drawn; or a whole layer with routings that are drawn. */
+static void drawn(int arg) {
+    enum { SPLITS = 6 };
+    static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
+    static const uint32_t faults[SPLITS] = { 0 };
+    replayed p = { dtypes[t_int(0, 2)], t_draw_size(8, 40), t_draw_size(300, 1500), 8 * t_draw_size(20, 80),
+                   8 * t_draw_size(20, 80), (t_form)t_int(0, 2), NULL, faults, SPLITS };
+    int64_t *splits;
+    (void)arg;
+    if (t_int(0, 2) == 0) {
+        const int recipe = (int)t_int(GMM_RECIPE_NONE, GMM_RECIPE_NVFP4);
+        replay_layer(layer_arg(recipe ? GMM_BF16 : p.dtype, recipe));
+        return;
+    }
+    splits = (int64_t *)t_host((size_t)(SPLITS * p.groups) * sizeof *splits);
+    for (int i = 0; i < SPLITS; i++)
+        memcpy(splits + i * p.groups, t_draw_sizes(p.groups, t_int(0, p.capacity)), (size_t)p.groups * sizeof *splits);
+    p.splits = splits;
+    replay_splits(&p);
 }
 
 /* Host sizes cannot be captured; the capture stays valid */
@@ -507,11 +548,10 @@ static void host_sizes(int arg) {
     device_graph_free(graph);
 }
 
-/* Argument of the cases of a layer: dtype and recipe. */
-static int layer_arg(gmm_dtype dtype, int recipe) { return (int)dtype | recipe << 8; }
-
 void tests_graph(void) {
     static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
+    t_add_gpu(drawn, 0, "graph drawn at random");
+    t_random(8);
     for (int i = 0; i < T_COUNT(dtypes); i++) {
         const char *name = gmm_dtype_name(dtypes[i]);
         t_add_gpu(replay_linear, (int)dtypes[i], "graph of linear operations, other splits %s", name);

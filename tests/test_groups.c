@@ -429,6 +429,7 @@ static void offsets_op(int arg) {
 /* One context per thread, all threads at once. */
 typedef struct worker {
     gmm_context *ctx;
+    gmm_stream stream;
     lin_run r[4];
     void *workspace[4];
     size_t bytes[4];
@@ -441,7 +442,7 @@ static void *work(void *arg) {
         for (int i = 0; i < 4 && w->status == GMM_OK; i++) {
             gmm_status (*const call[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
                 gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
-            w->status = call[i](w->ctx, &w->r[i].d, w->workspace[i], w->bytes[i], T.stream);
+            w->status = call[i](w->ctx, &w->r[i].d, w->workspace[i], w->bytes[i], w->stream);
         }
     return NULL;
 }
@@ -462,6 +463,7 @@ static void context_per_thread(int arg) {
         gmm_config config = T.config;
         config.threads = k % 4 == 3 ? 2 : 1;
         workers[k].ctx = t_context(&config);
+        workers[k].stream = T.stream; /* T is the caller's */
         for (int i = 0; i < 4; i++) {
             const lin_spec s = real_spec(i * 3 + arg, sizes, 5);
             gmm_info info = GMM_ZERO;

@@ -864,8 +864,87 @@ static void odd_addresses(int arg) {
     }
 }
 
+/* ------------------------------------------------------------------------------------------------------ Random --- */
+
+/* A call with everything drawn; `rows` bounds the sum of the sizes. */
+static lin_spec drawn_spec(int64_t rows) {
+    lin_spec s = {.op = ops[t_int(0, 3)], .in = lin_dtype((int)t_int(0, 2)), .out = lin_dtype((int)t_int(0, 2)),
+                  .groups = (int32_t)t_draw_size(9, 70), .K = t_draw_size(80, 600), .N = t_draw_size(80, 600),
+                  .extra = t_int(0, 2) ? 0 : t_int(1, 140), .split = (lin_split)t_int(0, 3),
+                  .pad = t_int(0, 1) * t_int(0, 9), .gap = t_int(0, 1) * t_int(0, 40), .w = (t_form)t_int(0, 2),
+                  .grad = (t_form)t_int(0, 2), .bias_form = (t_form)t_int(0, 2), .alpha = (int)t_int(0, 2),
+                  .tail = (gmm_tail)t_int(0, 1), .fill = t_int(0, 1) ? T_INTS : T_REALS};
+    while (s.K * s.N > 60000) s.K = (s.K + 1) / 2;
+    s.sizes = t_draw_sizes(s.groups, rows);
+    s.on_host = t_int(0, 7) == 0;
+    s.add = t_int(0, 2) == 0;
+    s.main_grad = (int)t_int(0, 1);
+    s.overwrite = t_int(0, 3) == 0;
+    s.beta = t_int(0, 3) == 0;
+    s.frozen = t_int(0, 3) == 0;
+    if (s.op == GMM_OP_LINEAR_FWD && t_int(0, 1)) s.bias = lin_dtype((int)t_int(0, 2));
+    if (s.op == GMM_OP_LINEAR_BGRAD && t_int(0, 1)) {
+        s.bias = lin_dtype((int)t_int(0, 2));
+        s.dscale = (int)t_int(1, 2);
+        s.no_db = t_int(0, 3) == 0;
+    }
+    s.scale = (s.bias != GMM_NONE || s.op == GMM_OP_LINEAR_BGRAD) && t_int(0, 1);
+    if (s.frozen && !lin_is_grad(s.op)) s.frozen = 0;
+    if (s.beta && !lin_is_grad(s.op)) s.beta = 0;
+    return s;
+}
+
+static void drawn(int arg) {
+    const lin_spec s = drawn_spec(t_draw_size(200, 700));
+    lin_run r;
+    (void)arg;
+    lin_build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+    if (t_int(0, 3) == 0 && !s.frozen && !s.beta && !s.dscale && !s.main_grad && !s.add) lin_alone(&r);
+}
+
+/* Several calls at once on streams of one context. */
+static void drawn_streams(int arg) {
+    enum { STREAMS = 4 };
+    gmm_status (*const call[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
+        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
+    lin_run *r = (lin_run *)t_host(STREAMS * sizeof *r);
+    gmm_runtime rt = GMM_ZERO;
+    gmm_stream stream[STREAMS] = {NULL};
+    gmm_info info[STREAMS];
+    void *workspace[STREAMS];
+    gmm_status worst = GMM_OK;
+    (void)arg;
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    memset(info, 0, sizeof info);
+    for (int i = 0; i < STREAMS; i++) {
+        const lin_spec s = drawn_spec(t_draw_size(150, 500));
+        lin_build(&r[i], &s);
+        T_OK(gmm_linear_query(T.ctx, s.op, &r[i].d, &info[i]));
+        workspace[i] = t_workspace(info[i].workspace_bytes);
+    }
+    t_wait(); /* the operands were written on T.stream */
+    for (int i = 0; i < STREAMS && worst == GMM_OK; i++) worst = rt.stream_create(rt.self, 0, &stream[i]);
+    for (int i = 0; i < STREAMS && worst == GMM_OK; i++)
+        worst = call[r[i].spec.op - GMM_OP_LINEAR_FWD](T.ctx, &r[i].d, workspace[i], info[i].workspace_bytes,
+                                                       stream[i]);
+    for (int i = 0; i < STREAMS; i++) {
+        const gmm_status s = stream[i] ? rt.stream_sync(rt.self, stream[i]) : GMM_OK;
+        if (worst == GMM_OK) worst = s;
+        if (stream[i]) (void)rt.stream_destroy(rt.self, stream[i]);
+    }
+    T_CHECK(worst == GMM_OK, "%s: %s", gmm_status_name(worst), gmm_last_error(T.ctx));
+    t_check_guards();
+    for (int i = 0; i < STREAMS; i++) lin_check(&r[i]);
+}
+
 void tests_linear(void) {
     static const char *const name[] = {"f32", "f16", "bf16"};
+    t_add(drawn, 0, "linear drawn at random");
+    t_random(12);
+    t_add_gpu(drawn_streams, 0, "linear drawn at random on several streams");
+    t_random(6);
     for (int i = 0; i < T_COUNT(shapes); i++)
         for (int k = 0; k < 9; k++)
             t_add(shape_case, i * 9 + k, "linear %s %s G=%d rows=%lld %lldx%lld",

@@ -15,9 +15,9 @@
 #include <time.h>
 #include <unistd.h>
 
-t_state T;
+_Thread_local t_state T;
 
-struct t_harness H;
+_Thread_local struct t_harness H;
 struct t_tally *t_tally;
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -35,6 +35,7 @@ static void t_append(void (*run)(int), int arg, int where, const char *name, va_
     c->where = where;
     c->family = H.family;
     c->bytes = 0;
+    c->weight = 0;
     (void)vsnprintf(c->name, sizeof c->name, name, list);
 }
 
@@ -67,6 +68,7 @@ void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) {
 }
 
 void t_needs(size_t bytes) { H.cases[H.count - 1].bytes = bytes; }
+void t_random(int weight) { H.cases[H.count - 1].weight = weight; }
 
 /* ----------------------------------------------------------------------------------------------------- Random --- */
 
@@ -140,9 +142,13 @@ static void t_together(void) {
     (void)atomic_compare_exchange_strong(&t_tally->alone, &mine, 0);
 }
 
+static struct t_harness *first_harness; /* of the thread that started the program */
+
 #if !defined(__SANITIZE_ADDRESS__)
-/* Signal handler: a read or write outside of a buffer, or a write to an input; the process cannot continue. */
+/* Signal handler: a read or write outside of a buffer, or a write to an input; the process cannot continue. A thread
+   that runs no case is one of OpenMP's: it belongs to the case of the first thread, as far as is known. */
 static void t_crashed(int signal_number) {
+    if (!H.running && first_harness) H = *first_harness;
     t_report_crash(signal_number == SIGSEGV ? "memory outside a buffer was touched, or an input was written"
                                             : "crashed");
     t_tally->count[T_FAILED]++;
@@ -162,7 +168,7 @@ enum { T_FILTERS = 128, T_ROUNDS = 300 };
 static struct {
     const char *filters[T_FILTERS], *engine;
     int exact[T_FILTERS]; /* 1: the filter is a whole name, of --case */
-    long cpu_level, arena, memory;
+    long cpu_level, arena, memory, soak, soak_steps, soak_threads; /* soak: seconds */
     int filter_count, list, inject;
 } O;
 
@@ -194,7 +200,7 @@ static void t_fits(const t_case *c) {
                total);
 }
 
-static void t_run(const t_case *c) {
+void t_run(const t_case *c) {
     struct timespec start, end;
     double seconds;
     int left;
@@ -202,8 +208,8 @@ static void t_run(const t_case *c) {
     H.running = c->name;
     H.needs = c->bytes;
     H.sparse = 0;
-    t_reseed(t_hash(c->name, strlen(c->name), 7));
-    t_progress(c);
+    t_reseed(t_hash(c->name, strlen(c->name), 7 + (uint64_t)H.step));
+    if (!H.soak) t_progress(c);
     (void)timespec_get(&start, TIME_UTC);
     T.checks = 0;
     left = setjmp(H.leave);
@@ -224,7 +230,7 @@ static void t_run(const t_case *c) {
         if (H.worst > 0.0) printf(", %.1f%% of the bound", 100.0 * H.worst);
         if (H.last) printf(", alone");
         printf(")\n");
-    } else if (H.times) printf("%8.3f s [%s] %s\n", seconds, H.engine_name, c->name);
+    } else if (H.times) printf("%8.3f s [%s] %s, step %lld\n", seconds, H.engine_name, c->name, (long long)H.step);
     fflush(stdout);
 }
 
@@ -236,9 +242,8 @@ const struct t_engine t_engines[T_ENGINES] = {
     {GMM_ENGINE_WGMMA, GMM_ENGINE_AUTO, GMM_SPACE_CUDA},
 };
 
-/* Whether the engine is available in T.ctx, by a query for a product that every engine serves. If not, gmm_last_error
-   has the reason. */
-static int t_has(gmm_engine engine) {
+/* By a query for a product that every engine serves. */
+int t_has(gmm_engine engine) {
     gmm_groups groups = GMM_ZERO;
     gmm_options options = GMM_ZERO;
     gmm_linear d = GMM_ZERO;
@@ -267,12 +272,13 @@ static int t_gpus(void) {
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING]... [--case NAME]... [--seed N] [--engine NAME] [--threads N]\n"
     "             [--cpu-level N] [--arena MIB] [--memory MIB] [--jobs N] [--verbose] [--times] [--rounds N]\n"
-    "             [--inject-failure]\n"
+    "             [--inject-failure] [--step N] [--soak SECONDS | --soak-steps N] [--soak-threads N]\n"
     "Runs the cases whose names hold SUBSTRING or are NAME, or one of several, on every engine present or on the one\n"
     "named, and ends with a table of passed, failed and skipped cases by test file and engine.\n"
     "--jobs: N processes share them, and the processors. --times: prints the seconds of each. --rounds: replays of a\n"
     "graph, 300 by default, of a whole layer's a tenth. --arena: MiB of GPU memory for a process's buffers, 4096 by\n"
-    "default. --memory: MiB that the engines' memory is taken to have; by default what the GPU has.\n";
+    "default. --memory: MiB that the engines' memory is taken to have; by default what the GPU has.\n"
+    "--soak: random cases for so long, in 8 threads with contexts of their own. A failure prints its --step.\n";
 
 static long t_number(const char *flag, const char *text) {
     char *end = NULL;
@@ -284,7 +290,7 @@ static long t_number(const char *flag, const char *text) {
     return n;
 }
 
-static int t_wanted(const char *name) {
+int t_wanted(const char *name) {
     for (int i = 0; i < O.filter_count; i++)
         if (O.exact[i] ? !strcmp(name, O.filters[i]) : strstr(name, O.filters[i]) != NULL) return 1;
     return O.filter_count == 0;
@@ -298,7 +304,7 @@ static void t_turn(const t_case *c) {
 }
 
 /* Whether engine e is wanted, and can be there. */
-static int t_engine_wanted(size_t e) {
+int t_engine_wanted(size_t e) {
     return (!O.engine || !strcmp(O.engine, gmm_engine_name(t_engines[e].name))) &&
            (t_engines[e].space == GMM_SPACE_CPU || t_gpus());
 }
@@ -329,8 +335,7 @@ static long t_cases_wanted(void) {
     return n;
 }
 
-/* Opens the context of engine e; 2, and a message, where there is none. */
-static int t_open(size_t e) {
+int t_open(size_t e) {
     gmm_error error = GMM_ZERO;
     memset(&T.config, 0, sizeof T.config);
     T.config.space = t_engines[e].space;
@@ -358,7 +363,7 @@ static int t_open(size_t e) {
     return 0;
 }
 
-static void t_close(void) {
+void t_close(void) {
     gmm_destroy(T.ctx);
     T.ctx = NULL;
 #ifdef HAVE_CUDA
@@ -368,21 +373,19 @@ static void t_close(void) {
     T.gpu = 0;
 }
 
-#if !defined(__SANITIZE_ADDRESS__)
 static void t_catch_crashes(void) {
+#if !defined(__SANITIZE_ADDRESS__)
     static const int signals[] = {SIGSEGV, SIGBUS, SIGILL, SIGFPE, SIGABRT};
     for (int i = 0; i < T_COUNT(signals); i++) (void)signal(signals[i], t_crashed);
-}
 #endif
+}
 
 /* Runs this process's share of the selected cases on all engines; the last process runs those that must run alone.
    Returns 0, or 2 where an engine has no context. */
 static int t_process(int first) {
-    static const t_case injected = {t_injected, 1, T_HOST_ONLY, T_FAMILY_INJECTED, 0, "injected failure"};
+    static const t_case injected = {t_injected, 1, T_HOST_ONLY, T_FAMILY_INJECTED, 0, 0, "injected failure"};
     int later = 0;
-#if !defined(__SANITIZE_ADDRESS__)
     t_catch_crashes();
-#endif
     H.mine = atomic_fetch_add(&t_tally->taken, 1);
     H.total = t_cases_wanted();
     H.engine_name = "host";
@@ -467,6 +470,10 @@ static int t_options(int argc, char **argv) {
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
         else if (!strcmp(flag, "--arena")) O.arena = t_number(flag, value), i++;
         else if (!strcmp(flag, "--memory")) O.memory = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--step")) H.step = (int64_t)t_number(flag, value), i++;
+        else if (!strcmp(flag, "--soak")) O.soak = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--soak-steps")) O.soak_steps = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--soak-threads")) O.soak_threads = t_number(flag, value), i++;
         else if (!strcmp(flag, "--threads")) T.threads = (int)t_number(flag, value), i++;
         else if (!strcmp(flag, "--cpu-level")) O.cpu_level = t_number(flag, value), i++;
         else {
@@ -515,6 +522,13 @@ int main(int argc, char **argv) {
     t_tally = (struct t_tally *)mmap(NULL, sizeof *t_tally, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (t_tally == MAP_FAILED) abort();
     t_tally->told = (long)time(NULL);
+    first_harness = &H;
+    if (O.soak || O.soak_steps) {
+        t_catch_crashes();
+        status = t_soak((double)O.soak, (int64_t)O.soak_steps, O.soak_threads ? (int)O.soak_threads : 8);
+        free(H.cases);
+        return status;
+    }
     status = H.jobs > 1 ? t_processes() : t_process(1);
     t_report_begin();
     free(H.cases);

@@ -28,11 +28,13 @@ typedef struct t_blocks {
     t_block *item;
     size_t count, capacity;
 } t_blocks;
-static t_blocks blocks;
-static gmm_context *contexts[64];
-static size_t context_count;
-static int workspace_turn;
-static struct { unsigned char *map; size_t bytes; } spare; /* mapping of the last workspace, for the next one */
+/* Of the thread that runs the case. */
+static _Thread_local t_blocks blocks;
+static _Thread_local gmm_context *contexts[64];
+static _Thread_local size_t context_count;
+static _Thread_local int workspace_turn;
+/* Mapping of the last workspace, for the next one. */
+static _Thread_local struct { unsigned char *map; size_t bytes; } spare;
 
 #define T_CANARY 0xC3
 #define T_FRONT 256 /* canary bytes watched before a buffer */
@@ -255,7 +257,7 @@ void *t_get(const void *device, size_t bytes) {
 
 /* What a block is, for messages. */
 static const char *t_describe(const t_block *b) {
-    static char text[128];
+    static _Thread_local char text[128];
     if (b->dtype == GMM_NONE) (void)snprintf(text, sizeof text, "a buffer of %zu bytes", b->bytes);
     else
         (void)snprintf(text, sizeof text, "a buffer of %zu bytes (%lld matrices of %lld x %lld %s)", b->bytes,
@@ -371,10 +373,12 @@ void t_refused(gmm_status want, gmm_status got, const char *text, const char *ca
 void *t_counted_alloc(void *user, size_t bytes) {
     (void)user;
     T.allocations++;
+    H.live++;
     return malloc(bytes);
 }
 void t_counted_release(void *user, void *memory) {
     (void)user;
+    H.live -= memory != NULL;
     free(memory);
 }
 

@@ -16,11 +16,13 @@ typedef struct mlp_spec {
     t_form form;
     gmm_save save;
     gmm_tail tail;
+    const int64_t *sizes; /* NULL = usual_sizes */
 } mlp_spec;
 
 enum { GROUPS = 4 };
-static const int64_t sizes_of[GROUPS] = { 0, 37, 5, 61 };
-enum { LIVE = 103, ROWS = 110 };
+/* Sizes of the groups, their sum, and the capacity; build sets them. */
+static const int64_t usual_sizes[GROUPS] = { 0, 37, 5, 61 };
+static _Thread_local int64_t sizes_of[GROUPS], live_rows, all_rows = 110;
 
 /* A built MLP: inputs, outputs and buffers of fwd and bwd. */
 typedef struct mlp_run {
@@ -45,8 +47,8 @@ static gmm_grad grad_of(const t_mat *m, int main_grad) {
 
 /* Rows beyond the sum of the sizes are NaN in every input. */
 static t_mat activations(gmm_dtype dtype, int64_t cols, double size) {
-    t_mat m = t_mat_make(dtype, 1, ROWS, cols, 3, 0, T_PACKED, T_REALS);
-    for (int64_t i = 0; i < ROWS * cols; i++) m.v[i] = i < LIVE * cols ? ref_round(dtype, m.v[i] * size) : NAN;
+    t_mat m = t_mat_make(dtype, 1, all_rows, cols, 3, 0, T_PACKED, T_REALS);
+    for (int64_t i = 0; i < all_rows * cols; i++) m.v[i] = i < live_rows * cols ? ref_round(dtype, m.v[i] * size) : NAN;
     t_mat_put(&m);
     return m;
 }
@@ -63,6 +65,9 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     int32_t sizes[GROUPS];
     memset(r, 0, sizeof *r);
     r->spec = *spec;
+    memcpy(sizes_of, spec->sizes ? spec->sizes : usual_sizes, sizeof sizes_of);
+    live_rows = sizes_of[0] + sizes_of[1] + sizes_of[2] + sizes_of[3];
+    all_rows = live_rows + 7;
     t_about("%s, %s, hidden %lld, ffn %lld, out %lld, interleave %d, bias %d, prob %d", gmm_act_name(spec->act.kind),
             gmm_dtype_name(t), (long long)spec->hidden, (long long)spec->ffn,
             (long long)(spec->hidden_out ? spec->hidden_out : spec->hidden), (int)spec->act.interleave, spec->bias,
@@ -75,7 +80,7 @@ static void build(mlp_run *r, const mlp_spec *spec) {
         r->offsets[g + 1] = r->offsets[g] + sizes_of[g];
     }
     r->groups.count = GROUPS;
-    r->groups.capacity = ROWS;
+    r->groups.capacity = all_rows;
     r->groups.splits = t_in(sizes, sizeof sizes);
     r->groups.dtype = GMM_I32;
     r->groups.tail = spec->tail;
@@ -94,10 +99,10 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     r->w2 = weights(t, r->out, spec->ffn, 1.0 / sqrt((double)spec->ffn) * 2.0, spec->form);
     r->b1 = weights(t, 1, r->F1, 0.5, T_PACKED);
     r->b2 = weights(t, 1, r->out, 0.5, T_PACKED);
-    r->prob = (double *)t_host(ROWS * sizeof(double));
-    for (int i = 0; i < ROWS; i++) r->prob[i] = i >= LIVE ? NAN : i % 7 == 3 ? 0.0 : (float)(t_real() * 1.5);
-    r->y = t_mat_make(t, 1, ROWS, r->out, 2, 0, T_PACKED, T_POISON);
-    r->dx = t_mat_make(t, 1, ROWS, spec->hidden, 1, 0, T_PACKED, T_POISON);
+    r->prob = (double *)t_host(all_rows * sizeof(double));
+    for (int i = 0; i < all_rows; i++) r->prob[i] = i >= live_rows ? NAN : i % 7 == 3 ? 0.0 : (float)(t_real() * 1.5);
+    r->y = t_mat_make(t, 1, all_rows, r->out, 2, 0, T_PACKED, T_POISON);
+    r->dx = t_mat_make(t, 1, all_rows, spec->hidden, 1, 0, T_PACKED, T_POISON);
     r->dw1 = t_mat_make(GMM_F32, GROUPS, r->F1, spec->hidden, 0, 0, spec->form, T_POISON);
     r->dw2 = t_mat_make(GMM_F32, GROUPS, r->out, spec->ffn, 0, 0, spec->form, T_POISON);
     r->db1 = t_mat_out(GMM_F32, GROUPS, 1, r->F1);
@@ -106,7 +111,7 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     r->gw2 = grad_of(&r->dw2, 0);
     r->gb1 = grad_of(&r->db1, 0);
     r->gb2 = grad_of(&r->db2, 0);
-    r->dprob = t_floats_out(ROWS);
+    r->dprob = t_floats_out(all_rows);
 
     r->d.config = &r->config;
     r->d.groups = &r->groups;
@@ -125,7 +130,7 @@ static void build(mlp_run *r, const mlp_spec *spec) {
         r->d.db2 = &r->gb2;
     }
     if (spec->prob) {
-        r->d.prob = t_floats_in(r->prob, ROWS);
+        r->d.prob = t_floats_in(r->prob, all_rows);
         r->d.dprob = r->dprob;
     }
 }
@@ -161,8 +166,8 @@ static outputs outputs_of(const mlp_run *r) {
         o.bits[i] = t_mat_bits(mats[i]);
         o.bytes[i] = (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype));
     }
-    o.bits[6] = t_get(r->dprob, ROWS * sizeof(float));
-    o.bytes[6] = ROWS * sizeof(float);
+    o.bits[6] = t_get(r->dprob, all_rows * sizeof(float));
+    o.bytes[6] = all_rows * sizeof(float);
     return o;
 }
 static const char *const output_names[7] = { "y", "dx", "dw1", "dw2", "db1", "db2", "dprob" };
@@ -231,9 +236,9 @@ static void check(const mlp_run *r, int with_bwd) {
     const int64_t H = s->hidden, F = s->ffn, F1 = r->F1, O = r->out;
     const int gated = gmm_act_gated(s->act.kind);
     const gmm_dtype t = s->dtype;
-    bounded *z = bounded_array(LIVE * F1), *h = bounded_array(LIVE * F), *dz = bounded_array(LIVE * F1);
-    bounded *y = bounded_array(LIVE * O), *dx = bounded_array(LIVE * H);
-    bounded *dp = bounded_array(LIVE), *dw1 = bounded_array(GROUPS * F1 * H), *dw2 = bounded_array(GROUPS * O * F);
+    bounded *z = bounded_array(live_rows * F1), *h = bounded_array(live_rows * F), *dz = bounded_array(live_rows * F1);
+    bounded *y = bounded_array(live_rows * O), *dx = bounded_array(live_rows * H);
+    bounded *dp = bounded_array(live_rows), *dw1 = bounded_array(GROUPS * F1 * H), *dw2 = bounded_array(GROUPS * O * F);
     bounded *db1 = bounded_array(GROUPS * F1), *db2 = bounded_array(GROUPS * O);
     const double *x = r->x.v, *dy = r->dy.v;
 
@@ -312,26 +317,28 @@ static void check(const mlp_run *r, int with_bwd) {
                 }
         }
     }
-    compare("y", t_mat_get(&r->y), y, LIVE * O);
+    compare("y", t_mat_get(&r->y), y, live_rows * O);
     if (with_bwd) {
-        compare("dx", t_mat_get(&r->dx), dx, LIVE * H);
+        compare("dx", t_mat_get(&r->dx), dx, live_rows * H);
         compare("dw1", t_mat_get(&r->dw1), dw1, GROUPS * F1 * H);
         compare("dw2", t_mat_get(&r->dw2), dw2, GROUPS * O * F);
         if (s->bias) {
             compare("db1", t_mat_get(&r->db1), db1, GROUPS * F1);
             compare("db2", t_mat_get(&r->db2), db2, GROUPS * O);
         }
-        if (s->prob) compare("dprob", t_floats_get(r->dprob, ROWS), dp, LIVE);
+        if (s->prob) compare("dprob", t_floats_get(r->dprob, all_rows), dp, live_rows);
     }
     /* rows past the sum */
     {
         const size_t row = (size_t)(O * ref_bytes(t)), row_dx = (size_t)(H * ref_bytes(t));
         const int byte = s->tail == GMM_TAIL_ZERO ? 0 : 0xFF;
-        t_bytes("tail of y", (char *)t_mat_bits(&r->y) + LIVE * row, byte, (ROWS - LIVE) * row);
+        t_bytes("tail of y", (char *)t_mat_bits(&r->y) + live_rows * row, byte, (all_rows - live_rows) * row);
         if (with_bwd) {
-            t_bytes("tail of dx", (char *)t_mat_bits(&r->dx) + LIVE * row_dx, byte, (ROWS - LIVE) * row_dx);
+            t_bytes("tail of dx", (char *)t_mat_bits(&r->dx) + live_rows * row_dx, byte,
+                    (all_rows - live_rows) * row_dx);
             if (s->prob)
-                t_bytes("tail of dprob", (char *)t_get(r->dprob, ROWS * 4) + LIVE * 4, byte, (ROWS - LIVE) * 4);
+                t_bytes("tail of dprob", (char *)t_get(r->dprob, all_rows * 4) + live_rows * 4, byte,
+                        (all_rows - live_rows) * 4);
         }
     }
 }
@@ -483,9 +490,9 @@ static void three_calls(int arg) {
     gmm_activation a = GMM_ZERO;
     build(&r, &s);
     run_fwd(&r, 0);
-    z = t_mat_out(s.dtype, 1, ROWS, r.F1);
-    h = t_mat_out(s.dtype, 1, ROWS, s.ffn);
-    y = t_mat_out(s.dtype, 1, ROWS, r.out);
+    z = t_mat_out(s.dtype, 1, all_rows, r.F1);
+    h = t_mat_out(s.dtype, 1, all_rows, s.ffn);
+    y = t_mat_out(s.dtype, 1, all_rows, r.out);
     fc.groups = a.groups = &r.groups;
     fc.in_features = s.hidden;
     fc.out_features = r.F1;
@@ -508,7 +515,7 @@ static void three_calls(int arg) {
     fc.bias_scale = r.d.prob;
     fc.y = &y.mat;
     T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
-    t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(LIVE * r.out * ref_bytes(s.dtype)));
+    t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(live_rows * r.out * ref_bytes(s.dtype)));
 }
 
 /* The backward as separate calls: FC2's dgrad is rounded to the operands' dtype before the activation and dprob read
@@ -517,7 +524,7 @@ static void backward_steps(int arg) {
     mlp_spec s = usual((gmm_dtype)arg);
     mlp_run r;
     gmm_saved_layout layout = GMM_ZERO;
-    float *dprob[2] = { t_floats_out(ROWS), t_floats_out(ROWS) };
+    float *dprob[2] = { t_floats_out(all_rows), t_floats_out(all_rows) };
     t_mat dz, dx;
     gmm_mat z;
     s.on_bias2 = 0;
@@ -527,10 +534,10 @@ static void backward_steps(int arg) {
     run_bwd(&r);
     T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &layout));
     z = gmm_mat_packed(layout.part[0].dtype, (char *)r.d.saved + layout.part[0].offset);
-    dz = t_mat_out(s.dtype, 1, ROWS, r.F1);
-    dx = t_mat_out(s.dtype, 1, ROWS, s.hidden);
+    dz = t_mat_out(s.dtype, 1, all_rows, r.F1);
+    dx = t_mat_out(s.dtype, 1, all_rows, s.hidden);
     for (int wide = 0; wide < 2; wide++) { /* 1: without that rounding */
-        t_mat dh = t_mat_out(wide ? GMM_F32 : s.dtype, 1, ROWS, s.ffn);
+        t_mat dh = t_mat_out(wide ? GMM_F32 : s.dtype, 1, all_rows, s.ffn);
         gmm_linear fc = GMM_ZERO;
         gmm_activation a = GMM_ZERO;
         fc.groups = a.groups = &r.groups;
@@ -556,10 +563,11 @@ static void backward_steps(int arg) {
         fc.dx = &dx.mat;
         T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &fc));
     }
-    t_same("dprob", t_get(dprob[0], LIVE * 4), t_get(r.dprob, LIVE * 4), LIVE * 4);
-    t_same("dx", t_mat_bits(&dx), t_mat_bits(&r.dx), (size_t)(LIVE * s.hidden * ref_bytes(s.dtype)));
+    t_same("dprob", t_get(dprob[0], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4);
+    t_same("dx", t_mat_bits(&dx), t_mat_bits(&r.dx), (size_t)(live_rows * s.hidden * ref_bytes(s.dtype)));
     if (s.dtype != GMM_F32)
-        T_CHECK(memcmp(t_get(dprob[1], LIVE * 4), t_get(r.dprob, LIVE * 4), LIVE * 4) != 0, "dprob is not rounded");
+        T_CHECK(memcmp(t_get(dprob[1], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4) != 0,
+                "dprob is not rounded");
 }
 
 /* The named parts of `saved`, compared with FC1 and the activation as separate calls. */
@@ -578,8 +586,8 @@ static void saved_parts(int arg) {
             int64_t end = 0;
             s.save = (gmm_save)save;
             build(&r, &s);
-            stage[0] = t_mat_out(t, 1, ROWS, r.F1);
-            stage[1] = t_mat_out(t, 1, ROWS, s.ffn);
+            stage[0] = t_mat_out(t, 1, all_rows, r.F1);
+            stage[1] = t_mat_out(t, 1, all_rows, s.ffn);
             T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &info));
             T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout));
             T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &again));
@@ -605,20 +613,20 @@ static void saved_parts(int arg) {
             for (int i = 0; i < layout.count; i++) {
                 const gmm_saved_part *p = &layout.part[i];
                 T_CHECK(strcmp(p->name, i ? "act" : "preact") == 0, "part %d is called %s", i, p->name);
-                T_CHECK(p->dtype == t && p->rows == ROWS && p->cols == (i ? s.ffn : r.F1) && p->ld == p->cols,
+                T_CHECK(p->dtype == t && p->rows == all_rows && p->cols == (i ? s.ffn : r.F1) && p->ld == p->cols,
                         "%s: %s %lld x %lld, ld %lld", p->name, gmm_dtype_name(p->dtype), (long long)p->rows,
                         (long long)p->cols, (long long)p->ld);
                 T_CHECK(p->offset % 256 == 0 && p->offset >= end && p->bytes == p->rows * p->ld * ref_bytes(t) &&
                         p->offset + p->bytes <= layout.bytes, "%s: %lld bytes at %lld", p->name, (long long)p->bytes,
                         (long long)p->offset);
                 end = p->offset + p->bytes;
-                t_same(p->name, t_get((char *)r.d.saved + p->offset, (size_t)(LIVE * p->ld * ref_bytes(t))),
-                       t_mat_bits(&stage[i]), (size_t)(LIVE * p->cols * ref_bytes(t)));
+                t_same(p->name, t_get((char *)r.d.saved + p->offset, (size_t)(live_rows * p->ld * ref_bytes(t))),
+                       t_mat_bits(&stage[i]), (size_t)(live_rows * p->cols * ref_bytes(t)));
             }
             layout.struct_size = offsetof(gmm_saved_layout, part) + sizeof layout.part[0];
             layout.part[0].rows = layout.part[1].rows = -1;
             T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout));
-            T_CHECK(layout.part[0].rows == (count ? ROWS : 0) && layout.part[1].rows == -1, "an older layout");
+            T_CHECK(layout.part[0].rows == (count ? all_rows : 0) && layout.part[1].rows == -1, "an older layout");
             layout.struct_size = sizeof layout + 8;
             T_REFUSED(GMM_E_VERSION, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout), "gmm_mlp_saved_query",
                       "layout", "struct_size", NULL);
@@ -1086,8 +1094,8 @@ static void all_empty(int arg) {
     t_bytes("dw2", t_mat_bits(&r.dw2), 0, (size_t)(GROUPS * r.out * s.ffn * 4));
     t_bytes("db1", t_mat_bits(&r.db1), 0, (size_t)(GROUPS * r.F1 * 4));
     t_bytes("db2", t_mat_bits(&r.db2), 0, (size_t)(GROUPS * r.out * 4));
-    t_bytes("y", t_mat_bits(&r.y), 0xFF, (size_t)(ROWS * r.out * 2));
-    t_bytes("dprob", t_get(r.dprob, ROWS * 4), 0xFF, ROWS * 4);
+    t_bytes("y", t_mat_bits(&r.y), 0xFF, (size_t)(all_rows * r.out * 2));
+    t_bytes("dprob", t_get(r.dprob, all_rows * 4), 0xFF, all_rows * 4);
 }
 
 /* ------------------------------------------------------------------------------------------------------ Errors --- */
@@ -1318,7 +1326,39 @@ static void configurations(int arg) {
     T_CHECK(gmm_mlp_validate(NULL, NULL) == GMM_E_CONFIG, "NULL accepted");
 }
 
+/* Any activation, shape, split and setting. */
+static void drawn(int arg) {
+    static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
+    const ref_act_row *row = &ref_acts[t_int(0, ref_act_count - 1)];
+    mlp_spec s;
+    mlp_run r;
+    (void)arg;
+    if (row->kind == GMM_ACT_NONE) row = &ref_acts[1];
+    s = spec_make(dtypes[t_int(0, 2)], act_make(row->kind, 0, 0, 0, 0, 0, 0), t_int(1, 48), t_int(1, 40));
+    if (row->gated && t_int(0, 1)) {
+        s.act.interleave = (int32_t)t_int(1, s.ffn);
+        while (s.ffn % s.act.interleave) s.act.interleave--;
+    }
+    if (row->alpha && t_int(0, 1)) s.act.alpha = 1.5f;
+    if (row->gated && t_int(0, 2) == 0) s.act.offset = 0.5f, s.act.limit = 5.0f;
+    if (row->betas && t_int(0, 1)) s.act.beta1 = 2.0f, s.act.beta2 = 8.0f;
+    s.bias = (int)t_int(0, 1);
+    s.prob = (int)t_int(0, 1);
+    s.on_bias2 = s.bias && s.prob && t_int(0, 1);
+    s.hidden_out = t_int(0, 1) * t_int(0, 40);
+    s.form = (t_form)t_int(0, 2);
+    s.save = (gmm_save)t_int(0, 2);
+    s.tail = (gmm_tail)t_int(0, 1);
+    s.sizes = t_draw_sizes(GROUPS, t_int(1, 80));
+    build(&r, &s);
+    run_fwd(&r, 0);
+    run_bwd(&r);
+    check(&r, 1);
+}
+
 void tests_mlp(void) {
+    t_add(drawn, 0, "mlp drawn at random");
+    t_random(8);
     static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
     static const char *const forms[3] = { "packed", "table", "host table" };
     table_fill();

@@ -18,7 +18,7 @@
 #include "device.h"
 #endif
 
-enum { G = 3, HIDDEN = 160, FFN = 96, ROWS = 139 };
+enum { G = 3, ROWS = 139 };
 static const int64_t uneven[G] = { 1, 0, 131 }, nobody[G] = { 0, 0, 0 }, single[G] = { 1, 0, 1 };
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -33,13 +33,15 @@ typedef struct settings {
     gmm_backward_override override;
     int main_grad, overwrite, delay, prequantized, exact, empty;
     int single; /* groups of up to one row, with biases: the gradient of b1 is dz */
+    int64_t hidden, ffn; /* 0 = 160 and 96 */
+    const int64_t *sizes; /* NULL = uneven, or what `empty` and `single` say */
     int replayed; /* other splits follow: rows past the sum are numbers, and zeros in results */
 } settings;
 
 typedef struct mlp_case {
     settings s;
     const int64_t *sizes;
-    int64_t first[G + 1], live, F1, out;
+    int64_t first[G + 1], live, hidden, ffn, F1, out;
     gmm_recipe recipe;
     gmm_groups groups;
     gmm_mlp_config config;
@@ -106,7 +108,7 @@ static void add_operand(mlp_case *c, int slot, int64_t rows, int64_t cols, const
 }
 
 static void build_groups(mlp_case *c) {
-    c->sizes = c->s.empty ? nobody : c->s.single ? single : uneven;
+    c->sizes = c->s.sizes ? c->s.sizes : c->s.empty ? nobody : c->s.single ? single : uneven;
     for (int g = 0; g < G; g++) c->first[g + 1] = c->first[g] + c->sizes[g];
     c->live = c->first[G];
     t_splits(c->sizes, G);
@@ -132,8 +134,10 @@ static void build_quant(mlp_case *c) {
 }
 
 static void build_config(mlp_case *c) {
-    c->config.hidden = HIDDEN;
-    c->config.ffn = FFN;
+    c->hidden = c->s.hidden ? c->s.hidden : 160;
+    c->ffn = c->s.ffn ? c->s.ffn : 96;
+    c->config.hidden = c->hidden;
+    c->config.ffn = c->ffn;
     c->config.hidden_out = c->s.out;
     c->config.act.kind = c->s.act ? c->s.act : c->s.exact ? GMM_ACT_REGLU : GMM_ACT_SWIGLU;
     c->config.act.interleave = c->s.interleave;
@@ -143,8 +147,8 @@ static void build_config(mlp_case *c) {
     c->config.prob_on_bias2 = c->s.on_bias2;
     c->config.delay_wgrad = c->s.delay;
     c->config.recipe = c->recipe.kind;
-    c->F1 = gmm_act_gated(c->config.act.kind) ? 2 * FFN : FFN;
-    c->out = c->s.out ? c->s.out : HIDDEN;
+    c->F1 = gmm_act_gated(c->config.act.kind) ? 2 * c->ffn : c->ffn;
+    c->out = c->s.out ? c->s.out : c->hidden;
 }
 
 static void build(mlp_case *c, int recipe, const settings *s) {
@@ -155,22 +159,22 @@ static void build(mlp_case *c, int recipe, const settings *s) {
     build_config(c);
     build_groups(c);
     build_quant(c);
-    c->x = filled(c, 1, ROWS, HIDDEN, 1.0);
+    c->x = filled(c, 1, ROWS, c->hidden, 1.0);
     c->dy = filled(c, 1, ROWS, c->out, 1.0);
-    c->w1 = filled(c, G, c->F1, HIDDEN, 0.2);
-    c->w2 = filled(c, G, c->out, FFN, 0.2);
+    c->w1 = filled(c, G, c->F1, c->hidden, 0.2);
+    c->w2 = filled(c, G, c->out, c->ffn, 0.2);
     c->b1 = filled(c, G, 1, c->F1, 0.5);
     c->b2 = filled(c, G, 1, c->out, 0.5);
     c->y = t_mat_out(c->s.dtype, 1, ROWS, c->out);
-    c->dx = t_mat_out(c->s.dtype, 1, ROWS, HIDDEN);
-    build_gradient(c, GMM_PARAM_W1, c->F1, HIDDEN);
+    c->dx = t_mat_out(c->s.dtype, 1, ROWS, c->hidden);
+    build_gradient(c, GMM_PARAM_W1, c->F1, c->hidden);
     build_gradient(c, GMM_PARAM_B1, 1, c->F1);
-    build_gradient(c, GMM_PARAM_W2, c->out, FFN);
+    build_gradient(c, GMM_PARAM_W2, c->out, c->ffn);
     build_gradient(c, GMM_PARAM_B2, 1, c->out);
-    add_operand(c, GMM_SLOT_X, 0, HIDDEN, c->x.v);
-    add_operand(c, GMM_SLOT_W1, c->F1, HIDDEN, c->w1.v);
-    add_operand(c, GMM_SLOT_H, 0, FFN, NULL);
-    add_operand(c, GMM_SLOT_W2, c->out, FFN, c->w2.v);
+    add_operand(c, GMM_SLOT_X, 0, c->hidden, c->x.v);
+    add_operand(c, GMM_SLOT_W1, c->F1, c->hidden, c->w1.v);
+    add_operand(c, GMM_SLOT_H, 0, c->ffn, NULL);
+    add_operand(c, GMM_SLOT_W2, c->out, c->ffn, c->w2.v);
     add_operand(c, GMM_SLOT_DY, 0, c->out, c->dy.v);
     add_operand(c, GMM_SLOT_DZ, 0, c->F1, NULL);
     c->prob = (double *)t_host(ROWS * sizeof *c->prob);
@@ -436,21 +440,21 @@ static double rounded_bound(gmm_dtype dtype, double want, double error) {
 static ref_point activated(const mlp_case *c, const double *z, int64_t i, int64_t j, int64_t *gate, int64_t *line) {
     const int64_t B = c->s.interleave;
     *gate = B ? j / B * 2 * B + j % B : j;
-    *line = *gate + (B ? B : FFN);
-    if (c->F1 == FFN) *gate = *line = j;
-    return ref_act(&c->config.act, z[i * c->F1 + *gate], c->F1 == FFN ? 0.0 : z[i * c->F1 + *line]);
+    *line = *gate + (B ? B : c->ffn);
+    if (c->F1 == c->ffn) *gate = *line = j;
+    return ref_act(&c->config.act, z[i * c->F1 + *gate], c->F1 == c->ffn ? 0.0 : z[i * c->F1 + *line]);
 }
 static double prob_of(const mlp_case *c, int64_t row) { return c->s.prob ? c->prob[row] : 1.0; }
 
 static results expected_h(const mlp_case *c, const double *z) {
-    results r = results_of(c->s.dtype, c->live * FFN);
+    results r = results_of(c->s.dtype, c->live * c->ffn);
     for (int64_t i = 0; i < c->live; i++)
-        for (int64_t j = 0; j < FFN; j++) {
+        for (int64_t j = 0; j < c->ffn; j++) {
             int64_t gate, line;
             const ref_point q = activated(c, z, i, j, &gate, &line);
             const double p = prob_of(c, i), want = p * q.y;
-            r.want[i * FFN + j] = want;
-            r.bound[i * FFN + j] = rounded_bound(r.dtype, want, act_error(fabs(p) * q.y_size, 1.0));
+            r.want[i * c->ffn + j] = want;
+            r.bound[i * c->ffn + j] = rounded_bound(r.dtype, want, act_error(fabs(p) * q.y_size, 1.0));
         }
     return r;
 }
@@ -459,13 +463,13 @@ static results expected_h(const mlp_case *c, const double *z) {
 static results expected_dz(const mlp_case *c, const double *dh, const double *slack) {
     results r = results_of(c->s.dtype, c->live * c->F1);
     for (int64_t i = 0; i < c->live; i++)
-        for (int64_t j = 0; j < FFN; j++) {
+        for (int64_t j = 0; j < c->ffn; j++) {
             int64_t gate, line;
             const ref_point q = activated(c, c->z, i, j, &gate, &line);
-            const double d = prob_of(c, i) * dh[i * FFN + j], factor = fabs(c->z[i * c->F1 + line]);
-            const double off = slack ? fabs(prob_of(c, i)) * slack[i * FFN + j] : 0.0;
+            const double d = prob_of(c, i) * dh[i * c->ffn + j], factor = fabs(c->z[i * c->F1 + line]);
+            const double off = slack ? fabs(prob_of(c, i)) * slack[i * c->ffn + j] : 0.0;
             const int64_t a = i * c->F1 + gate, b = i * c->F1 + line;
-            if (c->F1 != FFN) {
+            if (c->F1 != c->ffn) {
                 r.want[b] = d * q.db;
                 r.bound[b] = rounded_bound(r.dtype, r.want[b],
                                            act_error(fabs(d) * q.db_size, factor) + off * q.db_size);
@@ -482,13 +486,13 @@ static void check_dprob(const mlp_case *c, const double *dh, const double *slack
     for (int g = 0; g < G; g++)
         for (int64_t i = c->first[g]; i < c->first[g + 1]; i++) {
             double sum = 0.0, error = 0.0;
-            for (int64_t j = 0; j < FFN; j++) {
+            for (int64_t j = 0; j < c->ffn; j++) {
                 int64_t gate, line;
                 const ref_point q = activated(c, c->z, i, j, &gate, &line);
-                const double d = dh[i * FFN + j];
+                const double d = dh[i * c->ffn + j];
                 sum += d * q.y;
-                error += act_error(fabs(d) * q.y_size, 1.0) + (FFN + 8) * 0x1p-24 * fabs(d) * q.y_size;
-                error += slack ? slack[i * FFN + j] * q.y_size : 0.0;
+                error += act_error(fabs(d) * q.y_size, 1.0) + (c->ffn + 8) * 0x1p-24 * fabs(d) * q.y_size;
+                error += slack ? slack[i * c->ffn + j] * q.y_size : 0.0;
             }
             for (int64_t n = 0; c->s.on_bias2 && n < c->out; n++) {
                 const double v = c->dy.v[i * c->out + n] * c->b2.v[g * c->out + n];
@@ -564,12 +568,12 @@ static t_mat tokens_of(const mlp_case *c, const double *v, int64_t cols) {
 static const double *dh_of(const mlp_case *c) {
     const results want = tokens_by_weights(c, GMM_SLOT_DY, GMM_SLOT_W2, GMM_COLUMNWISE, 1, NULL, NULL);
     const reading how = reading_of(c, GMM_SLOT_W2, 1);
-    t_mat dh = t_mat_out(c->s.dtype, 1, ROWS, FFN), values;
+    t_mat dh = t_mat_out(c->s.dtype, 1, ROWS, c->ffn), values;
     gmm_mat image[2], dy = c->dy.mat;
     gmm_linear l = GMM_ZERO;
     const double *got;
     l.groups = &c->groups;
-    l.in_features = FFN;
+    l.in_features = c->ffn;
     l.out_features = c->out;
     l.w = &c->w2.mat;
     if (reading_of(c, GMM_SLOT_DY, 1) == COPIES) dy = image_of(c, GMM_SLOT_DY, GMM_ROWWISE);
@@ -579,10 +583,10 @@ static const double *dh_of(const mlp_case *c) {
         l.w = &image[0];
     }
     if (how == DEQUANTIZED) {
-        values = t_mat_in(c->s.dtype, G, c->out, FFN, T_INTS);
+        values = t_mat_in(c->s.dtype, G, c->out, c->ffn, T_INTS);
         for (int g = 0; g < G; g++)
-            memcpy(values.v + g * c->out * FFN, lines_of(c, GMM_SLOT_W2, GMM_ROWWISE, g, 1).v,
-                   (size_t)(c->out * FFN) * sizeof(double));
+            memcpy(values.v + g * c->out * c->ffn, lines_of(c, GMM_SLOT_W2, GMM_ROWWISE, g, 1).v,
+                   (size_t)(c->out * c->ffn) * sizeof(double));
         t_mat_put(&values);
         l.w = &values.mat;
     }
@@ -597,18 +601,18 @@ static const double *dh_of(const mlp_case *c) {
 /* One pass of the activation over z: forward gives h, backward from dh dz. Checked. */
 static const double *act_of(const mlp_case *c, const double *dh) {
     const results want = dh ? expected_dz(c, dh, NULL) : expected_h(c, c->z);
-    const t_mat z = tokens_of(c, c->z, c->F1), to = t_mat_out(c->s.dtype, 1, ROWS, dh ? c->F1 : FFN);
+    const t_mat z = tokens_of(c, c->z, c->F1), to = t_mat_out(c->s.dtype, 1, ROWS, dh ? c->F1 : c->ffn);
     t_mat from;
     gmm_activation a = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     const double *got;
     a.groups = &c->groups;
-    a.ffn = FFN;
+    a.ffn = c->ffn;
     a.act = &c->config.act;
     a.x = &z.mat;
     a.prob = c->d.prob;
     if (dh) {
-        from = tokens_of(c, dh, FFN);
+        from = tokens_of(c, dh, c->ffn);
         a.dy = &from.mat;
         a.dx = &to.mat;
     } else a.y = &to.mat;
@@ -683,7 +687,7 @@ static void take_stages(mlp_case *c) {
     want = tokens_by_weights(c, GMM_SLOT_X, GMM_SLOT_W1, GMM_ROWWISE, 0, c->s.bias ? c->b1.v : NULL, NULL);
     check(c, "z", z, &want);
     c->z = z;
-    c->source[GMM_SLOT_H] = saved_values(c, "act", FFN);
+    c->source[GMM_SLOT_H] = saved_values(c, "act", c->ffn);
     want = expected_h(c, z);
     check(c, "h", c->source[GMM_SLOT_H], &want);
     c->config.save = save;
@@ -1037,7 +1041,26 @@ static void graph_of_weight_cache(int arg) {
 }
 #endif
 
+/* A variation with another recipe, shape and split. */
+static void drawn(int arg) {
+    const int recipe = (int)t_int(0, REF_RECIPES - 1);
+    int v = (int)t_int(0, VARIATIONS - 1);
+    settings s;
+    (void)arg;
+    while (!has_variation(recipe, variations[v].recipes)) v = (v + 1) % VARIATIONS;
+    s = variations[v].s;
+    if (!s.exact) { /* whose sums of integers are exact in the usual shape */
+        s.hidden = 32 * t_int(1, 7);
+        s.ffn = 32 * t_int(1, 5);
+        s.out = t_int(0, 1) * 32 * t_int(1, 5);
+    }
+    if (!s.empty && !s.single && !s.exact) s.sizes = t_draw_sizes(G, t_int(1, ROWS));
+    compare(recipe, &s);
+}
+
 void tests_mlp_reference(void) {
+    t_add(drawn, 0, "mlp reference drawn at random");
+    t_random(8);
     for (int i = 0; i < REF_RECIPES * VARIATIONS; i++) {
         const struct variation *v = &variations[i / REF_RECIPES];
         if (has_variation(i % REF_RECIPES, v->recipes))

@@ -586,7 +586,45 @@ static void glu_bad(int arg) {
 
 /* --------------------------------------------------------------------------------------------------- Cases --- */
 
+/* Pad and unpad of any sizes, or an interleave of any blocks. */
+static void drawn(int arg) {
+    enum { MOST = 24 };
+    const gmm_dtype dtype = bytes_dtypes[t_int(0, T_COUNT(bytes_dtypes) - 1)];
+    const int64_t G = t_int(1, MOST), cols = t_draw_size(60, 700), T_ = t_draw_size(90, 300);
+    const int32_t align = (int32_t)t_int(1, t_int(0, 1) ? 40 : 256);
+    const int64_t R = T_ + G * (align - 1) + t_int(0, 9), *wide = t_draw_sizes(G, T_);
+    int64_t start[MOST], live[MOST], span[MOST], at[MOST], sum = 0;
+    int32_t sizes[MOST];
+    pad_run r;
+    (void)arg;
+    if (t_int(0, 2) == 0) {
+        const int64_t block = t_int(1, 24), ffn = block * t_int(1, 6);
+        const gmm_glu_axis axis = t_int(0, 1) ? GMM_GLU_ROWS : GMM_GLU_COLUMNS;
+        const int rows = axis == GMM_GLU_ROWS;
+        glu_case(axis, dtype, ffn, block, t_int(1, 5), rows ? t_int(1, 30) : 0, t_int(0, 1) * t_int(0, 6),
+                 rows ? (t_form)t_int(0, 2) : T_PACKED, rows ? (t_form)t_int(0, 2) : T_PACKED, (int)t_int(0, 1));
+        return;
+    }
+    for (int64_t g = 0; g < G; g++) sizes[g] = (int32_t)wide[g];
+    pad_sizes(G, sizes, align, start, live, span);
+    r = pad_make(GMM_OP_PAD, dtype, T_, R, cols, align, t_int(0, 1) * t_int(0, 6), sizes, (int32_t)G);
+    r.groups.tail = (gmm_tail)t_int(0, 1);
+    T_OK(pad_launch(GMM_OP_PAD, pad_bind(&r)));
+    pad_check(&r, start, live, span);
+    T_CHECK(*(uint32_t *)t_get(r.fault, 4) == 0, "fault word is %u", *(uint32_t *)t_get(r.fault, 4));
+    for (int64_t g = 0; g < G; g++) {
+        at[g] = sum;
+        sum += span[g];
+    }
+    r = pad_make(GMM_OP_UNPAD, dtype, T_, R, cols, align, t_int(0, 1) * t_int(0, 6), sizes, (int32_t)G);
+    r.groups.tail = (gmm_tail)t_int(0, 1);
+    T_OK(pad_launch(GMM_OP_UNPAD, pad_bind(&r)));
+    pad_check(&r, at, live, live);
+}
+
 void tests_pad(void) {
+    t_add(drawn, 0, "pad and interleave drawn at random");
+    t_random(5);
     t_add_host(align_table, 0, "pad align sizes");
     t_add_host(decide_table, 0, "pad decision, all inputs");
     for (int i = 0; i < 9; i++) {

@@ -33,6 +33,10 @@ static const permute_case cases[] = {
     {GMM_BF16, GMM_BF16, 50, 1032, 8, 8, 2, 16, 5, 40, GMM_TAIL_KEEP, 0},
 };
 
+/* A row of the table; -1: the case that was drawn. */
+static _Thread_local permute_case drawn_case;
+static const permute_case *case_of(int arg) { return arg < 0 ? &drawn_case : &cases[arg]; }
+
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
 /* A permutation and its expected maps, made by a loop over the tokens for each expert. */
@@ -168,7 +172,7 @@ static void check_tail(const plan *m, const t_mat *rows) {
 /* ------------------------------------------------------------------------------------------------------ Maps --- */
 
 static void map(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     m.p.row_of = ints_out(m.slots);
     m.p.slot_of = ints_out(m.capacity);
@@ -221,7 +225,7 @@ static void map_index(int arg) {
 
 /* The sizes are valid splits for the grouped operations. */
 static void map_splits(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     gmm_groups groups = GMM_ZERO;
     int64_t *offsets = (int64_t *)t_alloc((size_t)(c->experts + 1) * sizeof *offsets), *got, end = 0;
@@ -245,7 +249,7 @@ static void map_splits(int arg) {
 /* --------------------------------------------------------------------------------------------------- Forward --- */
 
 static void forward(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     const t_mat x = matrix(c, c->dtype, c->tokens, T_REALS), rows = matrix(c, c->dtype, m.capacity, T_POISON);
     const double *probs = reals(m.slots), *got, *got_probs;
@@ -282,7 +286,7 @@ static void forward(int arg) {
 /* The rows do not depend on row_of: the correct one, NULL, slots that are permuted, and the same row for all. Sizes
    that end before the last row change only the tail. */
 static void forward_maps(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     const t_mat x = matrix(c, c->dtype, c->tokens, T_REALS);
     const double *probs = reals(m.slots), *want = NULL;
@@ -350,7 +354,7 @@ static void forward_bytes(int arg) {
 
 /* out[t] against fp64, with and without probabilities. */
 static void back(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     const int64_t n = c->tokens * c->hidden;
     plan m = plan_of(c);
     const t_mat rows = matrix(c, c->dtype, m.capacity, T_REALS), out = matrix(c, c->other, c->tokens, T_POISON);
@@ -381,7 +385,7 @@ static void back(int arg) {
 /* Permute and unpermute of integers: every token is returned exactly as many times as it has slots that were not
    dropped. */
 static void round_trip(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     const t_mat x = matrix(c, c->dtype, c->tokens, T_INTS), rows = matrix(c, c->dtype, m.capacity, T_POISON);
     const t_mat out = matrix(c, c->other, c->tokens, T_POISON);
@@ -404,7 +408,7 @@ static void round_trip(int arg) {
 /* -------------------------------------------------------------------------------------------------- Backward --- */
 
 static void permute_backward(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     const int64_t n = c->tokens * c->hidden;
     plan m = plan_of(c);
     const t_mat drows = matrix(c, c->other, m.capacity, T_REALS), dx = matrix(c, c->dtype, c->tokens, T_POISON);
@@ -434,7 +438,7 @@ static void permute_backward(int arg) {
 }
 
 static void unpermute_backward(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     const t_mat dout = matrix(c, c->other, c->tokens, T_REALS), rows = matrix(c, c->dtype, m.capacity, T_REALS);
     const double *probs = reals(m.slots);
@@ -476,7 +480,7 @@ static void unpermute_backward(int arg) {
 /* <permute(x), r> = <x, permute_bwd(r)> and <unpermute(r), y> = <r, unpermute_bwd(y)>: exact, all values are small
    integers, and probabilities are halves. */
 static void adjoint(int arg) {
-    const permute_case *c = &cases[arg];
+    const permute_case *c = case_of(arg);
     plan m = plan_of(c);
     const t_mat x = matrix(c, GMM_F32, c->tokens, T_INTS), r = matrix(c, GMM_F32, m.capacity, T_INTS);
     const t_mat px = matrix(c, GMM_F32, m.capacity, T_POISON), dx = matrix(c, GMM_F32, c->tokens, T_POISON);
@@ -812,13 +816,37 @@ static void errors(int arg) {
 #undef ODD
 }
 
+static const struct { void (*run)(int); const char *name; } all[] = {
+    {map, "map"}, {forward, "fwd"}, {forward_maps, "any row_of"}, {permute_backward, "bwd"}, {back, "unpermute fwd"},
+    {unpermute_backward, "unpermute bwd"}, {round_trip, "round trip"}, {adjoint, "adjoint"}, {map_splits, "splits"},
+};
+
+/* One of the above with a drawn case. */
+static void drawn(int arg) {
+    static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
+    const int which = (int)t_int(0, T_COUNT(all) - 1);
+    permute_case *c = &drawn_case;
+    (void)arg;
+    memset(c, 0, sizeof *c);
+    c->dtype = dtypes[t_int(0, 2)];
+    c->other = dtypes[t_int(0, 2)];
+    c->tokens = t_draw_size(60, 1500) - 1;
+    c->hidden = t_draw_size(60, c->tokens > 200 ? 20 : 1100);
+    c->experts = (int32_t)t_draw_size(20, 300);
+    c->used = (int32_t)t_int(1, c->experts);
+    c->topk = (int32_t)t_int(1, c->experts < 8 ? c->experts : 8);
+    c->align = (int32_t)(t_int(0, 1) * t_int(1, 40));
+    c->dropped = (int32_t)(t_int(0, 1) * t_int(0, 100));
+    c->capacity_extra = t_int(0, 60);
+    c->tail = (gmm_tail)t_int(0, 1);
+    c->pad = t_int(0, 1) * t_int(0, 9);
+    all[which].run(-1);
+}
+
 void tests_permute(void) {
-    static const struct { void (*run)(int); const char *name; } all[] = {
-        {map, "map"}, {forward, "fwd"}, {forward_maps, "any row_of"}, {permute_backward, "bwd"},
-        {back, "unpermute fwd"},
-        {unpermute_backward, "unpermute bwd"}, {round_trip, "round trip"}, {adjoint, "adjoint"}, {map_splits, "splits"},
-    };
     static const char *const errors_of[5] = {"map", "fwd", "bwd", "unpermute fwd", "unpermute bwd"};
+    t_add(drawn, 0, "permute drawn at random");
+    t_random(6);
     for (int f = 0; f < (int)T_COUNT(all); f++)
         for (int i = 0; i < (int)T_COUNT(cases); i++) {
             const permute_case *c = &cases[i];

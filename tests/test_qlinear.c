@@ -1622,7 +1622,29 @@ static void refusals(int arg) {
 #undef LREFUSED
 }
 
+/* Everything is drawn. */
+static void drawn(int arg) {
+    static const gmm_dtype outs[] = { GMM_F32, GMM_BF16, GMM_F16 };
+    qcase c = { .op = ops[t_int(0, 2)], .setup = (int)t_int(0, SETUPS - 1), .groups = (int32_t)t_int(1, 8),
+                .K = 32 * t_int(1, 12), .N = 32 * t_int(1, 12), .extra = t_int(0, 1) * t_int(0, 150),
+                .out = outs[t_int(0, 2)], .splits = t_int(0, 1) ? GMM_I32 : GMM_I64, .offsets = (int)t_int(0, 1),
+                .tail = (gmm_tail)t_int(0, 1), .fill = t_int(0, 2) ? T_REALS : T_INTS };
+    (void)arg;
+    if (!has(c.setup, c.op)) c.op = t_int(0, 1) ? GMM_OP_LINEAR_FWD : GMM_OP_LINEAR_DGRAD;
+    c.sizes = t_draw_sizes(c.groups, t_draw_size(140, 500));
+    c.table = (int)t_int(0, 1);
+    c.odd = c.table && t_int(0, 1);
+    c.on_host = t_int(0, 7) == 0;
+    c.main_grad = (int)t_int(0, 1);
+    c.add = c.op != GMM_OP_LINEAR_WGRAD && t_int(0, 1);
+    c.bias = (int)t_int(0, 1);
+    c.alpha = (int)t_int(0, 1);
+    test(&c);
+}
+
 void tests_qlinear(void) {
+    t_add(drawn, 0, "qlinear drawn at random");
+    t_random(12);
     t_add_host(valid_setups, 0, "qlinear setups are valid recipes");
     for (int i = 0; i < SETUPS; i++) t_add(products, i, "qlinear products %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(odd_addresses, i, "qlinear odd addresses %s", setups[i].name);

@@ -187,7 +187,7 @@ static void build(quant_run *r, const quant_case *c) {
                                        c->loose && l.scale_dtype != GMM_F32
                                            ? t_alloc_aligned((size_t)w->scale_bytes, 1)
                                            : t_alloc((size_t)w->scale_bytes), NULL);
-        if (w->amaxes) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4);
+        if (w->amaxes || f->row_amax) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4); /* without rows too */
         r->copy[k].ld = ld == l.data_cols ? 0 : ld;
         r->copy[k].group_stride = c->grouped || ld == l.data_cols ? 0 : stride;
         if (!c->grouped && ld == l.data_cols) stride = l.data_rows * ld;
@@ -1668,11 +1668,59 @@ static void replays(int arg) {
 }
 #endif
 
+/* A cast of groups or matrices of any shape. */
+static void drawn(int arg) {
+    variant v[VARIANTS];
+    quant_case c;
+    (void)variants(v);
+    (void)arg;
+    memset(&c, 0, sizeof c);
+    c.f = v[t_int(0, VARIANTS - 1)].format;
+    c.source = c.f.hadamard ? GMM_BF16 : floats[t_int(0, 2)];
+    c.cols = 2 * t_draw_size(80, 300);
+    if (c.f.dtype != GMM_E2M1) c.cols += t_int(0, 1);
+    c.pad = t_int(0, 1) * 4;
+    if (!c.f.hadamard) c.specials = t_int(0, 3) == 0;
+    c.grouped = of_groups(&c.f) && t_int(0, 1);
+    if (c.grouped) {
+        c.units = (int32_t)t_int(1, 7);
+        c.sizes = t_draw_sizes(c.units, t_draw_size(200, 600));
+        c.extra = t_int(0, 1) * t_int(0, 130);
+        c.first_group = (int)t_int(0, 3);
+        c.tail = (gmm_tail)t_int(0, 1);
+    } else {
+        c.units = (int32_t)t_int(1, 3);
+        c.rows0 = c.f.hadamard ? 16 * t_int(1, 12) : 2 * t_int(1, 90);
+        c.table = (int)t_int(0, 1);
+        if (c.table) c.pad = 0;
+    }
+    run_case(&c);
+}
+
+/* The cases of one of the other casts with data of the step. */
+static void drawn_others(int arg) {
+    variant v[VARIANTS];
+    const int i = (int)t_int(0, VARIANTS - 1), which = (int)t_int(0, 5);
+    const gmm_format *f = &v[i].format;
+    (void)variants(v);
+    (void)arg;
+    if (which == 0 && of_groups(f)) apart(i);
+    else if (which == 1 && by_elements(f) && !f->stochastic) shared_codes(i);
+    else if (which == 2 && of_groups(f) && by_elements(f) && !f->delayed) requantizes(i);
+    else if (which == 3) shards(i);
+    else if (which == 4) updates((int)t_int(0, 2));
+    else dequantizes(i);
+}
+
 void tests_quantize(void) {
     static const char *const orders[] = { "compact", "swizzled" };
     static const char *const choices[] = { "", " four over six", " four over six by squares" };
     variant v[VARIANTS];
     const int n = variants(v);
+    t_add(drawn, 0, "quantize drawn at random");
+    t_random(8);
+    t_add(drawn_others, 0, "quantize other casts drawn at random");
+    t_random(2);
     t_add_host(valid_variants, 0, "quantize variants are valid formats");
     for (int i = 0; i < n; i++)
         if (of_groups(&v[i].format)) t_add(activations, i, "quantize activations %s", v[i].name);

@@ -49,7 +49,7 @@ void t_leave(void) { H.depth--; }
 /* Writes the place of element i of `values`, "[group][row][column]" as far as it is known. The rows of one matrix are
    those of the groups of t_splits, one group after another, and then rows of the tail. */
 static const char *t_place(const void *values, int64_t i, size_t size) {
-    static char text[160];
+    static _Thread_local char text[160];
     size_t byte = 0;
     const t_shape *s = t_shape_at(values, &byte);
     const int64_t at = s && s->element ? (int64_t)((byte + (size_t)i * size) / (size_t)s->element) : i;
@@ -220,8 +220,10 @@ static void t_say_notes(t_text *t) {
     if (H.about[0]) t_say(t, "     about: %s\n", H.about);
     if (H.op) t_say_linear(t);
     if (H.splits) t_say_sizes(t, H.splits, H.groups);
-    t_say(t, "     seed %llu; this case alone: %s%s%s --case '%s'\n", (unsigned long long)H.seed, H.command,
+    t_say(t, "     seed %llu; this case alone: %s%s%s --case '%s'", (unsigned long long)H.seed, H.command,
           H.column == T_HOST_COLUMN ? "" : " --engine ", H.column == T_HOST_COLUMN ? "" : H.engine_name, H.running);
+    if (H.step) t_say(t, " --step %lld", (long long)H.step);
+    t_say(t, "\n");
 }
 
 void t_report_failure(const t_case *c) {

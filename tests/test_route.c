@@ -31,6 +31,10 @@ static const route_case cases[] = {
     {GMM_F32, GMM_F32, 4111, 16, 4, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0},
 };
 
+/* A row of the table; -1: the case that was drawn. */
+static _Thread_local route_case drawn_case;
+static const route_case *case_of(int arg) { return arg < 0 ? &drawn_case : &cases[arg]; }
+
 /* ------------------------------------------------------------------------------------------------- Reference --- */
 
 /* Scores, the probabilities q that the auxiliary loss sums, and logsumexp of one row. */
@@ -136,7 +140,7 @@ static double relative(const route_case *c) { return (c->experts / 16 + c->topk 
 /* --------------------------------------------------------------------------------------------------- Forward --- */
 
 static void forward(int arg) {
-    const route_case *c = &cases[arg];
+    const route_case *c = case_of(arg);
     const int64_t slots = c->tokens * c->topk;
     const t_mat logits = logits_of(c, 8.0);
     const double *bias = reals(c->experts, 0.5);
@@ -198,7 +202,7 @@ static void forward(int arg) {
 /* -------------------------------------------------------------------------------------------------- Backward --- */
 
 static void backward(int arg) {
-    const route_case *c = &cases[arg];
+    const route_case *c = case_of(arg);
     const int64_t slots = c->tokens * c->topk, total = c->tokens * c->experts;
     const int64_t step = c->tokens > 200 ? 97 : 1; /* tokens compared */
     const t_mat logits = logits_of(c, 4.0);
@@ -593,7 +597,32 @@ static void errors(int arg) {
 #undef REFUSED_SHAPE
 }
 
+static void drawn(int arg) {
+    static const gmm_dtype dtypes[] = {GMM_F32, GMM_F16, GMM_BF16};
+    static const float factors[] = {0.0f, 0.01f, 0.5f, 1.0f}, scales[] = {0.0f, 1.0f, 2.5f, -0.5f};
+    route_case *c = &drawn_case;
+    (void)arg;
+    memset(c, 0, sizeof *c);
+    c->dtype = dtypes[t_int(0, 2)];
+    c->dlogits = dtypes[t_int(0, 2)];
+    c->tokens = t_int(1, 100);
+    c->experts = (int32_t)t_draw_size(40, 400);
+    c->topk = (int32_t)t_int(1, c->experts < 12 ? c->experts : 12);
+    c->score = t_int(0, 1) ? GMM_SCORE_SIGMOID : GMM_SCORE_SOFTMAX;
+    c->normalize = (int32_t)t_int(0, 1);
+    c->bias = (int32_t)t_int(0, 1);
+    c->scale = scales[t_int(0, 3)];
+    c->aux = factors[t_int(0, 3)];
+    c->z = factors[t_int(0, 3)];
+    c->pad = t_int(0, 1) * t_int(0, 7);
+    if (c->experts > 100 && c->tokens > 20) c->tokens = 20;
+    if (t_int(0, 1)) forward(-1);
+    else backward(-1);
+}
+
 void tests_route(void) {
+    t_add(drawn, 0, "route drawn at random");
+    t_random(5);
     for (int i = 0; i < (int)T_COUNT(cases); i++) {
         const route_case *c = &cases[i];
         const char *score = c->score == GMM_SCORE_SIGMOID ? "sigmoid" : "softmax";

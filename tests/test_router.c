@@ -774,7 +774,18 @@ static void other_errors(int arg) {
 #undef REFUSED
 }
 
+/* Dense routings and biases of so many experts as are drawn. */
+static void drawn(int arg) {
+    const int experts = (int)t_draw_size(70, 300), which = (int)t_int(0, 2);
+    (void)arg;
+    if (which == 0) to_dense(experts);
+    else if (which == 1) from_dense(experts);
+    else expert_bias(experts);
+}
+
 void tests_router(void) {
+    t_add(drawn, 0, "router drawn at random");
+    t_random(2);
     for (int i = 0; i < (int)T_COUNT(cases); i++) {
         t_add(forward, i, "router fwd %s", cases[i].name);
         t_add(backward, i, "router bwd %s", cases[i].name);

@@ -51,6 +51,30 @@ static double stated(const t_mat *x, const t_mat *y, int64_t i, float scale, flo
 }
 
 /* Integers give exact sums; reals give the bits of the documented order, and are close to the sum in fp64. */
+static void check_sum(const t_mat *x, const t_mat *y, float scale, float beta, int reals) {
+    const int64_t n = y->rows * y->cols;
+    const gmm_accumulation d = accumulation(x, y, scale, beta);
+    double *want = (double *)t_host((size_t)(n + 1) * sizeof *want);
+    double *exact = (double *)t_host((size_t)(n + 1) * sizeof *exact);
+    double *bound = (double *)t_host((size_t)(n + 1) * sizeof *bound), *got;
+    for (int64_t i = 0; i < n; i++) {
+        double magnitude = fabs((double)beta * y->v[i]);
+        want[i] = stated(x, y, i, scale, beta);
+        exact[i] = (double)beta * y->v[i];
+        for (int64_t j = 0; j < x->count; j++) {
+            exact[i] += (double)scale * x->v[j * n + i];
+            magnitude += fabs((double)scale * x->v[j * n + i]);
+        }
+        bound[i] = ref_bound(y->dtype, x->count + 1, magnitude, exact[i]) + ref_tiny(y->dtype);
+        if (!reals) T_CHECK(want[i] == exact[i], "integers are not exact");
+    }
+    T_OK(accumulate(&d));
+    got = t_mat_get(y);
+    t_exact("y", y->dtype, got, want, n);
+    t_near("y", got, exact, bound, n);
+}
+#define check_sum(...) T_CALL(check_sum, __VA_ARGS__)
+
 static void accumulates(int arg) {
     static const int64_t shape[][4] = { /* rows, cols, gap in x, gap in y */
         { 1, 1, 0, 0 }, { 3, 7, 0, 0 }, { 5, 64, 0, 0 }, { 2, 33, 3, 5 }, { 9, 8, 8, 0 }, { 4, 2050, 0, 1 },
@@ -61,32 +85,14 @@ static void accumulates(int arg) {
     for (int k = 0; k < (int)T_COUNT(shape); k++)
         for (int count = 1; count <= 8; count = count == 1 ? 3 : count + 5)
             for (int fill = 0; fill < 2; fill++) {
-                const int64_t rows = shape[k][0], cols = shape[k][1], n = rows * cols;
+                const int64_t rows = shape[k][0], cols = shape[k][1];
                 const int reals = fill == 1, f = (k + count + fill) % (int)T_COUNT(factor);
                 const float scale = reals ? factor[f][0] / 3.0f : factor[f][0];
                 const float beta = reals && factor[f][1] != 0.0f ? factor[f][1] * 0.9f : factor[f][1];
                 const t_mat x = t_mat_make(from, count, rows, cols, shape[k][2], k % 2 ? 16 : 0,
                                            (k + count) % 2 ? T_TABLE_HOST : T_PACKED, reals ? T_REALS : T_INTS);
                 const t_mat y = filled(to, rows, cols, shape[k][3], reals ? T_REALS : T_INTS);
-                const gmm_accumulation d = accumulation(&x, &y, scale, beta);
-                double *want = (double *)t_host((size_t)(n + 1) * sizeof *want);
-                double *exact = (double *)t_host((size_t)(n + 1) * sizeof *exact);
-                double *bound = (double *)t_host((size_t)(n + 1) * sizeof *bound), *got;
-                for (int64_t i = 0; i < n; i++) {
-                    double magnitude = fabs((double)beta * y.v[i]);
-                    want[i] = stated(&x, &y, i, scale, beta);
-                    exact[i] = (double)beta * y.v[i];
-                    for (int j = 0; j < count; j++) {
-                        exact[i] += (double)scale * x.v[j * n + i];
-                        magnitude += fabs((double)scale * x.v[j * n + i]);
-                    }
-                    bound[i] = ref_bound(to, count + 1, magnitude, exact[i]) + ref_tiny(to);
-                    if (!reals) T_CHECK(want[i] == exact[i], "integers are not exact");
-                }
-                T_OK(accumulate(&d));
-                got = t_mat_get(&y);
-                t_exact("y", to, got, want, n);
-                t_near("y", got, exact, bound, n);
+                check_sum(&x, &y, scale, beta, reals);
             }
 }
 
@@ -265,22 +271,28 @@ static double special(int64_t i) {
     return i % (n + 3) == n ? (double)INFINITY : i % (n + 3) == n + 1 ? -(double)INFINITY : (double)NAN;
 }
 
+static void check_conversion(gmm_dtype from, gmm_dtype to, int64_t rows, int64_t cols, int64_t x_gap, int64_t y_gap) {
+    const int64_t n = rows * cols;
+    t_mat x = t_mat_make(from, 1, rows, cols, x_gap, 0, T_PACKED, T_REALS);
+    t_mat y = t_mat_make(to, 1, rows, cols, y_gap, 0, T_PACKED, T_POISON);
+    double *got;
+    for (int64_t i = 0; i < n; i += 1 + t_int(0, 2)) x.v[i] = ref_round(from, special(i));
+    t_mat_put(&x);
+    T_OK(convert(&x.mat, &y.mat, rows, cols));
+    got = t_mat_get(&y);
+    t_exact("dst", to, got, x.v, n);
+    for (int64_t i = 0; i < n; i++)
+        T_CHECK(isnan(got[i]) || !signbit(got[i]) == !signbit(x.v[i]), "sign of element %lld", (long long)i);
+}
+#define check_conversion(...) T_CALL(check_conversion, __VA_ARGS__)
+
 static void converts(int arg) {
     static const int64_t shape[][4] = { { 1, 1, 0, 0 }, { 4, 37, 0, 0 }, { 3, 64, 8, 0 }, { 5, 30, 1, 3 },
                                         { 2, 2500, 0, 4 }, { 1, 33000, 0, 0 }, { 600, 40, 0, 0 }, { 0, 5, 0, 0 } };
     const gmm_dtype from = floats[arg / 3], to = floats[arg % 3];
     for (int k = 0; k < (int)T_COUNT(shape); k++) {
-        const int64_t rows = shape[k][0], cols = shape[k][1], n = rows * cols;
-        t_mat x = t_mat_make(from, 1, rows, cols, shape[k][2], 0, T_PACKED, T_REALS);
-        t_mat y = t_mat_make(to, 1, rows, cols, shape[k][3], 0, T_PACKED, T_POISON);
-        double *got;
-        for (int64_t i = 0; i < n; i += 1 + t_int(0, 2)) x.v[i] = ref_round(from, special(i));
-        t_mat_put(&x);
-        T_OK(convert(&x.mat, &y.mat, rows, cols));
-        got = t_mat_get(&y);
-        t_exact("dst", to, got, x.v, n);
-        for (int64_t i = 0; i < n; i++)
-            T_CHECK(isnan(got[i]) || !signbit(got[i]) == !signbit(x.v[i]), "sign of element %lld", (long long)i);
+        const int64_t rows = shape[k][0], cols = shape[k][1];
+        check_conversion(from, to, rows, cols, shape[k][2], shape[k][3]);
     }
 }
 
@@ -358,7 +370,26 @@ static void convert_errors(int arg) {
 #undef REFUSED
 }
 
+static void drawn(int arg) {
+    const gmm_dtype from = floats[t_int(0, 2)], to = floats[t_int(0, 2)];
+    const int64_t rows = t_draw_size(20, 300), cols = t_draw_size(120, 3000) / (rows > 60 ? 20 : 1) + 1;
+    const int64_t gap = t_int(0, 1) * t_int(0, 9);
+    const int reals = (int)t_int(0, 1);
+    (void)arg;
+    if (t_int(0, 1)) check_conversion(from, to, rows, cols, gap, t_int(0, 1) * t_int(0, 9));
+    else {
+        const float scale = (float)t_int(-2, 2) * (reals ? 0.3f : 0.5f);
+        const float beta = (float)t_int(-2, 2) * (reals ? 0.7f : 1.0f);
+        const t_mat x = t_mat_make(from, t_int(1, 9), rows, cols, gap, t_int(0, 1) * 16,
+                                   t_int(0, 1) ? T_TABLE_HOST : T_PACKED, reals ? T_REALS : T_INTS);
+        const t_mat y = filled(to, rows, cols, t_int(0, 1) * t_int(0, 9), reals ? T_REALS : T_INTS);
+        check_sum(&x, &y, scale, beta, reals);
+    }
+}
+
 void tests_small(void) {
+    t_add(drawn, 0, "small drawn at random");
+    t_random(3);
     for (int i = 0; i < 9; i++) {
         const char *from = gmm_dtype_name(floats[i / 3]), *to = gmm_dtype_name(floats[i % 3]);
         t_add(accumulates, i, "small accumulate %s into %s", from, to);

@@ -176,7 +176,8 @@ static int64_t gmm__gtp_sent_scale_bytes(gmm_scaling scaling, int direction, int
     int64_t block = 1;
     if (scaling == GMM_SCALING_NONE || scaling == GMM_SCALING_TENSOR) return 0;
     if (!gmm__gtp_scale_axis(scaling, direction, &block)) return shard->scale_bytes;
-    return shard_rows / block * shard->scale_cols * gmm_dtype_bits(shard->scale_dtype) / 8;
+    /* at most the bytes of the layout; bits might not fit */
+    return shard_rows / block * shard->scale_cols * (gmm_dtype_bits(shard->scale_dtype) / 8);
 }
 
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error) {

@@ -125,7 +125,11 @@ static gmm_status gmm__rank_enqueue(gmm__cpu_rank *r, gmm_stream stream, gmm__ra
     }
     if (!r->host || memcmp(r->host->clock, r->queues[0]->clock, sizeof r->host->clock) != 0) {
         gmm__token *host = gmm__token_create(w);
-        if (host) memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
+        if (!host) {
+            gmm__rank_op_free(w, op);
+            return gmm__rank_fail(r, GMM_E_MEMORY, "no memory for the order of a queued operation");
+        }
+        memcpy(host->clock, r->queues[0]->clock, sizeof host->clock);
         gmm__token_release(w, r->host);
         r->host = host;
     }

@@ -30,6 +30,8 @@ static void gmm__ranks_check_access(gmm__rank_queue *q, const char *name, const 
     r->access_count = count;
     if (gmm__ranks_grow(w, (void **)&r->accesses, r->access_count, &r->access_capacity, sizeof access))
         r->accesses[r->access_count++] = access;
+    else if (w->races++ == 0) /* a race with it would not be found */
+        (void)snprintf(w->race, sizeof w->race, "rank %d: no memory to record what '%s' accesses", r->index, name);
 }
 
 /* --- Failures --- */

@@ -467,9 +467,6 @@ static void make_keys(void) {
 
 static const program library[] = {{context_program, "a context and its events", 2}, {ranks_program, "CPU ranks", 20},
                                   {tables_program, "plans", 10}};
-static const program of_files[] = {{write_program, "writing", 10}, {index_program, "an index", 2},
-                                   {read_program, "reading", 20}, {resume_program, "resuming", 4},
-                                   {lock_program, "a lock", 3}};
 static const program of_keys = {keys_program, "keys", 10};
 
 static void in_library(int arg) { fails_each(&library[arg]); }
@@ -482,6 +479,10 @@ static void in_keys(int arg) {
 }
 
 #ifdef HAVE_CJSON
+static const program of_files[] = {{write_program, "writing", 10}, {index_program, "an index", 2},
+                                   {read_program, "reading", 20}, {resume_program, "resuming", 4},
+                                   {lock_program, "a lock", 3}};
+
 /* Of the C library's own until the first call fails, cJSON's memory is counted too. */
 static void in_files(int arg) {
     cJSON_Hooks hooks = {malloc, free};

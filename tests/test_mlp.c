@@ -995,8 +995,9 @@ static void one_expert(int arg) {
     mlp_run r;
     outputs all, one;
     const int g = 3;
-    int32_t rows = (int32_t)sizes_of[g];
+    int32_t rows;
     build(&r, &s);
+    rows = (int32_t)sizes_of[g];
     run_fwd(&r, 0);
     run_bwd(&r);
     all = outputs_of(&r);

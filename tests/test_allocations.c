@@ -325,6 +325,7 @@ static int tables_program(char text[768]) {
 }
 
 /* -------------------------------------------------------------------------------------------------------- Files --- */
+#ifdef HAVE_CJSON
 
 static char folder[64], path[2][96], index_path[96];
 
@@ -422,6 +423,7 @@ static int lock_program(char text[768]) {
     file_lock_release(&lock);
     return 1;
 }
+#endif
 
 static gmm_ckpt_table *keys; /* made before allocations are counted */
 static int keys_program(char text[768]) {

@@ -12,7 +12,7 @@ static const double lost = 2e-5;
 
 /* Subnormal exponentials lose precision on the host and are flushed to 0 on GPUs. */
 static double bound_of(gmm_dtype dtype, double want, double size, double factor) {
-    const double error = lost * size + (T.gpu ? 0x1p-120 : 0x1p-140) * (1.0 + factor);
+    const double error = lost * size + (T.gpu ? 0x1p-119 : 0x1p-140) * (1.0 + factor);
     return error + ref_roundoff(dtype) * (fabs(want) + error) + ref_tiny(dtype);
 }
 

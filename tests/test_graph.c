@@ -267,8 +267,9 @@ static void replay_layer(int arg) {
     wait_for("begin", device_begin_capture());
     {
         const gmm_status s = layer_run(&l);
-        wait_for("end", device_end_capture(&graph));
+        const char *const why = device_end_capture(&graph);
         T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+        wait_for("end", why);
     }
     for (int i = 0; i < rounds; i++) {
         const int k = i % BATCH;
@@ -400,6 +401,7 @@ typedef struct replayed {
 static void replay_splits(const replayed *p) {
     const gmm_dtype dtype = p->dtype;
     const int64_t G = p->groups, capacity = p->capacity, K = p->K, N = p->N;
+    const char *why;
     const size_t split_bytes = (size_t)G * sizeof *p->splits;
     const t_mat x = t_mat_in(dtype, 1, capacity, K, T_REALS), dy = t_mat_in(dtype, 1, capacity, N, T_REALS);
     const t_mat w = t_mat_make(dtype, G, N, K, 0, 0, p->w, T_REALS);
@@ -441,8 +443,9 @@ static void replay_splits(const replayed *p) {
     ws = t_workspace(bytes);
     wait_for("begin", device_begin_capture());
     for (int op = 0; op < 4 && s == GMM_OK; op++) s = run[op](T.ctx, &d, ws, bytes, T.stream);
-    wait_for("end", device_end_capture(&graph));
+    why = device_end_capture(&graph);
     T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+    wait_for("end", why);
     for (int i = 0; i < p->count; i++) {
         void *eager[4];
         uint32_t seen, zero = 0;

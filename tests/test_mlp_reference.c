@@ -428,8 +428,8 @@ static void check_empty_groups(const mlp_case *c, int param) {
 
 /* --------------------------------------------------------------------------------------------------- Activation --- */
 
-/* Error that fp32 arithmetic of an activation may add (test_act.c), and the rounding to a dtype. GPUs take sigmoids below
-   2^-126 for 0, and activations multiply them by arguments of up to 128. */
+/* Error that fp32 arithmetic of an activation may add (test_act.c), and the rounding to a dtype. GPUs take sigmoids
+   below 2^-126 for 0, and activations multiply them by arguments of up to 128. */
 static double act_error(double size, double factor) {
     return 2e-5 * size + (T.gpu ? 0x1p-119 : 0x1p-140) * (1.0 + factor);
 }

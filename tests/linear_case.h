@@ -34,8 +34,8 @@ typedef struct lin_spec {
     t_fill fill;
 } lin_spec;
 
-/* A built call. `out` is y, dx, dw or db; rows of x, dy, bias_scale and prob past the sum are NaN; destinations that are not
-   read before they are written are poison. */
+/* A built call. `out` is y, dx, dw or db; rows of x, dy, bias_scale and prob past the sum are NaN; destinations that
+   are not read before they are written are poison. */
 typedef struct lin_run {
     lin_spec spec;
     int64_t live, capacity;

@@ -47,8 +47,8 @@ GMMDEF gmm_status gmm_ranks_run(gmm_ranks *ranks);
 /* Message of the last failed call for a rank; "" before any. Valid until the next gmm_ranks_error for that rank. */
 GMMDEF const char *gmm_ranks_error(gmm_ranks *ranks, int32_t rank);
 
-/* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. An access for whose record there
-   was no memory counts as one, since its races are not found. */
+/* Races found so far, and the text of the first; `text` may be NULL. Needs check_races. An access for whose record
+   there was no memory counts as one, since its races are not found. */
 GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
 
 /* Captures the work of a stream, and of streams that wait for its events, as queues that a launch replays. The rules

@@ -1,7 +1,7 @@
 """coverage.py FOLDER [--missed]: lines of the library and of examples/common that a build with CONFIG=coverage SRC=1
-has run, by part, as a table on stdout; with --missed also the numbers of those that it has not. Lines come from gcov, which
-reads the counters beside each object; headers were assembled with the names of their parts. The status is 1 where the
-CPU engine or host code is below LEAST."""
+has run, by part, as a table on stdout; with --missed also the numbers of those that it has not. Lines come from gcov,
+which reads the counters beside each object; headers were assembled with the names of their parts. The status is 1
+where the CPU engine or host code is below LEAST."""
 import collections
 import glob
 import gzip

@@ -176,6 +176,7 @@ const char *device_end_capture(void **graph) {
     cudaError_t e = cudaStreamEndCapture(D.stream, &g);
     if (e == cudaSuccess) e = cudaGraphInstantiate(&run, g, 0);
     if (g) (void)cudaGraphDestroy(g);
+    if (e != cudaSuccess) (void)cudaGetLastError(); /* is reported here, not by the next wait */
     *graph = run;
     return text(e);
 }

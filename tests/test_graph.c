@@ -1,6 +1,7 @@
 /* test_graph.c - captured graphs replayed with other splits, whole layers included; SM limits. GPU only. */
 #include "test.h"
 
+#include <pthread.h>
 #include <stdio.h>
 #include <string.h>
 
@@ -551,6 +552,38 @@ static void host_sizes(int arg) {
     device_graph_free(graph);
 }
 
+/* A context of the same engine, made and destroyed on a thread that captures nothing. */
+static void *other_context(void *error) {
+    gmm_context *ctx = NULL;
+    gmm_config config = GMM_ZERO;
+    config.space = GMM_SPACE_CUDA;
+    config.engine = T.config.engine;
+    (void)gmm_create(&ctx, &config, (gmm_error *)error);
+    gmm_destroy(ctx);
+    return NULL;
+}
+static void contexts_of_other_threads(int arg) {
+    enum { CONTEXTS = 3, BYTES = 1000 };
+    unsigned char *const to = (unsigned char *)t_alloc(BYTES);
+    gmm_error error = GMM_ZERO;
+    gmm_runtime rt = GMM_ZERO;
+    gmm_status s = GMM_OK;
+    pthread_t thread;
+    void *graph = NULL;
+    (void)arg;
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    wait_for("begin", device_begin_capture());
+    for (int i = 0; i < CONTEXTS && s == GMM_OK; i++) {
+        s = rt.fill(rt.self, to, 7, BYTES, T.stream);
+        if (pthread_create(&thread, NULL, other_context, &error)) abort();
+        (void)pthread_join(thread, NULL);
+    }
+    wait_for("end", device_end_capture(&graph));
+    T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
+    T_CHECK(!error.text[0], "%s", error.text);
+    device_graph_free(graph);
+}
+
 void tests_graph(void) {
     static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
     t_add_gpu(drawn, 0, "graph drawn at random");
@@ -572,6 +605,7 @@ void tests_graph(void) {
         t_add_gpu(limits, layer_arg(GMM_BF16, k), "sm_limit leaves the bits of a layer, recipe %s", name);
     }
     t_add_gpu(host_sizes, 0, "graph of host sizes while capturing");
+    t_add_gpu(contexts_of_other_threads, 0, "graph while another thread makes and destroys contexts");
 }
 #else
 void tests_graph(void) {} /* graphs need CUDA */

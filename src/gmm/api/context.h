@@ -62,7 +62,8 @@ typedef struct gmm_config {
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
-   Stream, graph: creates nothing on a stream; not while capturing.
+   Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
+       CUBLASLT is required, for which cuBLASLt waits for the device.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
        (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
        the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
@@ -95,7 +96,8 @@ typedef struct gmm_build {
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
-   Stream, graph: a GPU context's destruction may wait for the device (cuBLASLt). Errors: none. */
+   Stream, graph: a context that has used CUBLASLT waits for the device, which invalidates captures that are under way
+       in any thread of the process. Other contexts disturb no capture. Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
 /* Message of the last failed call on this context; "" before any. Valid until the next failed call. Fields are named

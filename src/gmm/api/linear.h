@@ -17,6 +17,10 @@ typedef struct gmm_grad {
 
 /* A grouped linear layer: y[r] = p_r (alpha_g w_g x[r] + bias_g s_r) for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale, prob p [T].
+   Gathered rows: with x_index, x is [index_rows, K], and its row x_index[r] / index_div (rounded down) stands for x[r];
+       dy_index does the same for dy. A negative entry stands for a row of zeros. So does an entry past index_rows, which
+       also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens that
+       were not permuted, with the bits of permuted copies. Gathered operands are floats.
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -58,6 +62,11 @@ typedef struct gmm_linear {
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
     const float *prob;       /* fp32, context memory: fwd and dgrad multiply rows of their result by it before they add
                                 to the old value and round; NULL = ones. wgrad and bgrad refuse it */
+    const int32_t *x_index;  /* [T], context memory: fwd and wgrad gather rows of x; NULL = they do not */
+    const int32_t *dy_index; /* [T], context memory: dgrad, wgrad and bgrad gather rows of dy; NULL = they do not */
+    int64_t index_rows;      /* with an index: rows of the matrices that it gathers from, 0 to 2^31 - 1 */
+    int32_t index_div;       /* divisor of the entries of x_index and dy_index, >= 1; 0 = 1 */
+    int32_t reserved;        /* 0 */
 } gmm_linear;
 
 /* Engine, workspace and feature alignment of one linear operation (GMM_OP_LINEAR_*). Addresses may still be NULL.

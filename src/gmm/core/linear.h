@@ -74,6 +74,28 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
+/* Checks the indices of gathered rows. An index of an operand that the operation does not read is not looked at. */
+static gmm_status gmm__check_indices(gmm__call *call, gmm_op op, gmm_linear *d) {
+    gmm_status s;
+    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
+    if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
+    if (d->index_div < 0) return gmm__refuse(call, GMM_E_ARG, "index_div", "%d must be >= 1, or 0 for 1", d->index_div);
+    if (d->index_div == 0) d->index_div = 1;
+    if ((d->x_index || d->dy_index) && (d->index_rows < 0 || d->index_rows > INT32_MAX))
+        return gmm__refuse(call, GMM_E_ARG, "index_rows", "%lld must be 0 to 2^31 - 1", (long long)d->index_rows);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if ((s = gmm__check_array(call, "x_index", d->x_index, 0, call->rows)) != GMM_OK)
+        return s;
+    return gmm__check_array(call, "dy_index", d->dy_index, 0, call->rows);
+}
+
+/* Whether a gathered operand is quantized, which no engine multiplies. */
+static int gmm__gathers_quantized(const gmm__call *call) {
+    const gmm_linear *d = &call->d.linear;
+    return (d->x_index && call->mat[GMM__X_].scaling != GMM_SCALING_NONE) ||
+           (d->dy_index && call->mat[GMM__DY].scaling != GMM_SCALING_NONE);
+}
+
 /* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
    is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
@@ -81,7 +103,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     gmm_linear *d = &call->d.linear;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const gmm_direction along_tokens = op == GMM_OP_LINEAR_WGRAD ? GMM_COLUMNWISE : GMM_ROWWISE;
-    gmm__extents x, y; /* extents of the token matrices: x and dx, y and dy */
+    gmm__extents dx, y, x, dy; /* extents of the token matrices; rows of x and dy may be gathered from others */
     gmm_groups g;
     int64_t G, K, N;
 
@@ -102,23 +124,26 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
-    x = gmm__matrix(call->rows, K);
+    if ((s = gmm__check_indices(call, op, d)) != GMM_OK) return s;
+    dx = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
+    x = d->x_index ? gmm__matrix(d->index_rows, K) : dx;
+    dy = d->dy_index ? gmm__matrix(d->index_rows, N) : y;
 
     if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_WGRAD) &&
         (s = gmm__read_operand(call, GMM__X_, "x", d->x, x, along_tokens)) != GMM_OK)
         return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, y, GMM__FLOATS)) != GMM_OK) return s;
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, dy, GMM__FLOATS)) != GMM_OK) return s;
     } else if (op != GMM_OP_LINEAR_FWD) {
-        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, y, along_tokens)) != GMM_OK) return s;
+        if ((s = gmm__read_operand(call, GMM__DY, "dy", d->dy, dy, along_tokens)) != GMM_OK) return s;
     }
     if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_DGRAD) &&
         (s = gmm__read_operand(call, GMM__W, "w", d->w, gmm__matrices(G, N, K),
                                op == GMM_OP_LINEAR_FWD ? GMM_ROWWISE : GMM_COLUMNWISE)) != GMM_OK)
         return s;
     if (op == GMM_OP_LINEAR_FWD && (s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, y, GMM__FLOATS)) != GMM_OK) return s;
-    if (op == GMM_OP_LINEAR_DGRAD && (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, x, GMM__FLOATS)) != GMM_OK)
+    if (op == GMM_OP_LINEAR_DGRAD && (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 1, dx, GMM__FLOATS)) != GMM_OK)
         return s;
     if (op == GMM_OP_LINEAR_WGRAD && (s = gmm__read_grad(call, GMM__DW, "dw", d->dw, 1, N, K)) != GMM_OK) return s;
     if ((op == GMM_OP_LINEAR_FWD || op == GMM_OP_LINEAR_BGRAD) &&
@@ -141,6 +166,9 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
+    if (gmm__gathers_quantized(call))
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, d->x_index ? "x_index" : "dy_index",
+                           "rows of quantized operands cannot be gathered: permute the codes and their scales");
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
         (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK ||
         (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)

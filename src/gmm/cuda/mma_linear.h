@@ -298,6 +298,10 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     if (fwd) args->bias_scale = d->bias_scale;
     args->prob = d->prob;
+    args->a_index.at = fwd ? d->x_index : d->dy_index;
+    args->b_index.at = wgrad ? d->x_index : NULL;
+    args->a_index.div = args->b_index.div = d->index_div;
+    args->a_index.rows = args->b_index.rows = (int32_t)d->index_rows;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;

@@ -1,4 +1,11 @@
 /* Arguments of products, and the steps of their epilogue. */
+/* Rows of a token matrix that are gathered: row r of the product is row at[r] / div of the matrix; with a negative
+   entry, or one past the matrix, a row of zeros. at NULL: row r is row r. */
+typedef struct gmm_row_index {
+    const int32_t *at; /* [T] */
+    int32_t div, rows; /* divisor >= 1; rows of the matrix */
+} gmm_row_index;
+
 /* D_g = p (alpha_g A_g B_g^T + bias_g s) + beta_g D_g for all groups g of one call. Groups are ranges of rows of the
    token matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
        fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
@@ -19,6 +26,7 @@ typedef struct gmm_gemm_args {
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
+    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad */
 } gmm_gemm_args;
 
 /* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of

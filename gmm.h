@@ -304,9 +304,10 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = p_r (alpha_g w_g x[r] + bias_g s_r) for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale, prob p [T].
    Gathered rows: with x_index, x is [index_rows, K], and its row x_index[r] / index_div (rounded down) stands for x[r];
-       dy_index does the same for dy. A negative entry stands for a row of zeros. So does an entry past index_rows, which
-       also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens that
-       were not permuted, with the bits of permuted copies. Gathered operands are floats.
+       dy_index does the same for dy. A negative entry stands for a row of zeros; so does an entry past index_rows,
+       which also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens
+       that were not permuted, with the bits of permuted copies. Gathered operands are floats. WGMMA copies the rows to
+       the workspace first where that is faster, unless options.workspace_limit forbids it.
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -8414,8 +8415,8 @@ enum {
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
-    GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
-    GMM__WGMMA_DEQUANTIZED_B,
+    GMM__WGMMA_COPY_A,        /* operands as 16-bit elements: quantized ones, or gathered rows */
+    GMM__WGMMA_COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
@@ -8703,6 +8704,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->b_index.at = wgrad ? d->x_index : NULL;
     args->a_index.div = args->b_index.div = d->index_div;
     args->a_index.rows = args->b_index.rows = (int32_t)d->index_rows;
+    args->a_index.fault = args->b_index.fault = call->groups.fault;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -9968,6 +9970,7 @@ static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step an
 static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
+static const double gmm__wgmma_gather_m16 = 45.0;          /* clocks per step and m16: cp.async of gathered rows of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
 static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */
@@ -9987,6 +9990,7 @@ static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_copy_rate = 950.0;          /* elements per clock: gathered rows to the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
@@ -10040,10 +10044,22 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
+/* The index of an operand whose rows are gathered, else NULL. */
+static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+}
+/* Elements from row to row of an operand's gathered copy in the workspace, whose rows are at multiples of 16 bytes; 0:
+   the rows are not gathered. */
+static int64_t gmm__wgmma_copy_cols(const gmm__call *call, int role) {
+    return gmm__gathers(call, role) ? ((role == GMM__X_ ? call->in : call->out) + 7) / 8 * 8 : 0;
+}
+
 /* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
    kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
    them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
    kernels of `b_format`; for other kernels the cost of their conversion is added.
+   Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
+   is added. They are left out where the copy exceeds options.workspace_limit.
    The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
    clocks of reading all weights from memory (`weights`). */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
@@ -10053,13 +10069,22 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
     const double k_tiles = (double)steps;
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const int64_t copied = gmm__wgmma_copy_cols(call, role_a) + gmm__wgmma_copy_cols(call, role_b);
+    const int64_t limit = call->options.workspace_limit;
+    const int copies = !limit || 2 * copied <= limit / (call->rows + 1);
+    /* a gather warp counts rows in units of 16 bytes */
+    const int gathers = gmm__gathers(call, role_a) &&
+                        (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     double min_cost = 0.0;
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
         const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
         /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
         const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
-        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format)) continue;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format) ||
+            (k->gather && !gathers) || (!k->gather && copied && !copies))
+            continue;
         if (++index == call->options.tile) return i;
         if (k->tile_choice == 2) {
             if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
@@ -10074,7 +10099,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                            : gmm__wgmma_mma_m16 * n128 * m16;
             const double smem = gmm__wgmma_smem_b * n128 +
                                 (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
-                                             : gmm__wgmma_smem_a_pingpong) * m16;
+                                             : gmm__wgmma_smem_a_pingpong) * m16 +
+                                (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
             const double slowdown =
                 !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
                                    k_tiles / gmm__wgmma_k_tiles_scale
@@ -10094,10 +10120,11 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                           : 0.0;
+            const double copy = k->gather ? 0.0 : (double)(rows * G * copied) / gmm__wgmma_copy_rate;
             const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
             const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
             const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
-                                   dequantize;
+                                   dequantize + copy;
             /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
                columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
                flight. */
@@ -10311,7 +10338,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_transposes(call, op)) {
@@ -10330,6 +10357,23 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 }
 #endif /* GMM_NO_QUANT */
 
+/* Reserves the copies of gathered operands where the kernel does not gather, and says in the note what is done. */
+static void gmm__wgmma_plan_gather(const gmm__call *call, gmm__plan *plan, int role_a, int role_b) {
+    const uint64_t bytes_a = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_a);
+    const uint64_t bytes_b = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_b);
+    const size_t used = strlen(plan->note);
+    if (gmm_sm90_kernels[plan->kernel].gather) {
+        (void)snprintf(plan->note + used, sizeof plan->note - used, ", which gathers rows");
+        return;
+    }
+    if (!gmm__gathers(call, role_a) && !gmm__gathers(call, role_b)) return;
+    (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
+                   (long long)((bytes_a + bytes_b) >> 20));
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
+    gmm__reserve(plan, GMM__WGMMA_COPY_A, (size_t)bytes_a);
+    gmm__reserve(plan, GMM__WGMMA_COPY_B, (size_t)bytes_b);
+}
+
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
@@ -10347,7 +10391,37 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
+    gmm__wgmma_plan_gather(call, plan, role_a, role_b);
     return 1;
+}
+
+/* Enqueues the copies of gathered operands, and makes `product` address them. */
+static cudaError_t gmm__wgmma_gather(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    cudaError_t e = cudaSuccess;
+    int operand;
+    for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
+        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        const int64_t cols = gmm__wgmma_copy_cols(call, role);
+        gmm_kmat *m = operand ? &product->p.b : &product->p.a;
+        gmm_gather_args args;
+        if (!cols) continue;
+        if (!m->data) m->data = plan->workspace; /* no row is read, but a tensor map needs an address */
+        if (gmm_sm90_kernels[plan->kernel].gather) continue;
+        memset(&args, 0, sizeof args);
+        args.src = (const char *)m->data;
+        args.dst = (char *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
+        args.ld = 2 * m->ld;
+        args.pitch = 2 * cols;
+        args.bytes = (int32_t)(2 * (role == GMM__X_ ? call->in : call->out));
+        args.index = operand ? product->p.b_index : product->p.a_index;
+        args.groups = product->groups;
+        e = gmm_launch_gather(plan->grid[1], &args, stream);
+        m->data = args.dst;
+        m->ld = cols;
+    }
+    return e;
 }
 
 #ifndef GMM_NO_QUANT
@@ -10418,7 +10492,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_DEQUANTIZED_B : GMM__WGMMA_DEQUANTIZED_A);
+        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -10497,6 +10571,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
+    if ((e = gmm__wgmma_gather(plan, &args, stream)) != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;
@@ -10882,7 +10957,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
       "linear.d_bias_scale_add") \
     X(LINEAR_PROB, LINEAR_FWD, LINEAR_DGRAD, linear->prob, 1, 1, 1, 0, "linear.prob") \
-    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 0, 0, 0, 0, "linear.x_index, dy_index") \
+    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 0, 1, 0, 0, "linear.x_index, dy_index") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \

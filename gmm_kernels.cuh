@@ -290,6 +290,11 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
+/* Copies 16 bytes or, with `zeros`, writes zeros and does not read. */
+GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int zeros) {
+    asm volatile("{\n.reg .pred zeros;\nsetp.ne.s32 zeros, %2, 0;\n"
+                 "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" : : "r"(smem), "l"(src), "r"(zeros));
+}
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
 }
@@ -781,8 +786,33 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
    entry, or one past the matrix, a row of zeros. at NULL: row r is row r. */
 typedef struct gmm_row_index {
     const int32_t *at; /* [T] */
+    uint32_t *fault;   /* where GMM_FAULT_INDEX is set; NULL: it is not wanted */
     int32_t div, rows; /* divisor >= 1; rows of the matrix */
 } gmm_row_index;
+
+/* The entry of row r of the product, and the row of the matrix that an entry names, -1 for zeros: two steps, so that
+   other instructions may stand between the load and the division. */
+GMM__DEVICE int32_t gmm_index_entry(const gmm_row_index *index, int32_t row) {
+    return index->at ? index->at[row] : row;
+}
+GMM__DEVICE int32_t gmm_index_entry_row(const gmm_row_index *index, int32_t entry) {
+    if (!index->at) return entry;
+    if (index->div != 1 && entry >= 0) entry = (int32_t)((uint32_t)entry / (uint32_t)index->div);
+    return entry >= 0 && entry < index->rows ? entry : -1;
+}
+GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t row) {
+    return gmm_index_entry_row(index, gmm_index_entry(index, (int32_t)row));
+}
+/* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
+   rows of a call begin at different ones. */
+GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
+    const int64_t limit = (int64_t)index->rows * index->div;
+    int past = 0;
+    int64_t row;
+    if (!index->at || !index->fault) return;
+    for (row = begin; row < end; row += step) past |= index->at[row] >= limit;
+    if (past) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
+}
 
 /* D_g = p (alpha_g A_g B_g^T + bias_g s) + beta_g D_g for all groups g of one call. Groups are ranges of rows of the
    token matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
@@ -2051,14 +2081,16 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
+       gather             tiles with `gather`, warps 10 and 11: load A, whose rows they gather (gather.cuh).
        store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
-       scheduler  --tile_full[16]-->  producer, consumers, store, scale loader  --batch_empty[4]-->  scheduler
+       scheduler  --tile_full[16]-->  producer, consumers, store, gather, scale loader  --batch_empty[4]-->  scheduler
        producer   --full[stage]-->    consumers  --empty[stage]-->  producer (of both CTAs if an operand is multicast)
        scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
+       gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
        consumers  --order[i]-->       the other consumers (ping-pong)
 
@@ -2067,7 +2099,8 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    the phase before the first.
        barrier         completed by, arrivals per phase                            waited for by      parity of wait
        full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
-                       packed weights also the 32 lanes of the scale loader (33)
+                       packed weights also the 32 lanes of the scale loader (33);
+                       gathered rows the 64 lanes of the gather warps (65)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
@@ -2112,7 +2145,7 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
+    CUtensorMap d;            /* boxes of a deferred store; not read where rows of D are no multiples of 16 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
@@ -2156,19 +2189,21 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        smem_groups    groups whose tables fit into shared memory
        b_format       format of B
        ctas           CTAs per multiprocessor
-       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
+       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none
+       gather         whether gather warps load A, whose rows they gather; else TMA does) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
-    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2, 0) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0, 0) \
+    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0, 0) \
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0, 0) \
+    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
@@ -2204,7 +2239,11 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
    groups, so that the other roles have one budget of registers. */
@@ -2214,6 +2253,7 @@ enum {
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_GATHER_WARP = 10,           /* tiles with `gather`: the first of two gather warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12
 };
@@ -2242,37 +2282,37 @@ enum {
 #endif
 
 /* Constants of tiles: the columns of the list, and those that follow from them. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
-    GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
-    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
+    GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
 /* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles, as
    the rules of instances below assert, and wgrad's scheduler needs more registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
                   "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 of its consumer_regs registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
@@ -2431,7 +2471,7 @@ typedef struct gmm_sm90_ring {
 /* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
    or 32 bytes). `scales`: word i holds the scales of column i; the words behind them keep stages at multiples of 1024
    bytes, which the swizzle needs. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     typedef struct GMM__SM90(stage, tag) { \
         char b[(consumers_) * (wgmma_m_)][GMM__SM90(b_bytes, b_format_)]; /* [64 columns] */ \
         char a[m16_][2048];                                               /* [16 rows] */ \
@@ -2439,17 +2479,17 @@ typedef struct gmm_sm90_ring {
     } GMM__SM90(stage, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     typedef struct GMM__SM90(smem, tag) { \
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
-        int32_t ends[(smem_groups_) + 1], work_ends[(smem_groups_) + 1]; /* group tables of the scheduler */ \
+        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; scales_offset is 0 where a stage has no scales. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(a_offset, tag) = offsetof(GMM__SM90(stage, tag), a), \
     GMM__SM90(scales_offset, tag) = \
         GMM__IF(GMM__SM90_PACKED_##b_format_, offsetof(GMM__SM90(stage, tag), scales) +) 0, \
@@ -2459,22 +2499,22 @@ GMM_SM90_TILE_LIST(GMM__X)
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(stage_bytes, tag) % 1024 == 0 && GMM__SM90(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
-                      4 * ((smem_groups_) + 1), \
+                      4 * ((groups_) + 1), \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -3241,6 +3281,7 @@ typedef struct gmm_sm90_operand_layout {
     int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
+    int gather;             /* rows of A are gathered: it has no boxes */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -3250,8 +3291,8 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     const int ta = layout.ta, tb = layout.tb;
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
-    box->active = t->cols > 0 && index < b_boxes + a_boxes;
     box->is_b = index < b_boxes;
+    box->active = t->cols > 0 && index < b_boxes + a_boxes && (box->is_b || !layout.gather);
     box->end = t->end;
     box->wrap = GMM_SM90_RAGGED_ROWS;
     if (box->is_b) {
@@ -3300,11 +3341,12 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, beta is 0. */
+/* Whether TMA stores a group's D: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units of
+   16 bytes even past the columns of its map; and, for 16-bit D, beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
-           (size == 4 || beta == 0.0f);
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size) |
+             (uint64_t)((int64_t)p->n * size)) & 15) == 0 && (size == 4 || beta == 0.0f);
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
@@ -3379,6 +3421,132 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     GMM__BULK_WAIT_GROUP(0);
 }
 
+/* Gathered rows of the 16-bit Hopper products (gmm_row_index). Either the product gathers them itself (tiles with
+   `gather`), or gmm_gather_rows copies them to the workspace before the product; the plan takes what is faster.
+
+   In the product two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which
+   TMA with 128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full`
+   when their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
+   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+
+/* A line without a row: zeros are written. */
+#define GMM_SM90_NO_ROW 0xFFFFFFFFu
+
+/* The line, of each 32, whose row this lane holds. Eight lanes copy a line together, so lanes 8 q to 8 q + 7 hold the
+   rows of lines q, q + 4, ..., which they exchange by shuffles of constant lanes. */
+GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
+    return (int32_t)(threadIdx.x & 7) * 4 + (int32_t)(threadIdx.x >> 3 & 3);
+}
+
+/* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
+   how many bytes of each line exist, which may be more than 128 or negative. Shuffles and addresses of four copies
+   precede the copies, since a warp issues in order and would wait for each. */
+GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
+    const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
+    const int32_t size = bytes - 16 * (int32_t)chunk; /* bytes of this lane's chunk, if it is the last one */
+    int32_t i, u;
+    to += 128 * (lane >> 3) + ((chunk ^ (lane >> 3)) << 4); /* the swizzle of lines 4 further is an XOR of 64 */
+    from += 16 * chunk;
+#pragma unroll
+    for (i = 0; i < 8; i += 4) {
+        uint32_t rows[4];
+        const char *src[4];
+#pragma unroll
+        for (u = 0; u < 4; u++) rows[u] = __shfl_sync(0xFFFFFFFFu, row, i + u, 8);
+#pragma unroll
+        for (u = 0; u < 4; u++) src[u] = from + 16 * (uint64_t)rows[u];
+        if (bytes >= 128 || bytes % 16 == 0)
+#pragma unroll
+            for (u = 0; u < 4; u++)
+                gmm_cp_async_16_or_zeros((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
+                                         rows[u] == GMM_SM90_NO_ROW || size <= 0);
+        else
+#pragma unroll
+            for (u = 0; u < 4; u++)
+                gmm_cp_async_16_zfill((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
+                                      rows[u] == GMM_SM90_NO_ROW || size < 0 ? 0 : size < 16 ? size : 16);
+    }
+}
+
+/* Gather warp `warp` of two, which copies every other 32 lines of A in every stage. a_offset: of A in a stage;
+   most_lines: of the tile, a constant. */
+GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t bars,
+                                       gmm_sm90_pipeline pipe, uint32_t stages_at, uint32_t a_offset, uint32_t warp,
+                                       const int most_lines) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    uint32_t tile_index;
+    for (tile_index = 0;; tile_index++) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes */
+        int32_t x, k_end, lines;
+        int i;
+        __syncwarp();
+        if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+        gmm_sm90_wait_tile(bars, tile_index);
+        if (t->row_blocks == 0) break;
+        lines = t->cols > 0 ? t->rows : 0;
+        if (warp == 0 && t->n0 == 0)
+            gmm_report_index_faults(&args->p.a_index, (int64_t)t->row + t->m0 + lane,
+                                    (int64_t)t->row + t->m0 + lines, 32);
+#pragma unroll
+        for (i = 0; 64 * i < most_lines; i++) {
+            const int32_t line = 64 * i + 32 * (int32_t)warp + gmm_sm90_gather_line();
+            const int32_t row = line < lines ? gmm_indexed_row(&args->p.a_index, (int64_t)t->row + t->m0 + line) : -1;
+            rows[i] = row < 0 ? GMM_SM90_NO_ROW : (uint32_t)(row * args->p.a.ld >> 3);
+        }
+        k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
+        for (x = 0; x < k_end; x += 64, pipe.iter++) {
+            const uint32_t s = pipe.iter % pipe.stages, to = stages_at + s * pipe.stage_bytes + a_offset;
+            gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
+#pragma unroll
+            for (i = 0; 64 * i < most_lines; i++)
+                if (64 * i + 32 * (int32_t)warp < lines)
+                    gmm_sm90_gather_lines(to + 4096 * (2 * (uint32_t)i + warp), rows[i],
+                                          (const char *)args->p.a.data + 2 * (int64_t)x, 2 * (args->p.k - x));
+            gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
+        }
+    }
+}
+
+/* Copies gathered rows to a dense matrix of rows of `pitch` bytes, a multiple of 16. */
+enum { GMM_GATHER_THREADS = 256 };
+typedef struct gmm_gather_args {
+    const char *src;
+    char *dst;
+    int64_t ld, pitch;   /* bytes from row to row */
+    int32_t bytes;       /* of a row */
+    gmm_row_index index;
+    gmm_groups groups;   /* splits in device memory */
+} gmm_gather_args;
+
+#if GMM__HOLDS(0)
+/* One warp per row of the split; both matrices have rows at multiples of 16 bytes. */
+GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
+    const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
+    const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int64_t r;
+    gmm_report_index_faults(&args.index, thread, rows, warps * 32);
+    for (r = thread / 32; r < rows; r += warps) {
+        const int32_t row = gmm_indexed_row(&args.index, r);
+        const char *const from = args.src + (row < 0 ? 0 : row * args.ld);
+        char *const to = args.dst + r * args.pitch;
+        int32_t x = 16 * lane;
+#pragma unroll 4
+        for (; x + 16 <= args.bytes; x += 512)
+            *(uint4 *)(to + x) = row < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(from + x);
+        for (; x < args.bytes; x += 2) /* one lane: the elements behind the last 16 bytes */
+            *(uint16_t *)(to + x) = row < 0 ? (uint16_t)0 : *(const uint16_t *)(from + x);
+    }
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
+                            stream);
+}
+#endif /* GMM__HOLDS(0) */
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY GMM__BODY_HERE(9)
 #define GMM__ARGS gmm_sm90_args
@@ -3391,6 +3559,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 2
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
@@ -3398,6 +3568,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 6
@@ -3430,6 +3602,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 4
 #define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
@@ -3437,6 +3611,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 6
@@ -3454,7 +3630,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
+            gather;
     int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
     const char *name;
@@ -3465,7 +3642,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), choice, (const void *)kernel, #kernel },
+      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -10216,7 +10393,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
    a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
    only where groups are nearly equal (plan_split in body_product_warps.cuh). */
 #define GMM__SMALL_M(tile_n) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
+             (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
@@ -10226,9 +10404,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots: by TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. Words
-   are selected by predicates: an index into them would put them into local memory, and moving them down would need as
-   many registers again. */
+   slots: by TMA where rows begin and end at multiples of 16 bytes (see gmm_sm90_d_by_tma). A slot is reused after 3
+   stages, so that no warp stalls on it. Words are selected by predicates: an index into them would put them into local
+   memory, and moving them down would need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
@@ -10249,7 +10427,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
-    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
+    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2) | (uint64_t)(args->p.n * 2)) & 15) == 0) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
                           t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
@@ -10284,6 +10462,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         const uint64_t b = operands->desc_b + s * (GMM__CFG(stage_bytes) >> 4);
         const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        if (GMM__CFG(gather)) gmm_fence_proxy_async(); /* wgmma reads what cp.async has written */
         if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll
@@ -10846,7 +11025,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     if (!warmup) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
         const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
+        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather) };
         gmm_sm90_box box;
         uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
         __syncwarp();
@@ -10857,7 +11036,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
         stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
-        bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+        bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
+                                               : (uint32_t)t->row_blocks * 2048;
         bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
         if (t->cols <= 0) bytes = 0;
         stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
@@ -10902,17 +11082,19 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
-        /* full: the producer lane, and the lanes of the scale loader */
-        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
+        /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
+                          1 + (GMM__CFG(tile_b) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
-    /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
+    /* readers of the ring: 8 consumer warps, the producer, 2 store or gather warps, the scale loader */
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
-        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i), 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
+                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
 #pragma unroll
@@ -10957,6 +11139,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         if (warp == GMM_SM90_PRODUCER_WARP) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
+            const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
+            gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
+                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
+        }
         if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,

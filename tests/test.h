@@ -49,6 +49,7 @@ typedef struct t_state {
     int verbose;
     int rounds;          /* --rounds: replays of a graph; of a whole layer's a tenth */
     long checks;         /* that the running case has made; a case that makes none fails */
+    int align_rows;      /* the case sets it to 1: t_mat_make puts rows at multiples of 16 bytes, as TMA takes them */
     long allocations;    /* calls of the counted allocator so far; T_OK requires that operations make none */
 } t_state;
 extern _Thread_local t_state T; /* of this thread: `make soak` runs cases in several */

@@ -438,6 +438,29 @@ static void main_grad_half(int arg) {
     both(s);
 }
 
+/* Rows at multiples of 16 bytes that end between them: what follows a row of the result keeps its bits, whatever tile
+   stores it. A TMA store writes whole units of 16 bytes. */
+static void rows_end_between(int arg) {
+    static const int64_t sizes[] = {70, 0, 260, 5}, features[][2] = {{61, 69}, {68, 140}, {300, 63}, {9, 513}};
+    lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .groups = 4, .sizes = sizes};
+    T.align_rows = 1;
+    for (int i = 0; i < T_COUNT(features); i++)
+        for (int f32 = 0; f32 < 2; f32++) {
+            s.K = features[i][0];
+            s.N = features[i][1];
+            s.out = f32 ? GMM_F32 : s.in;
+            s.grad = f32 ? T_TABLE : T_PACKED;
+            for (int tile = 0; tile <= 4; tile++) {
+                lin_run r;
+                lin_build(&r, &s);
+                r.options.tile = tile; /* 0: chosen by the engine, as are those that it does not have */
+                r.d.options = &r.options;
+                T_OK(t_linear(T.ctx, s.op, &r.d));
+                lin_check(&r);
+            }
+        }
+}
+
 static void overwrite_nan(int arg) {
     static const int64_t sizes[] = {3, 0, 20};
     lin_spec s = {.op = GMM_OP_LINEAR_WGRAD, .in = lin_dtype(arg), .out = GMM_F32, .groups = 3, .K = 40, .N = 33,
@@ -875,6 +898,7 @@ static lin_spec drawn_spec(int64_t rows) {
                   .grad = (t_form)t_int(0, 2), .bias_form = (t_form)t_int(0, 2), .alpha = (int)t_int(0, 2),
                   .tail = (gmm_tail)t_int(0, 1), .fill = t_int(0, 1) ? T_INTS : T_REALS};
     while (s.K * s.N > 60000) s.K = (s.K + 1) / 2;
+    T.align_rows = t_int(0, 3) == 0;
     s.sizes = t_draw_sizes(s.groups, rows);
     s.on_host = t_int(0, 7) == 0;
     s.add = t_int(0, 2) == 0;
@@ -957,6 +981,9 @@ void tests_linear(void) {
         t_add(odd_addresses, k, "linear %s %s at odd addresses after a query without any", lin_op(ops[k / 3]),
               name[k % 3]);
     for (int d = 0; d < 3; d++) t_add(main_grad_half, d, "linear wgrad %s beta 1 into main_grad 0.5", name[d]);
+    for (int k = 0; k < 9; k++)
+        t_add(rows_end_between, k, "linear %s %s rows that end between multiples of 16 bytes", lin_op(ops[k / 3]),
+              name[k % 3]);
     for (int d = 0; d < 3; d++) t_add(overwrite_nan, d, "linear wgrad and bgrad %s beta 0 into NaN", name[d]);
     for (int k = 0; k < 12; k++) t_add(empty_groups, k, "linear %s %s empty groups", lin_op(ops[k / 3]), name[k % 3]);
     for (int k = 0; k < 4; k++) t_add(no_rows, k, "linear %s all empty, capacity 0", lin_op(ops[k]));

@@ -211,7 +211,7 @@ void t_run(const t_case *c) {
     t_reseed(t_hash(c->name, strlen(c->name), 7 + (uint64_t)H.step));
     if (!H.soak) t_progress(c);
     (void)timespec_get(&start, TIME_UTC);
-    T.checks = 0;
+    T.checks = T.align_rows = 0;
     left = setjmp(H.leave);
     if (left == 0) {
         t_fits(c);

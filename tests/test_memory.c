@@ -442,13 +442,15 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
     m.rows = rows;
     m.cols = cols;
     m.ld = cols + pad;
+    if (T.align_rows) m.ld = (m.ld * size + 15) / 16 * 16 / size;
     m.stride = rows * m.ld + gap;
     m.v = (double *)t_host((size_t)total * sizeof *m.v);
     m.table = (void **)t_host((size_t)count * sizeof *m.table);
     for (int64_t i = 0; i < total; i++)
         m.v[i] = fill == T_INTS ? (double)t_int(-4, 4) : fill == T_REALS ? ref_round(dtype, t_real()) : (double)NAN;
     if (form == T_PACKED) {
-        m.data = t_alloc((size_t)(((count - 1) * m.stride + t_span(&m)) * size));
+        const size_t bytes = (size_t)(((count - 1) * m.stride + t_span(&m)) * size);
+        m.data = T.align_rows ? t_alloc_aligned(bytes, 16) : t_alloc(bytes);
         for (int64_t g = 0; g < count; g++) m.table[g] = (char *)m.data + g * m.stride * size;
         t_declare(&m, count, fill);
     } else { /* allocated in random order, so that addresses are in random order */
@@ -465,7 +467,7 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
         void *const *table = (void *const *)t_in(m.table, (size_t)count * sizeof *m.table);
         m.mat = gmm_mat_table(dtype, table, 0);
     } else m.mat = gmm_mat_table(dtype, (void *const *)m.table, GMM_MAT_TABLE_ON_HOST);
-    m.mat.ld = pad ? m.ld : 0;
+    m.mat.ld = m.ld == cols ? 0 : m.ld;
     m.mat.group_stride = form == T_PACKED && gap ? m.stride : 0;
     return m;
 }

@@ -319,14 +319,17 @@ CUresult emulated_tensor_map(CUtensorMap *map, CUtensorMapDataType type, cuuint3
     return CUDA_SUCCESS;
 }
 
-/* Moves one row of a box, of 16-byte chunks whose place in shared memory the swizzle chooses. */
+/* Moves one row of a box, of 16-byte chunks whose place in shared memory the swizzle chooses. Stores write whole units of
+   16 bytes, as an H200 does: up to 14 bytes past the columns of the map. */
 static void tma_row(const tma_copy *c, uint32_t smem, uint64_t row, int in_bounds) {
     const tensor_map *m = &c->map;
     const uint32_t width = m->box[0] * m->element_bytes;
     uint32_t b;
     for (b = 0; b < width; b += m->element_bytes) {
         const int64_t x = (int64_t)c->at[0] + b / m->element_bytes;
-        const int inside = in_bounds && x >= 0 && (uint64_t)x < m->dims[0];
+        const uint64_t unit = 16 / m->element_bytes, cols = c->kind == TMA_STORE ? (m->dims[0] + unit - 1) / unit * unit
+                                                                                 : m->dims[0];
+        const int inside = in_bounds && x >= 0 && (uint64_t)x < cols;
         uint32_t address = smem + b;
         char *global = (char *)(uintptr_t)(row + (uint64_t)x * m->element_bytes), *shared;
         if (m->swizzle) address ^= (address >> 7 & (m->swizzle / 16 - 1)) << 4;

@@ -18,9 +18,10 @@ typedef struct gmm_grad {
 /* A grouped linear layer: y[r] = p_r (alpha_g w_g x[r] + bias_g s_r) for every row r of group g.
    Shapes: x, dx [T, K]; y, dy [T, N]; w, dw [G][N, K]; bias, db [G][N]; bias_scale s, d_bias_scale, prob p [T].
    Gathered rows: with x_index, x is [index_rows, K], and its row x_index[r] / index_div (rounded down) stands for x[r];
-       dy_index does the same for dy. A negative entry stands for a row of zeros. So does an entry past index_rows, which
-       also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens that
-       were not permuted, with the bits of permuted copies. Gathered operands are floats.
+       dy_index does the same for dy. A negative entry stands for a row of zeros; so does an entry past index_rows,
+       which also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens
+       that were not permuted, with the bits of permuted copies. Gathered operands are floats. WGMMA copies the rows to
+       the workspace first where that is faster, unless options.workspace_limit forbids it.
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).

@@ -13,8 +13,8 @@ enum {
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
-    GMM__WGMMA_DEQUANTIZED_A, /* quantized operands as 16-bit elements */
-    GMM__WGMMA_DEQUANTIZED_B,
+    GMM__WGMMA_COPY_A,        /* operands as 16-bit elements: quantized ones, or gathered rows */
+    GMM__WGMMA_COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
@@ -302,6 +302,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->b_index.at = wgrad ? d->x_index : NULL;
     args->a_index.div = args->b_index.div = d->index_div;
     args->a_index.rows = args->b_index.rows = (int32_t)d->index_rows;
+    args->a_index.fault = args->b_index.fault = call->groups.fault;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;

@@ -52,7 +52,8 @@
    a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
    only where groups are nearly equal (plan_split in body_product_warps.cuh). */
 #define GMM__SMALL_M(tile_n) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && GMM__CFG(consumers) == 2 && (tile_n) == 256 \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
+             (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
@@ -62,9 +63,9 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots: by TMA where rows are 16-byte aligned. A slot is reused after 3 stages, so that no warp stalls on it. Words
-   are selected by predicates: an index into them would put them into local memory, and moving them down would need as
-   many registers again. */
+   slots: by TMA where rows begin and end at multiples of 16 bytes (see gmm_sm90_d_by_tma). A slot is reused after 3
+   stages, so that no warp stalls on it. Words are selected by predicates: an index into them would put them into local
+   memory, and moving them down would need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
@@ -85,7 +86,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
-    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2)) & 15) == 0) {
+    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2) | (uint64_t)(args->p.n * 2)) & 15) == 0) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
                           t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
@@ -120,6 +121,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         const uint64_t b = operands->desc_b + s * (GMM__CFG(stage_bytes) >> 4);
         const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
+        if (GMM__CFG(gather)) gmm_fence_proxy_async(); /* wgmma reads what cp.async has written */
         if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
         gmm_wgmma_fence();
 #pragma unroll

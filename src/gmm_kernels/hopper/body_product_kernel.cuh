@@ -6,17 +6,19 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
-        /* full: the producer lane, and the lanes of the scale loader */
-        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), GMM__CFG(tile_b) ? 33 : 1);
+        /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
+                          1 + (GMM__CFG(tile_b) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
-    /* readers of the ring: 8 consumer warps, the producer, 2 store warps, the scale loader */
+    /* readers of the ring: 8 consumer warps, the producer, 2 store or gather warps, the scale loader */
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
-        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i), 9 + (GMM__K_GROUPED ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+        gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
+                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
 #pragma unroll
@@ -61,6 +63,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         if (warp == GMM_SM90_PRODUCER_WARP) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
+        if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
+            const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
+            gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
+                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
+        }
         if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,

@@ -111,7 +111,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     if (!warmup) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
         const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes };
+        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather) };
         gmm_sm90_box box;
         uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
         __syncwarp();
@@ -122,7 +122,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
         stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
-        bytes = GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192 : (uint32_t)t->row_blocks * 2048;
+        bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
+                                               : (uint32_t)t->row_blocks * 2048;
         bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
         if (t->cols <= 0) bytes = 0;
         stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;

@@ -10,6 +10,8 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 2
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
@@ -17,6 +19,8 @@
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 6
@@ -49,6 +53,8 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 4
 #define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
@@ -56,6 +62,8 @@
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 6

@@ -17,6 +17,7 @@ typedef struct gmm_sm90_operand_layout {
     int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
+    int gather;             /* rows of A are gathered: it has no boxes */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -26,8 +27,8 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     const int ta = layout.ta, tb = layout.tb;
     const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
     const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
-    box->active = t->cols > 0 && index < b_boxes + a_boxes;
     box->is_b = index < b_boxes;
+    box->active = t->cols > 0 && index < b_boxes + a_boxes && (box->is_b || !layout.gather);
     box->end = t->end;
     box->wrap = GMM_SM90_RAGGED_ROWS;
     if (box->is_b) {
@@ -76,11 +77,12 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows are 16-byte aligned and, for 16-bit D, beta is 0. */
+/* Whether TMA stores a group's D: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units of
+   16 bytes even past the columns of its map; and, for 16-bit D, beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size)) & 15) == 0 &&
-           (size == 4 || beta == 0.0f);
+    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size) |
+             (uint64_t)((int64_t)p->n * size)) & 15) == 0 && (size == 4 || beta == 0.0f);
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */

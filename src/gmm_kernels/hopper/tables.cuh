@@ -17,14 +17,16 @@
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
+       gather             tiles with `gather`, warps 10 and 11: load A, whose rows they gather (gather.cuh).
        store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
-       scheduler  --tile_full[16]-->  producer, consumers, store, scale loader  --batch_empty[4]-->  scheduler
+       scheduler  --tile_full[16]-->  producer, consumers, store, gather, scale loader  --batch_empty[4]-->  scheduler
        producer   --full[stage]-->    consumers  --empty[stage]-->  producer (of both CTAs if an operand is multicast)
        scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
+       gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
        consumers  --order[i]-->       the other consumers (ping-pong)
 
@@ -33,7 +35,8 @@
    the phase before the first.
        barrier         completed by, arrivals per phase                            waited for by      parity of wait
        full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
-                       packed weights also the 32 lanes of the scale loader (33)
+                       packed weights also the 32 lanes of the scale loader (33);
+                       gathered rows the 64 lanes of the gather warps (65)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
@@ -78,7 +81,7 @@
    so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store; not encoded if rows of D are not 16-byte aligned */
+    CUtensorMap d;            /* boxes of a deferred store; not read where rows of D are no multiples of 16 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
@@ -122,19 +125,21 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        smem_groups    groups whose tables fit into shared memory
        b_format       format of B
        ctas           CTAs per multiprocessor
-       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none) */
+       deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none
+       gather         whether gather warps load A, whose rows they gather; else TMA does) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0) \
-    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2) \
-    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0) \
-    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0) \
-    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0) \
-    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0) \
-    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0) \
-    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0) \
-    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0) \
-    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0) \
-    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0)
+    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 0) \
+    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2, 0) \
+    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0, 0) \
+    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0, 0) \
+    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0, 0) \
+    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0, 0) \
+    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
@@ -170,7 +175,11 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90))
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
    groups, so that the other roles have one budget of registers. */
@@ -180,6 +189,7 @@ enum {
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
+    GMM_SM90_GATHER_WARP = 10,           /* tiles with `gather`: the first of two gather warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12
 };
@@ -208,37 +218,37 @@ enum {
 #endif
 
 /* Constants of tiles: the columns of the list, and those that follow from them. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
-    GMM__SM90(smem_groups, tag) = smem_groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
-    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, \
+    GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
     GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
 /* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles, as
    the rules of instances below assert, and wgrad's scheduler needs more registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
                   "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 of its consumer_regs registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, smem_groups_, b_format_, ctas_, deferred_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \

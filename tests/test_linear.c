@@ -781,13 +781,13 @@ static void gathered(int arg) {
 
 /* The same with so many tiles that engines choose large ones, and the bits of rows alone. */
 static void gathered_wide(int arg) {
-    static const int64_t sizes[] = {300, 0, 129, 1, 200};
+    static const int64_t sizes[] = {500, 0, 400, 1, 300};
     lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .groups = 5, .K = 72, .N = 3072, .sizes = sizes,
                   .index = LIN_NEGATIVE, .index_div = 2, .fill = T_REALS};
     lin_run r;
     s.out = s.in;
     if (s.op == GMM_OP_LINEAR_DGRAD) s.K = 3072, s.N = 72;
-    if (s.op == GMM_OP_LINEAR_WGRAD) s.K = s.N = 776;
+    if (s.op == GMM_OP_LINEAR_WGRAD) s.K = 744, s.N = 760;
     lin_by_hand(&s);
     lin_build(&r, &s);
     T_OK(t_linear(T.ctx, s.op, &r.d));

@@ -3116,16 +3116,67 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
+/* Rows of a token matrix that are gathered: row r of the product is row at[r] / div of the matrix, or a row of zeros
+   where the entry is negative or past the matrix. at NULL: row r is row r. */
+typedef struct gmm__cpu_index {
+    const int32_t *at;
+    int64_t div, rows; /* divisor; rows of the matrix */
+} gmm__cpu_index;
+
+/* The index of the operand in a role of a linear call. */
+static gmm__cpu_index gmm__cpu_index_of(const gmm_linear *d, int role) {
+    gmm__cpu_index index;
+    index.at = role == GMM__X_ ? d->x_index : role == GMM__DY ? d->dy_index : NULL;
+    index.div = d->index_div;
+    index.rows = d->index_rows;
+    return index;
+}
+/* The row of the matrix that is row r of the product; -1: zeros. */
+static int64_t gmm__cpu_indexed_row(const gmm__cpu_index *index, int64_t r) {
+    int64_t row;
+    if (!index->at) return r;
+    if (index->at[r] < 0) return -1;
+    row = index->at[r] / index->div;
+    return row < index->rows ? row : -1;
+}
+/* Sets GMM_FAULT_INDEX if an entry of the first `live` rows is past the matrix. */
+static void gmm__cpu_index_faults(const gmm__cpu_index *index, int64_t live, uint32_t *fault) {
+    int64_t r;
+    int past = 0;
+    if (!index->at || !fault) return;
+    for (r = 0; r < live; r++) past |= index->at[r] >= 0 && index->at[r] / index->div >= index->rows;
+    if (past) *fault |= (uint32_t)GMM_FAULT_INDEX;
+}
+
 /* An operand A or B, in fp32 or 16 bits: element (i, k) is base[i * stride_i + k * stride_k], and one of the strides is
-   1. Quantized: element k of line first_line + i of the view. */
+   1. Quantized: element k of line first_line + i of the view. With an index, the row of element (i, k) in the token
+   matrix, which is i or k by `along_rows`, counts from first_row and is looked up. */
 typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
-    int quantized;
+    int quantized, along_rows;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
-    int64_t first_line;
+    int64_t first_line, first_row;
+    gmm__cpu_index index;
 } gmm__cpu_operand;
+
+/* Address of element (i, k) of an operand of floats; NULL: it is in a row of zeros. */
+static const char *gmm__cpu_element(const gmm__cpu_operand *f, int64_t i, int64_t k) {
+    if (f->index.at) {
+        const int64_t row = gmm__cpu_indexed_row(&f->index, f->first_row + (f->along_rows ? k : i));
+        if (row < 0) return NULL;
+        if (f->along_rows) k = row;
+        else i = row;
+    }
+    return (const char *)f->base + (i * f->stride_i + k * f->stride_k) * (gmm_dtype_bits(f->dtype) / 8);
+}
+
+/* Loads n elements of a row; src NULL: zeros. */
+static void gmm__cpu_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
+    if (src) gmm__row_load(dtype, src, dst, n);
+    else memset(dst, 0, (size_t)n * sizeof *dst);
+}
 
 /* Writes rows row[0..n) as columns of a panel: panel[k * width + i] = row[i][k]. */
 static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *panel) {
@@ -3150,15 +3201,13 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
 /* Packs `count` rows of an operand as panels [ceil(count / width)][kc][width] of fp32, and pads the last one with
    zeros. */
 static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *panel) {
-    const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
         const int rows = count - i0 < width ? (int)(count - i0) : width;
-        const char *src = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
-        if (!f->quantized && f->stride_i == 1) {
-            for (k = 0; k < kc; k++, src += f->stride_k * size) {
-                gmm__row_load(f->dtype, src, panel + k * width, rows);
+        if (!f->quantized && f->along_rows) {
+            for (k = 0; k < kc; k++) {
+                gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0, k0 + k), panel + k * width, rows);
                 for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
             }
         } else {
@@ -3168,7 +3217,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
                 int r;
                 for (r = 0; r < n; r++)
                     if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, src + (i + r) * f->stride_i * size, row[r], kc);
+                    else gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0 + i + r, k0), row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
             for (i = rows; i < width; i++)
@@ -3322,6 +3371,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *starts;  /* [G + 1] row blocks before each group */
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *bias_scale; /* bias gradient; NULL = ones */
+    gmm__cpu_index dy_index; /* bias gradient */
     void *scratch;
     gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
@@ -3355,11 +3405,23 @@ static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role
                                weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
                                role == GMM__DY ? call->out : call->in);
     else {
-        f.base = gmm__at(m, weight ? g : 0, row, col);
+        f.index = gmm__cpu_index_of(&call->d.linear, role);
+        f.first_row = row;
+        f.along_rows = along_rows;
+        /* a matrix without rows may have no address */
+        if (!f.index.at || f.index.rows) f.base = gmm__at(m, weight ? g : 0, f.index.at ? 0 : row, col);
         f.stride_i = along_rows ? 1 : m->ld;
         f.stride_k = along_rows ? m->ld : 1;
     }
     return f;
+}
+
+/* Reports the entries past the matrices of a call's indices. */
+static void gmm__cpu_linear_faults(const gmm__call *call, int64_t live) {
+    const gmm__cpu_index x = gmm__cpu_index_of(&call->d.linear, GMM__X_);
+    const gmm__cpu_index dy = gmm__cpu_index_of(&call->d.linear, GMM__DY);
+    gmm__cpu_index_faults(&x, live, call->groups.fault);
+    gmm__cpu_index_faults(&dy, live, call->groups.fault);
 }
 
 /* One block of y or dx: rows of one group by columns of the output. */
@@ -3479,6 +3541,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
         starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
     }
     blocks = starts[G];
+    gmm__cpu_linear_faults(call, live);
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
@@ -3498,11 +3561,18 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
 
 enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
 
+/* Loads n elements of dy's row r from column c on, through the index if there is one. */
+static void gmm__cpu_load_dy(const gmm__cpu_linear *job, int64_t r, int64_t c, float *dst, int64_t n) {
+    const gmm_mat *dy = &job->call->mat[GMM__DY];
+    const int64_t row = gmm__cpu_indexed_row(&job->dy_index, r);
+    gmm__cpu_load(dy->dtype, row < 0 ? NULL : gmm__at(dy, 0, row, c), dst, n);
+}
+
 /* A chunk of columns of db of one group. */
 static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
+    const gmm_mat *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
     const float *scale = job->bias_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
@@ -3515,7 +3585,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     if (job->offsets[g] == job->offsets[g + 1] && beta == 1.0f) return;
     for (r = job->offsets[g]; r < job->offsets[g + 1]; r++) {
         const float s = scale ? scale[r] : 1.0f;
-        gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
+        gmm__cpu_load_dy(job, r, c0, row, n);
         for (i = 0; i < n; i++) sum[i] += s * row[i];
     }
     gmm__cpu_store_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
@@ -3525,7 +3595,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
 static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *dy = &call->mat[GMM__DY], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
     float *out = call->d.linear.d_bias_scale;
     const int64_t G = call->groups.count, live = job->offsets[G], r1 = (index + 1) * GMM__CHUNK;
     int64_t r, c;
@@ -3535,7 +3605,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
         float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
         for (c = 0; c < call->out; c += GMM__CHUNK) {
             const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
-            gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c), row, n);
+            gmm__cpu_load_dy(job, r, c, row, n);
             gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
             gmm__lanes_add(lane, row, b, n);
         }
@@ -3544,13 +3614,16 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     }
 }
 
-/* db of a call from its dy. */
-static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *bias_scale) {
+/* db of a call from its dy. `linear`: of a linear call, which may have bias_scale and dy_index; else NULL. */
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const gmm_linear *linear) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.bias_scale = bias_scale;
+    if (linear) {
+        job.bias_scale = linear->bias_scale;
+        job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
+    }
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
@@ -3572,7 +3645,9 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.bias_scale);
+    job.dy_index = gmm__cpu_index_of(&call->d.linear, GMM__DY);
+    gmm__cpu_linear_faults(call, live);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, &call->d.linear);
     if (call->d.linear.d_bias_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
                      gmm__cpu_bias_scale_task, &job);
@@ -8641,6 +8716,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
+    const int32_t gathered = call->d.linear.x_index || call->d.linear.dy_index;
     double best = 0.0;
     int32_t i;
 #ifndef GMM_NO_QUANT
@@ -8656,7 +8732,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
                                                    : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
-        if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
+        if (k->op != op || k->dtype != dtype || k->gathered != gathered || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
@@ -8828,6 +8904,10 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
     args.bias_scale = d->bias_scale;
+    args.dy_index.at = d->dy_index;
+    args.dy_index.div = d->index_div;
+    args.dy_index.rows = (int32_t)d->index_rows;
+    args.dy_index.fault = call->groups.fault;
     args.d_bias_scale = d->d_bias_scale;
     args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
@@ -9898,65 +9978,11 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
+/* ............................................................................ 14.14 WGMMA engine: prices of tiles ... */
 
-/* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
-
-/* Reason why the engine is unavailable; NULL: it is available. */
-static const char *gmm__wgmma_unavailable(const gmm_build *build) {
-    if (build->capability != 90) return "needs compute capability 9.0";
-    if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
-    return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
-}
-
-/* Whether the rows of an operand begin at multiples of 16 bytes, as TMA requires; declines the call if not. A query
-   assumes aligned addresses where it has none. Addresses in device tables are checked by the kernel, which sets a fault
-   bit. */
-static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
-    const gmm_mat *m = &call->mat[role];
-    const int64_t alignment = 128 / gmm_dtype_bits(m->dtype);
-    const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
-    int64_t g;
-    if (m->ld % alignment)
-        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
-    if (call->groups.count > 1 && m->group_stride % alignment)
-        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
-                            (long long)m->group_stride);
-    if ((uintptr_t)m->data % 16) return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
-    if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
-    for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
-        if ((uintptr_t)m->table[g] % 16)
-            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
-                                m->table[g]);
-    return 1;
-}
+/* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
 #ifdef __CUDACC__
-
-/* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
-   kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
-   workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
-   query without addresses reports the larger workspace of the two engines. "Packed" weights are quantized weights that
-   the GEMM kernel itself dequantizes. */
-
-/* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
-static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
-    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
-    void *encode = NULL;
-    int current = 0, built = 0;
-    cudaError_t e = cudaGetDevice(&current);
-    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
-    if (e == cudaSuccess) {
-        built = gmm_sm90_present();
-        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
-        (void)cudaSetDevice(current);
-    }
-    (void)cudaGetLastError();
-    ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
-    build->sm90a = (int32_t)(built != 0);
-    build->tensor_maps = (int32_t)(e == cudaSuccess && result == cudaDriverEntryPointSuccess && encode != NULL);
-    ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
-}
 
 /* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
    "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
@@ -10192,7 +10218,71 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     }
     return choice;
 }
+#endif /* GMM_NO_QUANT */
 
+#endif /* __CUDACC__ */
+
+/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
+
+/* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
+
+/* Reason why the engine is unavailable; NULL: it is available. */
+static const char *gmm__wgmma_unavailable(const gmm_build *build) {
+    if (build->capability != 90) return "needs compute capability 9.0";
+    if (!build->sm90a) return "is not in this build: compile for sm_90a (-gencode arch=compute_90a,code=sm_90a)";
+    return build->tensor_maps ? NULL : "needs a driver with cuTensorMapEncodeTiled";
+}
+
+/* Whether the rows of an operand begin at multiples of 16 bytes, as TMA requires; declines the call if not. A query
+   assumes aligned addresses where it has none. Addresses in device tables are checked by the kernel, which sets a fault
+   bit. */
+static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int role, const char *name, gmm__plan *plan) {
+    const gmm_mat *m = &call->mat[role];
+    const int64_t alignment = 128 / gmm_dtype_bits(m->dtype);
+    const int host_table = (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST) != 0;
+    int64_t g;
+    if (m->ld % alignment)
+        return gmm__decline(plan, "needs rows of %s at multiples of 16 bytes, not ld %lld", name, (long long)m->ld);
+    if (call->groups.count > 1 && m->group_stride % alignment)
+        return gmm__decline(plan, "needs matrices of %s at multiples of 16 bytes, not group_stride %lld", name,
+                            (long long)m->group_stride);
+    if ((uintptr_t)m->data % 16) return gmm__decline(plan, "needs %s at a multiple of 16 bytes, not %p", name, m->data);
+    if (call->query && !m->data && (!m->table || host_table)) plan->assumes_aligned = 1;
+    for (g = 0; m->table && host_table && !call->query && g < call->groups.count; g++)
+        if ((uintptr_t)m->table[g] % 16)
+            return gmm__decline(plan, "needs %s at multiples of 16 bytes, not table[%lld] %p", name, (long long)g,
+                                m->table[g]);
+    return 1;
+}
+
+#ifdef __CUDACC__
+
+/* The engine multiplies 16-bit operands and FP8 by TMA and wgmma. MX32 and NV16 are dequantized to 16 bits, by the GEMM
+   kernel in registers or by a kernel before it in the workspace. The kernels read device splits without offsets in the
+   workspace; host splits and host tables are copied to the regions of the MMA engine, which serves unaligned calls. A
+   query without addresses reports the larger workspace of the two engines. "Packed" weights are quantized weights that
+   the GEMM kernel itself dequantizes. */
+
+/* Looks for the sm_90a code and the driver's tensor map encoder once per context, and records both in `build`. */
+static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
+    enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
+    void *encode = NULL;
+    int current = 0, built = 0;
+    cudaError_t e = cudaGetDevice(&current);
+    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    if (e == cudaSuccess) {
+        built = gmm_sm90_present();
+        e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
+        (void)cudaSetDevice(current);
+    }
+    (void)cudaGetLastError();
+    ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
+    build->sm90a = (int32_t)(built != 0);
+    build->tensor_maps = (int32_t)(e == cudaSuccess && result == cudaDriverEntryPointSuccess && encode != NULL);
+    ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
+}
+
+#ifndef GMM_NO_QUANT
 /* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not promoted
    where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
    slower there. */
@@ -10957,7 +11047,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
       "linear.d_bias_scale_add") \
     X(LINEAR_PROB, LINEAR_FWD, LINEAR_DGRAD, linear->prob, 1, 1, 1, 0, "linear.prob") \
-    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 0, 1, 0, 0, "linear.x_index, dy_index") \
+    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 1, 1, 1, 0, "linear.x_index, dy_index") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \
@@ -11213,9 +11303,10 @@ static gmm_status gmm__verify_split(const gmm__call *call, int64_t *live, gmm_st
     return GMM_OK;
 }
 
-/* `count` values of a map of permute, each of which must be -1 or an index below `limit`. */
-static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
-                                  int64_t limit, gmm_stream stream) {
+/* `count` values of a map, each of which must be an index below `limit` or, for no row, -1 or with `any_negative` any
+   negative value. */
+static gmm_status gmm__verify_values(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                     int64_t limit, int any_negative, gmm_stream stream) {
     int32_t values[GMM__VERIFY_PART];
     int64_t first, i;
     for (first = 0; map && first < count; first += GMM__VERIFY_PART) {
@@ -11223,11 +11314,16 @@ static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const
         const gmm_status s = gmm__fetch(call, values, map + first, (size_t)n * sizeof *map, stream);
         if (s != GMM_OK) return s;
         for (i = 0; i < n; i++)
-            if (values[i] < -1 || values[i] >= limit)
-                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be -1, or >= 0 and below %lld",
-                                   (long long)(first + i), values[i], (long long)limit);
+            if ((values[i] < -1 && !any_negative) || values[i] >= limit)
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s, or >= 0 and below %lld",
+                                   (long long)(first + i), values[i], any_negative ? "negative" : "-1",
+                                   (long long)limit);
     }
     return GMM_OK;
+}
+static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                  int64_t limit, gmm_stream stream) {
+    return gmm__verify_values(call, name, map, count, limit, 0, stream);
 }
 /* What a permutation reads: indices; or the sizes, slot_of of the live rows, and row_of. */
 static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) {
@@ -11243,6 +11339,19 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     }
     if (s != GMM_OK || op == GMM_OP_PERMUTE_FWD) return s;
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
+}
+
+/* Entries of the indices of gathered rows, of the rows of all groups. */
+static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
+    const gmm_linear *d = &call->d.linear;
+    const int64_t limit = d->index_rows * d->index_div;
+    int64_t live;
+    gmm_status s;
+    if (!d->x_index && !d->dy_index) return GMM_OK;
+    s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", d->x_index, live, limit, 1, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", d->dy_index, live, limit, 1, stream);
+    return s;
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
@@ -11271,6 +11380,8 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
+        s = gmm__verify_indices(call, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

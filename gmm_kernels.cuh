@@ -926,21 +926,34 @@ GMM__DEVICE float gmm_epilogue_apply(const gmm_epilogue_step step, float sum, fl
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
-/* Instances: X(op, dtype, precision, tile, kernel); the includes below follow the same list. The names
-   of GEMM kernels are explained above GMM_SM90_KERNEL_LIST. */
+/* Instances: X(op, dtype, precision, tile, gathered, kernel); the includes below follow the same list. The names of GEMM
+   kernels are explained above GMM_SM90_KERNEL_LIST. Instances with gathered 1 read rows of token matrices through
+   a_index and b_index. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
-    X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma)) \
-    X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
-    X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma)) \
-    X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
-    X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
+    X(fwd, GMM_BF16, bf16, 128x256, 0, gmm_gemm_fwd_bf16_128x256x64_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, 0, gmm_gemm_fwd_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 0, gmm_gemm_fwd_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 0, gmm_gemm_fwd_f16_64x128x32_mma)) \
+    X(dgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_dgrad_bf16_128x256x64_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_dgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_dgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_dgrad_f16_64x128x32_mma)) \
+    X(wgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_wgrad_bf16_128x256x64_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_wgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_wgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_wgrad_f16_64x128x32_mma)) \
+    X(fwd, GMM_BF16, bf16, 128x256, 1, gmm_gemm_fwd_bf16_128x256x64_gathered_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, 1, gmm_gemm_fwd_bf16_64x128x32_gathered_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 1, gmm_gemm_fwd_f16_128x256x64_gathered_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 1, gmm_gemm_fwd_f16_64x128x32_gathered_mma)) \
+    X(dgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_dgrad_bf16_128x256x64_gathered_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_dgrad_bf16_64x128x32_gathered_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_dgrad_f16_128x256x64_gathered_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_dgrad_f16_64x128x32_gathered_mma)) \
+    X(wgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_wgrad_bf16_128x256x64_gathered_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_wgrad_bf16_64x128x32_gathered_mma) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_wgrad_f16_128x256x64_gathered_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_wgrad_f16_64x128x32_gathered_mma))
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -1168,6 +1181,16 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
+/* Behind the tiles of a product: zeroes the tail of D, and reports entries of indices that are past their matrix. */
+GMM__DEVICE void gmm_gemm_finish(const gmm_gemm_args *args, int ragged_k, int gathered) {
+    const int64_t step = (int64_t)gridDim.x * blockDim.x, begin = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
+    if (!ragged_k && args->zero_tail)
+        gmm_gemm_zero_tail(&args->d, args->offsets[args->groups], args->capacity, args->n);
+    if (!gathered) return;
+    gmm_report_index_faults(&args->a_index, begin, args->offsets[args->groups], step);
+    if (ragged_k) gmm_report_index_faults(&args->b_index, begin, args->offsets[args->groups], step);
+}
+
 /* Stages of the portable products (loads by cp.async for 16 bits, through registers for fp32), and their instances. */
 
 /* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
@@ -1180,10 +1203,14 @@ typedef struct gmm_stage_shape {
                            the other one is 0 */
     int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
     int chunks;         /* 16-byte chunks of a stage per thread */
+    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
 } gmm_stage_shape;
 
 /* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
-   apart. */
+   apart. Of a gathered operand `src` is in row 0 of the matrix, chunk_stride is the distance of its rows, and `gathered`
+   says which rows there are: stored as [mn][k], those of the thread's chunks in every stage, or -1 for zeros; stored as
+   [k][mn], entries of the index for the next stage, a lane of each warp having every 32nd. */
+enum { GMM_STAGE_GATHERED = 4 };
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
@@ -1191,12 +1218,42 @@ typedef struct gmm_stage_loader {
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
     uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
+    int32_t first_row, gathered[GMM_STAGE_GATHERED]; /* gathered: row of the tokens from which `rows` counts */
 } gmm_stage_loader;
 
 /* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
    rows are in different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
     return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
+}
+
+/* Entries of a gathered operand's stage that is stored as [k][mn]; -1 beyond the operand. */
+GMM__DEVICE void gmm_stage_entries(gmm_stage_loader *loader, int stage_index, gmm_stage_shape shape) {
+    const int32_t first = stage_index * shape.k_rows + (int32_t)(threadIdx.x & 31u);
+    int i;
+#pragma unroll
+    for (i = 0; i < shape.k_rows / 32; i++)
+        loader->gathered[i] = first + 32 * i < loader->rows
+                                  ? gmm_index_entry(shape.index, loader->first_row + first + 32 * i) : -1;
+}
+/* Makes a loader that was initialized for consecutive rows from row0 on one of gathered rows. */
+GMM__DEVICE void gmm_stage_loader_gather(gmm_stage_loader *loader, int64_t row0, int64_t pitch, gmm_stage_shape shape) {
+    const int row = (int)threadIdx.x / (shape.row_bytes / 16);
+    int i;
+    loader->src -= (row0 + row) * pitch;
+    loader->chunk_stride = pitch;
+    loader->stage_stride = 2 * shape.k_cols;
+    loader->first_row = (int32_t)row0;
+    loader->rows += row;
+    if (shape.k_rows) {
+        gmm_stage_entries(loader, 0, shape);
+        return;
+    }
+#pragma unroll
+    for (i = 0; i < shape.chunks; i++) {
+        const int32_t r = row + i * shape.row_step;
+        loader->gathered[i] = r < loader->rows ? gmm_indexed_row(shape.index, loader->first_row + r) : -1;
+    }
 }
 
 /* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
@@ -1217,7 +1274,36 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
                                       : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
     loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
+    if (shape.index) gmm_stage_loader_gather(&loader, row0, pitch, shape);
     return loader;
+}
+
+/* Copies stage number `stage_index` of a gathered operand. All lanes of the warp call it. */
+GMM__DEVICE void gmm_stage_load_gathered(gmm_stage_loader *loader, char *stage, int stage_index,
+                                         gmm_stage_shape shape) {
+    const int step_bytes = shape.row_step * shape.row_bytes, row = (int)threadIdx.x / (shape.row_bytes / 16);
+    const int cols = loader->cols - stage_index * shape.k_cols, valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
+    const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
+    int32_t rows[GMM_STAGE_GATHERED];
+    int i, e;
+#pragma unroll
+    for (i = 0; i < GMM_STAGE_GATHERED; i++)
+        rows[i] = i < shape.k_rows / 32 ? gmm_index_entry_row(shape.index, loader->gathered[i]) : 0;
+#pragma unroll
+    for (i = 0; i < shape.chunks; i++) {
+        const int32_t at = shape.k_rows ? __shfl_sync(0xFFFFFFFFu, rows[i * shape.row_step / 32 % GMM_STAGE_GATHERED],
+                                                      i * shape.row_step % 32 + row)
+                                        : loader->gathered[i % GMM_STAGE_GATHERED];
+        const char *src = loader->src + at * loader->chunk_stride;
+        const int count = at < 0 ? 0 : valid;
+        uint16_t *h = (uint16_t *)(stage + loader->offset + i * step_bytes);
+        if (loader->aligned) gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src, 2 * count);
+        else
+#pragma unroll 1
+            for (e = 0; e < 8; e++) h[e] = e < count ? ((const uint16_t *)src)[e] : (uint16_t)0;
+    }
+    loader->src += loader->stage_stride;
+    if (shape.k_rows) gmm_stage_entries(loader, stage_index + 1, shape);
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
@@ -1226,6 +1312,10 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
+    if (shape.index) {
+        gmm_stage_load_gathered(loader, stage, stage_index, shape);
+        return;
+    }
     if (stage_index < loader->full_stages) {
 #pragma unroll
         for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
@@ -1256,49 +1346,101 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY GMM__BODY_HERE(1)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation, precision, tile */
+/* kernel, operation, precision, tile, gathered */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128, 0)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128, 0)
+#include GMM_KERNELS_FILE
+#endif
+#undef GMM__SLICE
+#define GMM__SLICE 0
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_gathered_mma, fwd, bf16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_gathered_mma, fwd, bf16, 64x128, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_gathered_mma, dgrad, bf16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_gathered_mma, dgrad, bf16, 64x128, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_gathered_mma, wgrad, bf16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_gathered_mma, wgrad, bf16, 64x128, 1)
+#include GMM_KERNELS_FILE
+#ifndef GMM_NO_F16
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_gathered_mma, fwd, f16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_gathered_mma, fwd, f16, 64x128, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_gathered_mma, dgrad, f16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_gathered_mma, dgrad, f16, 64x128, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_gathered_mma, wgrad, f16, 128x256, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_gathered_mma, wgrad, f16, 64x128, 1)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
+/* An operand of a tile of the fp32 product: `rows` x `k` elements from `src` on. With an index `src` is in row 0 of the
+   matrix, and the tile begins at row `first_row` of the tokens. */
+typedef struct gmm_f32_operand {
+    const char *src;
+    int64_t ld;
+    int vec4, rows, k;
+    int32_t first_row;
+    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
+} gmm_f32_operand;
+
+GMM__DEVICE gmm_f32_operand gmm_f32_operand_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
+                                                 const gmm_row_index *index) {
+    gmm_f32_operand o;
+    o.src = gmm_kmat_data(m, g) + 4 * ((index ? 0 : row0 * m->ld) + col0);
+    o.ld = m->ld;
+    o.vec4 = gmm_vec4_aligned(GMM_F32, o.src, m->ld);
+    o.first_row = (int32_t)row0;
+    o.index = index;
+    return o;
+}
+
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
    stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
-GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
-                                    float v[2][4]) {
+GMM__DEVICE void gmm_f32_load_stage(int transposed, const gmm_f32_operand *o, int k0, float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
-        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
+        int count = row < (transposed ? o->k : o->rows) ? (transposed ? o->rows : o->k) - col : 0, at = row;
+        if (o->index) {
+            at = count > 0 ? gmm_indexed_row(o->index, o->first_row + row) : -1;
+            if (at < 0) count = 0;
+        }
+        gmm_read4(GMM_F32, o->src + 4 * (at * o->ld + col), count, o->vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -1317,13 +1459,19 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 
 #define GMM__BODY GMM__BODY_HERE(2)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation */
+/* kernel, operation, gathered */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd, 0)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_gathered_mma, fwd, 1)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_gathered_mma, dgrad, 1)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_gathered_mma, wgrad, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #undef GMM__ARGS
@@ -1333,24 +1481,29 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 typedef struct gmm_gemm_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t tile_rows, tile_cols, threads, blocks, shared;
+    int32_t gathered, tile_rows, tile_cols, threads, blocks, shared;
     const void *function;
     const char *name;
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, kernel) \
-    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
-      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
+#define GMM__X(op, dtype, tag, tile, gathered, kernel) \
+    { GMM__CAT(gmm_gemm_, op), dtype, gathered, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), \
+      GMM__CAT(gmm_threads_, tile), GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, \
+      #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
-    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
-    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
+#define GMM__X(op, gathered, kernel) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gathered, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
+      (const void *)kernel, #kernel },
+    GMM__X(fwd, 0, gmm_gemm_fwd_f32_128x128x16_mma)
+    GMM__X(fwd, 1, gmm_gemm_fwd_f32_128x128x16_gathered_mma)
+    GMM__X(dgrad, 0, gmm_gemm_dgrad_f32_128x128x16_mma)
+    GMM__X(dgrad, 1, gmm_gemm_dgrad_f32_128x128x16_gathered_mma)
+    GMM__X(wgrad, 0, gmm_gemm_wgrad_f32_128x128x16_mma)
+    GMM__X(wgrad, 1, gmm_gemm_wgrad_f32_128x128x16_gathered_mma)
+#undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */
@@ -1534,13 +1687,20 @@ GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat
     }
     return v;
 }
-/* Copies 16-bit tokens to the stage without conversion. */
-GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
+/* Copies 16-bit tokens to the stage without conversion. The tile says where the rows of gathered tokens begin. */
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_qgemm_args *args,
+                                       const gmm_gemm_tile *tile, char *dst) {
+    const gmm_mat *m = &args->a;
     const char *src;
     int i, e;
 #pragma unroll 1
     for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
-        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
+        int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
+        if (args->p.a_index.at && count > 0) {
+            const int32_t row = gmm_indexed_row(&args->p.a_index, tile->row + tile->m0 + (threadIdx.x / 8 + 32 * i));
+            src = (const char *)m->data + row * (m->ld * 2) + (2 * args->p.k - s->bytes);
+            if (row < 0) count = 0;
+        }
         char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
         if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else
@@ -3281,7 +3441,7 @@ typedef struct gmm_sm90_operand_layout {
     int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
-    int gather;             /* rows of A are gathered: it has no boxes */
+    int gather;             /* gather warps load A */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -4898,18 +5058,25 @@ typedef struct gmm_bgrad_args {
     float beta_all;
     int32_t row_add, zero_tail;
     float *d_bias_scale;     /* NULL: not written */
+    gmm_row_index dy_index;
 } gmm_bgrad_args;
 
 #if GMM__HOLDS(0)
 #define GMM__BODY 3
-/* kernel of the partial sums, kernel of the rows, dtype of dy */
-#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
+/* kernel of the partial sums, kernel of the rows, dtype of dy, gathered */
+#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_bf16, gmm_linear_bgrad_rows_gathered_bf16, GMM_BF16, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
+#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_f16, gmm_linear_bgrad_rows_gathered_f16, GMM_F16, 1)
 #include GMM_KERNELS_FILE
 #endif
-#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
+#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_f32, gmm_linear_bgrad_rows_gathered_f32, GMM_F32, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -4939,16 +5106,24 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
     }
 }
 
-/* One row per dtype of dy. */
+/* Rows: dtypes of dy, consecutive and gathered rows. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
+    int gathered;
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
-    { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)
-    { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+#define GMM__X(dtype, gathered, tag) \
+    { dtype, gathered, (const void *)GMM__CAT(gmm_linear_bgrad_partials_, tag), \
+      (const void *)GMM__CAT(gmm_linear_bgrad_rows_, tag) },
+    GMM__X(GMM_BF16, 0, bf16)
+    GMM__X(GMM_BF16, 1, gathered_bf16)
+    GMM__IF_F16(GMM__X(GMM_F16, 0, f16))
+    GMM__IF_F16(GMM__X(GMM_F16, 1, gathered_f16))
+    GMM__X(GMM_F32, 0, f32)
+    GMM__X(GMM_F32, 1, gathered_f32)
+#undef GMM__X
 };
 #endif /* GMM__HOLDS(0) */
 
@@ -5005,7 +5180,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     void *params[1];
     cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
-    while (row->dtype != dtype) row++;
+    while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->db.dtype != GMM_NONE) {
         error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
         if (error == cudaSuccess)
@@ -9094,6 +9269,7 @@ GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
@@ -9112,9 +9288,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
-                                      BM * BK / 8 / THREADS };
+                                      BM * BK / 8 / THREADS, GMM__GATHERED ? &args.a_index : NULL };
     const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
-                                      BN * BK / 8 / THREADS };
+                                      BN * BK / 8 / THREADS, GMM__GATHERED && RAGGED_K ? &args.b_index : NULL };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -9266,7 +9442,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
@@ -9276,6 +9452,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__TILE
+#undef GMM__GATHERED
 #undef GMM__ROW
 
 /* ......................................................................................... Body: fp32 product ... */
@@ -9286,6 +9463,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
+#define GMM__GATHERED GMM__COLUMN(3, GMM__ROW)
 
 /* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
@@ -9306,11 +9484,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     tile.g = 0;
     for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
          tile_index += gridDim.x) {
-        const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
-        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
-                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
-        const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
-        const int m = tile.m - tile.m0, n = args.n - tile.n0;
+        gmm_f32_operand a = gmm_f32_operand_init(&args.a, 0, tile.row + (TA ? 0 : tile.m0), TA ? tile.m0 : 0,
+                                                 GMM__GATHERED ? &args.a_index : NULL);
+        gmm_f32_operand b = gmm_f32_operand_init(&args.b, RAGGED_K ? 0 : tile.g,
+                                                 (RAGGED_K ? tile.row : 0) + (TB ? 0 : tile.n0), TB ? tile.n0 : 0,
+                                                 GMM__GATHERED && RAGGED_K ? &args.b_index : NULL);
         float acc[8][8], va[2][4], vb[2][4];
         int i, j, k, k0, buffer = 0;
 #pragma unroll
@@ -9318,17 +9496,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
-        k0 = 0;
-        gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
-        gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
+        a.rows = tile.m - tile.m0;
+        b.rows = args.n - tile.n0;
+        a.k = b.k = tile.k;
+        gmm_f32_load_stage(TA, &a, 0, va);
+        gmm_f32_load_stage(TB, &b, 0, vb);
         gmm_f32_store_stage(TA, as[0], va);
         gmm_f32_store_stage(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
-                gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
+                gmm_f32_load_stage(TA, &a, k0, va);
+                gmm_f32_load_stage(TB, &b, k0, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
@@ -9368,10 +9548,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
 }
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
+#undef GMM__GATHERED
 #undef GMM__ROW
 
 /* ............................................................... Body: product of quantized operands ... */
@@ -9508,7 +9689,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
-        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared);
+        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args, &tile, gmm_shared);
         gmm_cp_async_commit_group();
         gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
         gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
@@ -9536,7 +9717,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
             GMM__CP_ASYNC_WAIT_GROUP(0);
             __syncthreads(); /* stage k_tile is complete, and the one before has been read */
             if (a_is_16bit && has_next)
-                gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared + ((k_tile + 1) & 1) * STAGE);
+                gmm_qgemm_copy_tokens(&operand_a, &args, smem_tile, gmm_shared + ((k_tile + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
             if (!a_is_16bit || has_next) gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
             gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
@@ -9682,8 +9863,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
             }
         }
     }
-    if (!RAGGED_K && args.p.zero_tail)
-        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+    gmm_gemm_finish(&args.p, RAGGED_K, !RAGGED_K);
 }
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B
@@ -9707,6 +9887,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
+#define GMM__GATHERED GMM__COLUMN(4, GMM__ROW)
 
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
    chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
@@ -9733,8 +9914,10 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #pragma unroll 8
         for (row += row_group; row < end; row += ROW_GROUPS) {
             const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
+            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
             float v[4];
-            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+            gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col, vec4,
+                      v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
@@ -9747,6 +9930,9 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         }
         __syncthreads();
     }
+    if (GMM__GATHERED)
+        gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
+                                args.offsets[args.groups], (int64_t)gridDim.x * blockDim.x);
 }
 
 /* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
@@ -9763,6 +9949,7 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
         float sum = 0.0f;
         if (row < valid_rows) {
+            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
             const char *bias;
             int bias_vec4, i;
             int32_t col;
@@ -9771,7 +9958,8 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             bias_vec4 = gmm_vec4_aligned(args.bias.dtype, bias, 4);
             for (col = lane * 4; col < args.n; col += 128) {
                 float v[4], w[4];
-                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+                gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col,
+                          vec4, v);
                 gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_vec4,
                           w);
 #pragma unroll
@@ -9783,10 +9971,14 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         if (lane == 0)
             args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
+    if (GMM__GATHERED)
+        gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x, valid_rows,
+                                (int64_t)gridDim.x * blockDim.x);
 }
 #undef GMM__PARTIALS_KERNEL_NAME
 #undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
+#undef GMM__GATHERED
 #undef GMM__ROW
 
 

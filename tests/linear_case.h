@@ -7,6 +7,10 @@
 
 typedef enum lin_split { LIN_I32, LIN_I64, LIN_OFFSETS32, LIN_OFFSETS64 } lin_split;
 
+/* Rows of x and dy that are gathered: every row once, in order or not; several rows from one; rows of zeros among
+   them, by negative entries; and by entries past the matrix, which set a fault bit. */
+typedef enum lin_index { LIN_NO_INDEX, LIN_IDENTITY, LIN_PERMUTED, LIN_REPEATED, LIN_NEGATIVE, LIN_PAST } lin_index;
+
 typedef struct lin_spec {
     gmm_op op;
     gmm_dtype in, out;       /* dtype of the two operands; of the result (y, dx, dw or db). 0 = F32 */
@@ -31,6 +35,9 @@ typedef struct lin_spec {
     gmm_tail tail;
     int32_t row_align;
     int64_t hint;
+    lin_index index;
+    int32_t index_div;
+    int plain;               /* with an index in wgrad: 1 x has none, 2 dy has none */
     t_fill fill;
 } lin_spec;
 
@@ -43,6 +50,8 @@ typedef struct lin_run {
     gmm_groups groups;
     gmm_options options;
     t_mat x, w, dy, bias, out;
+    const double *x_rows, *dy_rows; /* values of the product's rows: those of x and dy, or what is gathered from them */
+    uint32_t faults;                /* that are expected */
     double *scale, *prob, *alpha, *beta; /* NULL = absent; alpha per group */
     double *dscale_start;
     unsigned char *frozen;
@@ -63,6 +72,10 @@ void (lin_test)(const lin_spec *spec);
 void *lin_group_bits(const lin_run *r, int64_t g, size_t *bytes);
 /* Calls each group alone (count 1, capacity its rows) and requires the same bits. */
 #define lin_alone(...) T_CALL(lin_alone, __VA_ARGS__)
+/* Build and call with gathered rows, and again on the same engine with operands that were gathered by the test: the
+   same bits. Both are checked. */
+#define lin_by_hand(...) T_CALL(lin_by_hand, __VA_ARGS__)
+void (lin_by_hand)(const lin_spec *spec);
 void (lin_alone)(const lin_run *r);
 gmm_dtype lin_dtype(int i); /* 0 f32, 1 f16, 2 bf16 */
 

@@ -26,7 +26,7 @@ static const int32_t counts3[3] = { 2, 0, 3 };
 static void linear_overlaps(int arg) {
     enum { WS = 1 << 22 };
     lin_spec s = { .groups = 3, .K = 16, .N = 16, .sizes = sizes3, .bias = GMM_F32, .alpha = 2, .scale = 1,
-                   .prob = 1 };
+                   .prob = 1, .index = LIN_PERMUTED };
     void *ws = t_workspace(WS);
     lin_run r;
     gmm_mat y;
@@ -48,6 +48,10 @@ static void linear_overlaps(int arg) {
     OVERLAP(FWD, "gmm_linear_fwd", "y", "bias_scale");
     r.out.mat.data = (void *)(uintptr_t)r.d.prob;
     OVERLAP(FWD, "gmm_linear_fwd", "y", "prob");
+    r.out.mat.data = past(r.d.x_index, 4 * 4);
+    OVERLAP(FWD, "gmm_linear_fwd", "y", "x_index");
+    r.out.mat.data = past(r.x.mat.data, (7 * 16 - 1) * 4); /* the last of index_rows rows */
+    OVERLAP(FWD, "gmm_linear_fwd", "y", "x");
     r.out.mat.data = past(r.d.alpha, 2 * 4);
     OVERLAP(FWD, "gmm_linear_fwd", "y", "alpha");
     r.out.mat.data = past(r.groups.splits, 2 * 4);
@@ -72,6 +76,8 @@ static void linear_overlaps(int arg) {
     lin_build(&r, &s);
     r.out.mat.data = r.dy.mat.data;
     OVERLAP(gmm_linear_dgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_dgrad", "dx", "dy");
+    r.out.mat.data = (void *)(uintptr_t)r.d.dy_index;
+    OVERLAP(gmm_linear_dgrad(T.ctx, &r.d, ws, WS, T.stream), "gmm_linear_dgrad", "dx", "dy_index");
     s.op = GMM_OP_LINEAR_BGRAD;
     s.prob = 0;
     s.scale = s.dscale = 1;

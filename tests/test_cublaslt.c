@@ -265,11 +265,11 @@ static void context(int arg) {
 /* Calls that the engine declines, each with its reason, before anything is written. */
 static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
-    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, BIAS_SCALE, PROB, BETA, FROZEN, BGRAD, KINDS };
+    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, BIAS_SCALE, PROB, INDEX, BETA, FROZEN, BGRAD, KINDS };
     static const char *const why[KINDS] = {
         "needs host sizes", "pointer tables", "options.sm_limit", "no f16 from bf16", "no bias of bf16",
             "no bias of f16",
-        "linear.bias_scale", "linear.prob", "grad.beta", "grad.frozen", "does not have this operation"
+        "linear.bias_scale", "linear.prob", "linear.x_index", "grad.beta", "grad.frozen", "does not have this operation"
     };
     (void)arg;
     for (int i = 0; i < KINDS; i++) {
@@ -282,6 +282,7 @@ static void declines(int arg) {
         if (i == BIAS_DTYPE) s.bias = GMM_F16;
         if (i == BIAS_SCALE) s.bias = GMM_F32, s.scale = 1;
         s.prob = i == PROB;
+        if (i == INDEX) s.index = LIN_PERMUTED;
         if (i == BETA || i == FROZEN) s.op = GMM_OP_LINEAR_WGRAD;
         s.beta = i == BETA;
         s.frozen = i == FROZEN;

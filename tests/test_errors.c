@@ -66,7 +66,9 @@ static void shapes(bad_call *b) { /* the message must contain the shapes of the 
     X(stride_small, FWD | DGRAD | WGRAD) X(stride_negative, ALL) X(stride_on_act, ALL) X(stride_on_table, ALL) \
     X(act_misaligned, ALL) X(weight_misaligned, ALL) X(out_misaligned, FWD | DGRAD) X(table_misaligned, ALL) \
     X(entry_misaligned, ALL) X(scale_misaligned, FWD | BGRAD) X(prob_misaligned, FWD | DGRAD) \
-    X(prob_refused, WGRAD | BGRAD) X(alpha_misaligned, FWD | DGRAD | WGRAD) X(beta_misaligned, WGRAD | BGRAD) \
+    X(prob_refused, WGRAD | BGRAD) X(x_index_misaligned, FWD | WGRAD) X(dy_index_misaligned, DGRAD | WGRAD | BGRAD) \
+    X(index_rows_negative, ALL) X(index_rows_large, ALL) X(index_div_negative, ALL) X(linear_reserved, ALL) \
+    X(alpha_misaligned, FWD | DGRAD | WGRAD) X(beta_misaligned, WGRAD | BGRAD) \
     X(dscale_misaligned, BGRAD) \
     X(act_overflow, ALL) X(capacity_overflow, ALL) X(weight_overflow, FWD | DGRAD | WGRAD) X(stride_overflow, ALL) \
     X(features_overflow, FWD | DGRAD | WGRAD) \
@@ -372,6 +374,28 @@ static void prob_refused(bad_call *b) {
     b->d->prob = t_floats_out(b->r.capacity);
     expect(b, GMM_E_ARG, 1);
     needle(b, "linear.prob must be NULL in");
+}
+static const int32_t *odd_ints(int64_t n) { return (const int32_t *)odd(t_alloc((size_t)n * 4 + 4)); }
+static void x_index_misaligned(bad_call *b) { array(b, b->d->x_index = odd_ints(29), "x_index"); }
+static void dy_index_misaligned(bad_call *b) { array(b, b->d->dy_index = odd_ints(29), "dy_index"); }
+static void index_rows(bad_call *b, int64_t rows) {
+    int32_t *index = (int32_t *)t_alloc(29 * sizeof *index);
+    b->d->x_index = b->d->dy_index = index;
+    b->d->index_rows = rows;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.index_rows: %lld must be 0 to 2^31 - 1", (long long)rows);
+}
+static void index_rows_negative(bad_call *b) { index_rows(b, -1); }
+static void index_rows_large(bad_call *b) { index_rows(b, (int64_t)1 << 31); }
+static void index_div_negative(bad_call *b) {
+    b->d->index_div = -2;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.index_div: -2 must be >= 1, or 0 for 1");
+}
+static void linear_reserved(bad_call *b) {
+    b->d->reserved = 5;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.reserved: 5 must be 0");
 }
 static void alpha_misaligned(bad_call *b) { array(b, b->d->alpha = odd_floats(4), "alpha"); }
 static void beta_misaligned(bad_call *b) {

@@ -399,7 +399,15 @@ typedef struct replayed {
     const int64_t *splits;
     const uint32_t *faults;
     int count;
+    int gathers;    /* rows of x and dy, by an index that each replay changes */
 } replayed;
+
+/* An index of `count` rows of a matrix of as many, with negative entries. */
+static void replay_index(int32_t *device, int64_t count, int step) {
+    int32_t *at = (int32_t *)t_host((size_t)count * sizeof *at);
+    for (int64_t i = 0; i < count; i++) at[i] = (i + step) % 5 == 0 ? -1 : (int32_t)(2 * ((i * 7 + 31 * step) % count));
+    t_upload(device, at, (size_t)count * sizeof *at);
+}
 static void replay_splits(const replayed *p) {
     const gmm_dtype dtype = p->dtype;
     const int64_t G = p->groups, capacity = p->capacity, K = p->K, N = p->N;
@@ -417,6 +425,7 @@ static void replay_splits(const replayed *p) {
     size_t bytes = 0;
     void *ws, *graph = NULL;
     uint32_t *fault = (uint32_t *)t_alloc(4);
+    int32_t *index = (int32_t *)t_alloc((size_t)capacity * 4);
     gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
         gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad };
     groups.count = (int32_t)G;
@@ -437,6 +446,11 @@ static void replay_splits(const replayed *p) {
     d.dx = &dx.mat;
     d.dw = &gw;
     d.db = &gb;
+    if (p->gathers) {
+        d.x_index = d.dy_index = index;
+        d.index_rows = capacity;
+        d.index_div = 2;
+    }
     for (int op = 0; op < 4; op++) {
         gmm_info info = GMM_ZERO;
         T_OK(gmm_linear_query(T.ctx, (gmm_op)(GMM_OP_LINEAR_FWD + op), &d, &info));
@@ -453,6 +467,7 @@ static void replay_splits(const replayed *p) {
         uint32_t seen, zero = 0;
         for (int pass = 0; pass < 2; pass++) {
             t_upload((void *)(uintptr_t)groups.splits, p->splits + i * G, split_bytes);
+            replay_index(index, capacity, i);
             t_upload(fault, &zero, sizeof zero);
             t_poison(ws, 0xFF, bytes);
             for (int k = 0; k < 4; k++)
@@ -483,8 +498,12 @@ static void replay_linear(int arg) {
         { -5, 20, 30, 0, 7 }, { 100, 100, 100, 100, 100 }, { 60, 60, 60, 60, 60 }, { 1, 1, 1, 1, 1 }
     };
     static const uint32_t faults[] = { 0, 0, 0, 0, 0, GMM_FAULT_NEGATIVE, GMM_FAULT_CAPACITY, 0, 0 };
-    const replayed p = { (gmm_dtype)arg, 5, 300, 72, 56, T_TABLE_HOST, splits[0], faults, (int)T_COUNT(splits) };
+    const replayed p = { (gmm_dtype)arg, 5, 300, 72, 56, T_TABLE_HOST, splits[0], faults, (int)T_COUNT(splits), 0 };
+    replayed gathers = p;
     replay_splits(&p);
+    gathers.gathers = 1;
+    gathers.count = 3;
+    replay_splits(&gathers);
 }
 
 /* Any shape, replayed with splits that are drawn; or a whole layer with routings that are drawn. */
@@ -493,7 +512,7 @@ static void drawn(int arg) {
     static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16 };
     static const uint32_t faults[SPLITS] = { 0 };
     replayed p = { dtypes[t_int(0, 2)], t_draw_size(8, 40), t_draw_size(300, 1500), 8 * t_draw_size(20, 80),
-                   8 * t_draw_size(20, 80), (t_form)t_int(0, 2), NULL, faults, SPLITS };
+                   8 * t_draw_size(20, 80), (t_form)t_int(0, 2), NULL, faults, SPLITS, (int)t_int(0, 1) };
     int64_t *splits;
     (void)arg;
     if (t_int(0, 2) == 0) {

@@ -70,6 +70,56 @@ static const float *lin_rows(const lin_run *r, double **values) {
     return t_floats_in(*values, r->capacity);
 }
 
+/* An entry of an index for a row of zeros; none of the entries' rows is in a matrix of `rows` rows. */
+static int32_t lin_entry_of_zeros(lin_run *r, int64_t rows, int32_t div) {
+    const int32_t negative[] = {-1, INT32_MIN, (int32_t)-t_int(1, 9)};
+    const int32_t past[] = {(int32_t)(rows * div), (int32_t)(rows * div + t_int(0, 99)), INT32_MAX};
+    if (r->spec.index == LIN_NEGATIVE || t_int(0, 1)) return negative[t_int(0, 2)];
+    r->faults |= (uint32_t)GMM_FAULT_INDEX;
+    return past[t_int(0, 2)];
+}
+
+/* x or dy: the matrix with a row for each row of the product, NaN past the sum; or one that rows are gathered from, and
+   its index. Then rows that no entry names are NaN, and entries past the sum name rows past the matrix. */
+static t_mat lin_tokens(lin_run *r, int64_t cols, int gathered, const double **rows, const int32_t **index) {
+    const lin_spec *s = &r->spec;
+    const int64_t count = gathered ? r->d.index_rows : r->capacity, live = r->live;
+    const int32_t div = s->index_div ? s->index_div : 1;
+    t_mat m = t_mat_make(s->in, 1, count, cols, s->pad, 0, T_PACKED, s->fill);
+    int32_t *at = (int32_t *)t_host((size_t)r->capacity * sizeof *at);
+    int64_t *order = (int64_t *)t_host((size_t)live * sizeof *order);
+    double *values = (double *)t_host((size_t)(r->capacity * cols) * sizeof *values);
+    char *named = (char *)t_host((size_t)count);
+    *rows = m.v;
+    if (!gathered) {
+        lin_nan_tail(&m, live);
+        return m;
+    }
+    for (int64_t i = 0; i < live; i++) {
+        const int64_t j = s->index == LIN_IDENTITY ? i : t_int(0, i);
+        order[i] = order[j];
+        order[j] = i;
+    }
+    for (int64_t i = 0; i < live; i++) {
+        const int64_t row = s->index == LIN_REPEATED ? t_int(0, (count - 1) / 3) : order[i];
+        at[i] = (int32_t)(row * div + t_int(0, div - 1));
+        if (s->index >= LIN_NEGATIVE && t_int(0, 2) == 0) {
+            at[i] = lin_entry_of_zeros(r, count, div);
+            continue;
+        }
+        named[row] = 1;
+        memcpy(values + i * cols, m.v + row * cols, (size_t)cols * sizeof *values);
+    }
+    for (int64_t i = live; i < r->capacity; i++) at[i] = INT32_MAX;
+    for (int64_t i = live * cols; i < r->capacity * cols; i++) values[i] = (double)NAN;
+    for (int64_t i = 0; i < count * cols; i++)
+        if (!named[i / cols]) m.v[i] = (double)NAN;
+    t_mat_put(&m);
+    *rows = values;
+    *index = (const int32_t *)t_in(at, (size_t)r->capacity * sizeof *at);
+    return m;
+}
+
 void lin_build(lin_run *r, const lin_spec *spec) {
     static const double alphas[] = {-2.0, 0.5, 3.0, 1.0, -1.0}, betas[] = {0.0, 1.0, 0.5, -1.0, 2.0};
     const int fwd = spec->op == GMM_OP_LINEAR_FWD, wgrad = spec->op == GMM_OP_LINEAR_WGRAD;
@@ -95,14 +145,16 @@ void lin_build(lin_run *r, const lin_spec *spec) {
     r->d.in_features = K;
     r->d.out_features = N;
     r->d.groups = &r->groups;
+    if (s->index) {
+        r->d.index_rows = s->index == LIN_REPEATED ? r->live / 2 + 1 : r->live + 2;
+        r->d.index_div = s->index_div;
+    }
     if (fwd || wgrad) {
-        r->x = t_mat_make(s->in, 1, r->capacity, K, s->pad, 0, T_PACKED, s->fill);
-        lin_nan_tail(&r->x, r->live);
+        r->x = lin_tokens(r, K, s->index && (fwd || s->plain != 1), &r->x_rows, &r->d.x_index);
         r->d.x = &r->x.mat;
     }
     if (!fwd) {
-        r->dy = t_mat_make(s->in, 1, r->capacity, N, s->pad, 0, T_PACKED, s->fill);
-        lin_nan_tail(&r->dy, r->live);
+        r->dy = lin_tokens(r, N, s->index && (!wgrad || s->plain != 2), &r->dy_rows, &r->d.dy_index);
         r->d.dy = &r->dy.mat;
     }
     if (fwd || dgrad) {
@@ -205,9 +257,9 @@ static ref_linear lin_reference(const lin_run *r) {
     l.in = r->spec.K;
     l.out = r->spec.N;
     l.offsets = r->offsets;
-    l.x = r->x.v;
+    l.x = r->x_rows;
     l.w = r->w.v;
-    l.dy = r->dy.v;
+    l.dy = r->dy_rows;
     l.bias = r->bias.v;
     l.scale = r->scale;
     l.prob = r->prob;
@@ -234,7 +286,7 @@ void (lin_check)(const lin_run *r) {
     lin_note(r);
     t_picked(list.got, list.at, bits);
     t_download(&fault, r->fault, sizeof fault);
-    T_CHECK(fault == 0, "a fault-free split set fault bits %x", fault);
+    T_CHECK(fault == r->faults, "fault bits %x, want %x", fault, r->faults);
     for (int64_t g = 0; g < G; g++) {
         const int64_t first = grads ? 0 : r->offsets[g], last = grads ? r->out.rows : r->offsets[g + 1];
         const double beta = lin_beta(r, g);
@@ -292,6 +344,45 @@ void (lin_test)(const lin_spec *spec) {
     lin_check(&r);
 }
 
+void (lin_by_hand)(const lin_spec *spec) {
+    const uint64_t seed = t_rand();
+    gmm_info info = GMM_ZERO;
+    lin_run r, h;
+    void *want;
+    t_reseed(seed);
+    lin_build(&r, spec);
+    t_reseed(seed);
+    lin_build(&h, spec);
+    for (int i = 0; i < 2; i++) { /* x, dy */
+        const gmm_mat **operand = i ? &h.d.dy : &h.d.x;
+        const int32_t **index = i ? &h.d.dy_index : &h.d.x_index;
+        const double **rows = i ? &h.dy_rows : &h.x_rows;
+        t_mat *m = i ? &h.dy : &h.x;
+        if (!*index) continue;
+        *m = t_mat_make(h.spec.in, 1, h.capacity, m->cols, spec->pad, 0, T_PACKED, T_REALS);
+        memcpy(m->v, *rows, (size_t)(h.capacity * m->cols) * sizeof *m->v);
+        t_mat_put(m);
+        *rows = m->v;
+        *operand = &m->mat;
+        *index = NULL;
+    }
+    h.faults = 0;
+    T_OK(gmm_linear_query(T.ctx, spec->op, &r.d, &info));
+    r.options.engine = h.options.engine = info.engine;
+    r.d.options = &r.options;
+    h.d.options = &h.options;
+    T_OK(t_linear(T.ctx, spec->op, &h.d));
+    lin_check(&h);
+    want = t_mat_bits(&h.out);
+    T_OK(t_linear(T.ctx, spec->op, &r.d));
+    lin_check(&r);
+    t_same("gathered rows", t_mat_bits(&r.out), want,
+           (size_t)(r.out.count * r.out.rows * r.out.cols * ref_bytes(r.out.dtype)));
+    if (spec->dscale)
+        t_same("d_bias_scale of gathered rows", t_get(r.d.d_bias_scale, (size_t)r.capacity * 4),
+               t_get(h.d.d_bias_scale, (size_t)r.capacity * 4), (size_t)r.capacity * 4);
+}
+
 void *lin_group_bits(const lin_run *r, int64_t g, size_t *bytes) {
     const int64_t row = r->out.cols * ref_bytes(r->out.dtype);
     const int64_t first = lin_is_grad(r->spec.op) ? g * r->out.rows : r->offsets[g];
@@ -329,8 +420,10 @@ static void lin_rows_alone(const lin_run *r, int64_t g, int64_t first, int64_t s
     one.form = GMM_SPLIT_SIZES;
     one.on_host = 0;
     d.groups = &one;
-    if (d.x) x = lin_shift(&r->x, row, 0), d.x = &x;
-    if (d.dy) dy = lin_shift(&r->dy, row, 0), d.dy = &dy;
+    if (d.x) x = lin_shift(&r->x, d.x_index ? 0 : row, 0), d.x = &x;
+    if (d.dy) dy = lin_shift(&r->dy, d.dy_index ? 0 : row, 0), d.dy = &dy;
+    if (d.x_index) d.x_index += row;
+    if (d.dy_index) d.dy_index += row;
     if (d.w) w = lin_shift(&r->w, 0, g), d.w = &w;
     if (d.bias) bias = lin_shift(&r->bias, 0, g), d.bias = &bias;
     if (d.bias_scale) d.bias_scale += row;
@@ -681,6 +774,102 @@ static void probs(int arg) {
     }
 }
 
+/* Rows that are gathered equal rows that were permuted before. arg: operation, dtype. */
+static void gathered(int arg) {
+    static const int64_t sizes[][5] = {{40, 0, 33, 1, 130}, {0, 0, 0, 0, 7}, {1, 65, 0, 0, 0}};
+    static const int64_t features[][2] = {{200, 136}, {41, 19}, {1, 72}, {64, 1}};
+    for (int i = 0; i < 20; i++) {
+        lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .groups = 5, .K = features[i % 4][0],
+                      .N = features[i % 4][1], .sizes = sizes[i % 3], .index = (lin_index)(1 + i % 5),
+                      .index_div = i % 4 == 1 ? 0 : 1 + i % 4, .extra = i % 3 * 6, .pad = i % 8 == 3 ? 3 : 0,
+                      .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .fill = i % 2 ? T_REALS : T_INTS};
+        s.out = i % 3 ? s.in : GMM_F32;
+        s.add = i % 4 == 2 || i % 5 == 1;
+        if (lin_is_grad(s.op)) {
+            s.beta = s.frozen = i % 4 > 1;
+            s.main_grad = i % 4 == 1;
+        }
+        if (s.op == GMM_OP_LINEAR_WGRAD) {
+            s.plain = i % 3;
+            s.alpha = 2;
+        }
+        if (s.op == GMM_OP_LINEAR_FWD && i % 2) s.bias = GMM_F32, s.scale = 1;
+        if (s.op == GMM_OP_LINEAR_BGRAD) {
+            s.scale = i % 3 == 1;
+            if (i % 4) s.bias = s.in, s.dscale = 1 + i % 2, s.no_db = i % 4 == 3;
+        }
+        lin_by_hand(&s);
+    }
+}
+
+/* The same with so many tiles that engines choose large ones, and the bits of rows alone. */
+static void gathered_wide(int arg) {
+    static const int64_t sizes[] = {500, 0, 400, 1, 300};
+    lin_spec s = {.op = ops[arg / 3], .in = lin_dtype(arg % 3), .groups = 5, .K = 72, .N = 3072, .sizes = sizes,
+                  .index = LIN_NEGATIVE, .index_div = 2, .fill = T_REALS};
+    lin_run r;
+    s.out = s.in;
+    if (s.op == GMM_OP_LINEAR_DGRAD) s.K = 3072, s.N = 72;
+    if (s.op == GMM_OP_LINEAR_WGRAD) s.K = 744, s.N = 760;
+    lin_by_hand(&s);
+    lin_build(&r, &s);
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    if (!lin_is_grad(s.op)) lin_rows_alone(&r, 0, 63, 66);
+}
+
+/* A matrix without rows needs no memory: every entry that is not negative is past it. */
+static void gathered_none(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    const int32_t past[8] = {-1, 0, INT32_MAX, 1, -5, 0, 2, INT32_MIN}, none[8] = {-1, -1, -2, -9, -1, INT32_MIN, -1, -3};
+    for (int k = 0; k < 2; k++) {
+        lin_spec s = {.op = ops[arg], .groups = 3, .K = 9, .N = 7, .sizes = sizes, .index = LIN_IDENTITY,
+                      .fill = T_INTS};
+        lin_run r;
+        lin_build(&r, &s);
+        r.d.index_rows = 0;
+        r.x.mat.data = r.dy.mat.data = NULL;
+        if (r.d.x) r.d.x_index = (const int32_t *)t_in(k ? past : none, sizeof past);
+        if (r.d.dy) r.d.dy_index = (const int32_t *)t_in(k ? past : none, sizeof past);
+        r.x_rows = r.dy_rows = (const double *)t_host(8 * 9 * sizeof(double));
+        r.faults = k ? (uint32_t)GMM_FAULT_INDEX : 0;
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        lin_check(&r);
+        r.groups.fault = NULL; /* not wanted */
+        T_OK(t_linear(T.ctx, s.op, &r.d));
+        lin_check(&r);
+    }
+}
+
+/* Rows of quantized operands are not gathered. */
+static void gathered_quantized(int arg) {
+    static const int64_t sizes[] = {3, 0, 5};
+    lin_spec s = {.op = ops[arg], .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 32, .N = 32, .sizes = sizes,
+                  .index = LIN_IDENTITY, .fill = T_INTS};
+    const float one = 1.0f;
+    gmm_mat q = GMM_ZERO, other;
+    gmm_info info = GMM_ZERO;
+    lin_run r;
+    lin_build(&r, &s);
+    q.dtype = GMM_E4M3;
+    q.scaling = GMM_SCALING_TENSOR;
+    q.data = t_alloc(3 * 32 * 32);
+    q.scale = t_in(&one, sizeof one);
+    other = q;
+    if (s.op == GMM_OP_LINEAR_WGRAD) {
+        gmm_mat *const copies = (gmm_mat *)t_host(2 * sizeof *copies);
+        copies[0] = q;
+        copies[1] = q;
+        q.columnwise = &copies[0];
+        other.columnwise = &copies[1];
+    }
+    if (s.op == GMM_OP_LINEAR_DGRAD) other.columnwise = &q;
+    if (r.d.x) r.d.x = &q;
+    if (r.d.dy) r.d.dy = r.d.x ? &other : &q;
+    if (r.d.w) r.d.w = &other;
+    T_REFUSED(GMM_E_UNSUPPORTED, gmm_linear_query(T.ctx, s.op, &r.d, &info), "gmm_linear_query",
+              r.d.x ? "linear.x_index: " : "linear.dy_index: ", "cannot be gathered", NULL);
+}
+
 static void bias_grads(int arg) {
     static const int64_t sizes[] = {1, 0, 300, 1, 17};
     for (int out = 0; out < 3; out++)
@@ -915,6 +1104,11 @@ static lin_spec drawn_spec(int64_t rows) {
     s.scale = (s.bias != GMM_NONE || s.op == GMM_OP_LINEAR_BGRAD) && t_int(0, 1);
     if (s.frozen && !lin_is_grad(s.op)) s.frozen = 0;
     if (s.beta && !lin_is_grad(s.op)) s.beta = 0;
+    if (t_int(0, 2) == 0) {
+        s.index = (lin_index)t_int(LIN_IDENTITY, LIN_PAST);
+        s.index_div = (int32_t)t_int(0, 9);
+        s.plain = (int)t_int(0, 2);
+    }
     return s;
 }
 
@@ -922,6 +1116,7 @@ static void drawn(int arg) {
     const lin_spec s = drawn_spec(t_draw_size(200, 700));
     lin_run r;
     (void)arg;
+    if (s.index && t_int(0, 1)) lin_by_hand(&s);
     lin_build(&r, &s);
     T_OK(t_linear(T.ctx, s.op, &r.d));
     lin_check(&r);
@@ -1014,6 +1209,12 @@ void tests_linear(void) {
     for (int d = 0; d < 3; d++) t_add(biases, d, "linear fwd %s bias N=8..3072", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_scale, d, "linear fwd %s bias times row scale", name[d]);
     for (int k = 0; k < 6; k++) t_add(probs, k, "linear %s %s prob", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 12; k++) t_add(gathered, k, "linear %s %s gathered rows", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 9; k++)
+        t_add(gathered_wide, k, "linear %s %s gathered rows, many tiles", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 4; k++) t_add(gathered_none, k, "linear %s gathers from no rows", lin_op(ops[k]));
+    for (int k = 0; k < 3; k++)
+        t_add(gathered_quantized, k, "linear %s gathers no rows of quantized operands", lin_op(ops[k]));
     for (int d = 0; d < 3; d++) t_add(bias_grads, d, "linear bgrad %s beta, dtypes, sizes 0 and 1", name[d]);
     for (int d = 0; d < 3; d++) t_add(bias_scale_grads, d, "linear bgrad %s d_bias_scale", name[d]);
     for (int k = 0; k < 6; k++)

@@ -699,6 +699,52 @@ static void faults(int arg) { /* reported, clamped, in bounds */
         }
 }
 
+/* Tokens that are gathered beside quantized weights give the bits of tokens that were permuted before. arg: a setup
+   whose weights alone are quantized. */
+static void gathered(int arg) {
+    for (int i = 0; i < 8; i++) {
+        const qcase c = { .op = ops[i % 2], .setup = arg, .groups = 5, .sizes = ragged, .K = i & 4 ? 96 : 160,
+                          .N = i & 4 ? 288 : 64, .extra = 9, .tail = GMM_TAIL_ZERO, .fill = T_REALS };
+        const int past = i & 2, fwd = c.op == GMM_OP_LINEAR_FWD;
+        const int64_t cols = fwd ? c.K : c.N;
+        gmm_info info = GMM_ZERO;
+        gmm_linear d;
+        const gmm_mat **operand;
+        int32_t *at;
+        t_mat hand;
+        void *want;
+        qrun r;
+        build(&r, &c);
+        at = (int32_t *)t_host((size_t)r.capacity * sizeof *at);
+        hand = t_mat_in(setups[arg].source, 1, r.capacity, cols, T_REALS);
+        for (int64_t row = 0; row < r.capacity; row++) {
+            const int64_t from = t_int(0, r.live - 1);
+            const int zeros = row % 7 == 3 || (past && row % 7 == 5);
+            at[row] = !zeros ? (int32_t)(3 * from + t_int(0, 2)) : row % 7 == 3 ? -2 : (int32_t)(3 * r.capacity);
+            if (row >= r.live) at[row] = INT32_MAX;
+            for (int64_t col = 0; col < cols; col++)
+                hand.v[row * cols + col] = zeros ? 0.0 : (fwd ? r.xs : r.dys).v[from * cols + col];
+        }
+        t_mat_put(&hand);
+        if (i & 4) move_odd(fwd ? &r.x : &r.dy, c.groups, r.capacity, cols);
+        d = r.d;
+        operand = fwd ? &d.x : &d.dy;
+        *(fwd ? &d.x_index : &d.dy_index) = (const int32_t *)t_in(at, (size_t)r.capacity * sizeof *at);
+        d.index_rows = r.capacity;
+        d.index_div = 3;
+        if (gmm_linear_query(T.ctx, c.op, &d, &info) != GMM_OK) r.options.engine = GMM_ENGINE_AUTO;
+        T_OK(gmm_linear_query(T.ctx, c.op, &d, &info));
+        r.options.engine = info.engine;
+        T_OK(run(&d, c.op));
+        want = t_mat_bits(&r.out);
+        T_CHECK(*(uint32_t *)t_get(r.fault, 4) == (past ? (uint32_t)GMM_FAULT_INDEX : 0), "fault bits");
+        d.x_index = d.dy_index = NULL;
+        *operand = &hand.mat;
+        T_OK(run(&d, c.op));
+        t_same("gathered rows", want, t_mat_bits(&r.out), (size_t)(r.capacity * r.out.cols * ref_bytes(r.out.dtype)));
+    }
+}
+
 /* A group's result has the bits of a call with this group alone, from its own copies. */
 static void alone(int arg) {
     EACH_OP(i, arg) {
@@ -1655,6 +1701,8 @@ void tests_qlinear(void) {
     for (int i = 0; i < SETUPS; i++) t_add(tails, i, "qlinear tails %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(split_forms, i, "qlinear split forms %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(faults, i, "qlinear faulty splits %s", setups[i].name);
+    for (int i = 0; i < SETUPS; i++)
+        if (setups[i].weights_alone) t_add(gathered, i, "qlinear gathered rows %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(alone, i, "qlinear group alone %s", setups[i].name);
     for (int i = 0; i < SETUPS; i++) t_add(rows_alone, i, "qlinear rows alone %s", setups[i].name);
     t_add(mixed_scales, FP8_BLOCK, "qlinear mixed scales %s", setups[FP8_BLOCK].name);

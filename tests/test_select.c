@@ -122,6 +122,8 @@ static const field_case field_cases[] = {
     { GMM__FIELD_BIAS, GMM_OP_LINEAR_FWD, "linear.bias" },
     { GMM__FIELD_BIAS_SCALE, GMM_OP_LINEAR_FWD, "linear.bias_scale" },
     { GMM__FIELD_LINEAR_PROB, GMM_OP_LINEAR_FWD, "linear.prob" },
+    { GMM__FIELD_INDEX, GMM_OP_LINEAR_FWD, "linear.x_index, dy_index" },
+    { GMM__FIELD_INDEX, GMM_OP_LINEAR_WGRAD, "linear.x_index, dy_index" },
     { GMM__FIELD_Y_ADD, GMM_OP_LINEAR_FWD, "linear.y_add" },
     { GMM__FIELD_GROUPS_TAIL, GMM_OP_LINEAR_FWD, "groups.tail" },
     { GMM__FIELD_GROUPS_FAULT, GMM_OP_LINEAR_FWD, "groups.fault" },
@@ -173,6 +175,11 @@ static gmm_status field_call(gmm_context *ctx, const field_case *c, gmm_engine w
     if (f == GMM__FIELD_BIAS || f == GMM__FIELD_BIAS_SCALE) d.bias = &bias;
     if (f == GMM__FIELD_BIAS_SCALE) d.bias_scale = values;
     if (f == GMM__FIELD_LINEAR_PROB) d.prob = values;
+    if (f == GMM__FIELD_INDEX) {
+        if (c->op == GMM_OP_LINEAR_FWD) d.x_index = (const int32_t *)(const void *)values;
+        d.dy_index = (const int32_t *)(const void *)values;
+        d.index_rows = 4;
+    }
     d.y_add = f == GMM__FIELD_Y_ADD;
     return gmm__linear_prepare(call, ctx, c->op, "gmm_linear_call", &d, query);
 }

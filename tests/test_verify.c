@@ -140,6 +140,44 @@ static void without(int arg) {
     T_CHECK(fault & GMM_FAULT_NEGATIVE, "fault word %u", (unsigned)fault);
 }
 
+/* Indices of gathered rows; what stands in them behind the live rows is not read. arg 1: an entry past the matrix, 2: on
+   a split on the host, 3: in dy_index. */
+static void indices(int arg) {
+    gmm_context *ctx = verifying();
+    enum { LIVE = 2 * GROUPS, INDEX_ROWS = 40, DIV = 3, BAD = 597 };
+    static const char *const needle[] = { "", "gmm_linear_fwd: linear.x_index", "gmm_linear_fwd: linear.x_index",
+                                          "gmm_linear_dgrad: linear.dy_index" };
+    gmm_status (*const call)(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) =
+        arg == 3 ? gmm_linear_dgrad : gmm_linear_fwd;
+    static int64_t sizes[GROUPS];
+    int32_t at[ROWS];
+    layer l;
+    build(&l, GMM_SPLIT_SIZES, GMM_I64);
+    for (int g = 0; g < GROUPS; g++) sizes[g] = 2;
+    put(&l, sizes);
+    if (arg == 2) {
+        l.groups.splits = sizes;
+        l.groups.on_host = 1;
+    }
+    for (int i = 0; i < ROWS; i++) at[i] = i % 6 == 0 ? -i - 1 : i % (INDEX_ROWS * DIV);
+    for (int i = LIVE; i < ROWS; i++) at[i] = INDEX_ROWS * DIV; /* not live */
+    if (arg) at[BAD] = INDEX_ROWS * DIV;
+    l.d.index_rows = INDEX_ROWS;
+    l.d.index_div = DIV;
+    if (arg == 3) { /* y and x hold as many elements as dy and dx need */
+        l.d.dy = &l.x;
+        l.d.dx = &l.y;
+        l.d.in_features = N;
+        l.d.out_features = K;
+        l.d.dy_index = (const int32_t *)t_in(at, sizeof at);
+    } else l.d.x_index = (const int32_t *)t_in(at, sizeof at);
+    if (arg) {
+        T_REFUSED_TEXT(GMM_E_ARG, call(ctx, &l.d, l.workspace, l.bytes, T.stream), gmm_last_error(ctx), needle[arg],
+                       "[597] is 120", "must be negative, or >= 0 and below 120", NULL);
+        untouched(&l);
+    } else T_OK_TEXT(call(ctx, &l.d, l.workspace, l.bytes, T.stream), gmm_last_error(ctx));
+}
+
 /* The maps of a permutation; what stands in slot_of behind the live rows is not read. */
 static void maps(int arg) {
     enum { TOKENS = 160, TOPK = 2, EXPERTS = 4, HIDDEN = 3, SLOTS = TOKENS * TOPK, MORE = SLOTS + 8 };
@@ -283,6 +321,9 @@ void tests_verify(void) {
         t_add(sound, i, "verify sound %s %s", form, dtype);
         t_add(maps, i, "verify maps of permute, %s", ((const char *[]){"sound", "indices", "slot_of", "row_of"})[i]);
     }
+    for (int i = 0; i < 4; i++)
+        t_add(indices, i, "verify gathered rows, %s",
+              ((const char *[]){"sound", "x_index", "x_index and a split on the host", "dy_index"})[i]);
     t_add(maps, 4, "verify maps of permute, behind live rows");
     t_add(without, 0, "verify off");
     for (int i = 0; i < 2; i++) t_add(mlp, i, "verify mlp_fwd%s", i ? " fp8" : "");

@@ -70,7 +70,8 @@ enum {
     GMM_FAULT_CAPACITY = 2u,  /* more rows than the capacity */
     GMM_FAULT_MONOTONIC = 4u, /* offsets that fall, or do not start at 0 */
     GMM_FAULT_ALIGN = 8u,     /* a size breaks the row_align promise; results are right nevertheless */
-    GMM_FAULT_INDEX = 16u,    /* an expert index outside [-1, experts) */
+    GMM_FAULT_INDEX = 16u,    /* an expert index outside [-1, experts); an entry of a map or of an index of gathered
+                                 rows past its matrix */
     GMM_FAULT_ADDRESS = 32u   /* a table in device memory holds an address that is no multiple of 16 bytes, which the
                                  engine WGMMA needs of weights: that group's rows of the output are wrong */
 };

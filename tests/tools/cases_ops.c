@@ -45,6 +45,19 @@ static const gmm_mat *result(case_run *r, const char *name, int64_t cols) {
     return m;
 }
 
+/* With `top` the rows of tokens are gathered, by entries that are divided by it; some of them are rows of zeros. */
+static const int32_t *gathered(case_run *r, uint64_t salt) {
+    const int64_t T = r->g.capacity;
+    const int32_t *index;
+    int32_t *at = (int32_t *)calloc((size_t)T + 1, sizeof *at);
+    if (!at) return NULL;
+    for (int64_t i = 0; i < T; i++)
+        at[i] = i % 11 == 5 ? -1 : (int32_t)(case_hash(r->seed + salt, (uint64_t)i) % (uint64_t)(T * r->top));
+    index = (const int32_t *)case_put(r, at, (size_t)T * sizeof *at);
+    free(at);
+    return index;
+}
+
 static int linear_open(case_run *r, gmm_op op) {
     gmm_linear *d = &r->d.linear;
     gmm_info info = GMM_ZERO;
@@ -56,6 +69,12 @@ static int linear_open(case_run *r, gmm_op op) {
     if (r->flags & CASE_ALPHA) {
         d->alpha = case_floats(r, G, 0.5f, 1.5f);
         d->alpha_per_group = 1;
+    }
+    if (r->top > 0) {
+        d->x_index = gathered(r, 101);
+        d->dy_index = gathered(r, 102);
+        d->index_rows = T;
+        d->index_div = (int32_t)r->top;
     }
     switch (op) {
     case GMM_OP_LINEAR_FWD:

@@ -83,6 +83,9 @@ static const char *const PATTERNS[] = {
     "small.accumulate.{f32,f16,bf16}.count{1,3}.t33.k77.{to32,to16,add.to32}",
     "small.convert.{f32,f16,bf16}.t33.k77.{to32,to16}",
     "small.offsets.g{1,9,300}.t500.past3.{even,skew,none}",
+    /* gathered rows */
+    "linear.{fwd,dgrad,wgrad,bgrad}.{f32,f16,bf16}.g5.k264.n392.t300.skew.past3.top{1,4}",
+    "linear.{fwd,dgrad}.{wonly-mx8,wonly-nv4}.g5.k256.n384.t300.skew.top3",
 };
 
 /* What runs on GPUs alone: every tile that could serve a product (numbers past the last take the default), more tiles

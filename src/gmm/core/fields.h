@@ -25,7 +25,7 @@
     X(D_BIAS_SCALE_ADD, LINEAR_BGRAD, LINEAR_BGRAD, linear->d_bias_scale && linear->d_bias_scale_add, 1, 0, 1, 0, \
       "linear.d_bias_scale_add") \
     X(LINEAR_PROB, LINEAR_FWD, LINEAR_DGRAD, linear->prob, 1, 1, 1, 0, "linear.prob") \
-    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 0, 1, 0, 0, "linear.x_index, dy_index") \
+    X(INDEX, LINEAR_FWD, LINEAR_BGRAD, linear->x_index || linear->dy_index, 1, 1, 1, 0, "linear.x_index, dy_index") \
     X(Y_ADD, LINEAR_FWD, LINEAR_DGRAD, linear->y_add, 1, 1, 1, 1, "linear.y_add") \
     X(MAIN_GRAD, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_MAIN), 1, 1, 1, 1, "grad.main_grad") \
     X(GRAD_BETA, QUANTIZE, CONVERT, gmm__any_grad(call, GMM__GRAD_BETA), 1, 1, 1, 0, "grad.beta") \

@@ -46,9 +46,10 @@ static gmm_status gmm__verify_split(const gmm__call *call, int64_t *live, gmm_st
     return GMM_OK;
 }
 
-/* `count` values of a map of permute, each of which must be -1 or an index below `limit`. */
-static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
-                                  int64_t limit, gmm_stream stream) {
+/* `count` values of a map, each of which must be an index below `limit` or, for no row, -1 or with `any_negative` any
+   negative value. */
+static gmm_status gmm__verify_values(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                     int64_t limit, int any_negative, gmm_stream stream) {
     int32_t values[GMM__VERIFY_PART];
     int64_t first, i;
     for (first = 0; map && first < count; first += GMM__VERIFY_PART) {
@@ -56,11 +57,16 @@ static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const
         const gmm_status s = gmm__fetch(call, values, map + first, (size_t)n * sizeof *map, stream);
         if (s != GMM_OK) return s;
         for (i = 0; i < n; i++)
-            if (values[i] < -1 || values[i] >= limit)
-                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be -1, or >= 0 and below %lld",
-                                   (long long)(first + i), values[i], (long long)limit);
+            if ((values[i] < -1 && !any_negative) || values[i] >= limit)
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s, or >= 0 and below %lld",
+                                   (long long)(first + i), values[i], any_negative ? "negative" : "-1",
+                                   (long long)limit);
     }
     return GMM_OK;
+}
+static gmm_status gmm__verify_map(const gmm__call *call, const char *name, const int32_t *map, int64_t count,
+                                  int64_t limit, gmm_stream stream) {
+    return gmm__verify_values(call, name, map, count, limit, 0, stream);
 }
 /* What a permutation reads: indices; or the sizes, slot_of of the live rows, and row_of. */
 static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) {
@@ -76,6 +82,19 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     }
     if (s != GMM_OK || op == GMM_OP_PERMUTE_FWD) return s;
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
+}
+
+/* Entries of the indices of gathered rows, of the rows of all groups. */
+static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
+    const gmm_linear *d = &call->d.linear;
+    const int64_t limit = d->index_rows * d->index_div;
+    int64_t live;
+    gmm_status s;
+    if (!d->x_index && !d->dy_index) return GMM_OK;
+    s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", d->x_index, live, limit, 1, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", d->dy_index, live, limit, 1, stream);
+    return s;
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
@@ -104,6 +123,8 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
+        s = gmm__verify_indices(call, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

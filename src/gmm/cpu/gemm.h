@@ -117,16 +117,67 @@ static const gmm__cpu_tile gmm__cpu_tiles[] = {
 
 /* --- one block of a product: C[m][n] = sum over k of A(i, k) B(j, k), C in fp32, ld GMM__NC --- */
 
+/* Rows of a token matrix that are gathered: row r of the product is row at[r] / div of the matrix, or a row of zeros
+   where the entry is negative or past the matrix. at NULL: row r is row r. */
+typedef struct gmm__cpu_index {
+    const int32_t *at;
+    int64_t div, rows; /* divisor; rows of the matrix */
+} gmm__cpu_index;
+
+/* The index of the operand in a role of a linear call. */
+static gmm__cpu_index gmm__cpu_index_of(const gmm_linear *d, int role) {
+    gmm__cpu_index index;
+    index.at = role == GMM__X_ ? d->x_index : role == GMM__DY ? d->dy_index : NULL;
+    index.div = d->index_div;
+    index.rows = d->index_rows;
+    return index;
+}
+/* The row of the matrix that is row r of the product; -1: zeros. */
+static int64_t gmm__cpu_indexed_row(const gmm__cpu_index *index, int64_t r) {
+    int64_t row;
+    if (!index->at) return r;
+    if (index->at[r] < 0) return -1;
+    row = index->at[r] / index->div;
+    return row < index->rows ? row : -1;
+}
+/* Sets GMM_FAULT_INDEX if an entry of the first `live` rows is past the matrix. */
+static void gmm__cpu_index_faults(const gmm__cpu_index *index, int64_t live, uint32_t *fault) {
+    int64_t r;
+    int past = 0;
+    if (!index->at || !fault) return;
+    for (r = 0; r < live; r++) past |= index->at[r] >= 0 && index->at[r] / index->div >= index->rows;
+    if (past) *fault |= (uint32_t)GMM_FAULT_INDEX;
+}
+
 /* An operand A or B, in fp32 or 16 bits: element (i, k) is base[i * stride_i + k * stride_k], and one of the strides is
-   1. Quantized: element k of line first_line + i of the view. */
+   1. Quantized: element k of line first_line + i of the view. With an index, the row of element (i, k) in the token
+   matrix, which is i or k by `along_rows`, counts from first_row and is looked up. */
 typedef struct gmm__cpu_operand {
     gmm_dtype dtype;
-    int quantized;
+    int quantized, along_rows;
     const void *base;
     int64_t stride_i, stride_k;
     gmm__qview view;
-    int64_t first_line;
+    int64_t first_line, first_row;
+    gmm__cpu_index index;
 } gmm__cpu_operand;
+
+/* Address of element (i, k) of an operand of floats; NULL: it is in a row of zeros. */
+static const char *gmm__cpu_element(const gmm__cpu_operand *f, int64_t i, int64_t k) {
+    if (f->index.at) {
+        const int64_t row = gmm__cpu_indexed_row(&f->index, f->first_row + (f->along_rows ? k : i));
+        if (row < 0) return NULL;
+        if (f->along_rows) k = row;
+        else i = row;
+    }
+    return (const char *)f->base + (i * f->stride_i + k * f->stride_k) * (gmm_dtype_bits(f->dtype) / 8);
+}
+
+/* Loads n elements of a row; src NULL: zeros. */
+static void gmm__cpu_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
+    if (src) gmm__row_load(dtype, src, dst, n);
+    else memset(dst, 0, (size_t)n * sizeof *dst);
+}
 
 /* Writes rows row[0..n) as columns of a panel: panel[k * width + i] = row[i][k]. */
 static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int width, float *panel) {
@@ -151,15 +202,13 @@ static void gmm__cpu_transpose(float row[][GMM__KC], int n, int64_t kc, int widt
 /* Packs `count` rows of an operand as panels [ceil(count / width)][kc][width] of fp32, and pads the last one with
    zeros. */
 static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, int64_t kc, int width, float *panel) {
-    const int64_t size = gmm_dtype_bits(f->dtype) / 8;
     int64_t i0, k;
     for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
         const int rows = count - i0 < width ? (int)(count - i0) : width;
-        const char *src = f->quantized ? NULL : (const char *)f->base + (i0 * f->stride_i + k0 * f->stride_k) * size;
         int i;
-        if (!f->quantized && f->stride_i == 1) {
-            for (k = 0; k < kc; k++, src += f->stride_k * size) {
-                gmm__row_load(f->dtype, src, panel + k * width, rows);
+        if (!f->quantized && f->along_rows) {
+            for (k = 0; k < kc; k++) {
+                gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0, k0 + k), panel + k * width, rows);
                 for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
             }
         } else {
@@ -169,7 +218,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
                 int r;
                 for (r = 0; r < n; r++)
                     if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
-                    else gmm__row_load(f->dtype, src + (i + r) * f->stride_i * size, row[r], kc);
+                    else gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0 + i + r, k0), row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
             for (i = rows; i < width; i++)

@@ -10,6 +10,7 @@ typedef struct gmm__cpu_linear {
     const int64_t *starts;  /* [G + 1] row blocks before each group */
     const int64_t *padded;  /* [G + 1] rows before each group in padded copies */
     const float *bias_scale; /* bias gradient; NULL = ones */
+    gmm__cpu_index dy_index; /* bias gradient */
     void *scratch;
     gmm__cpu_extent extent;
     int64_t col_blocks, row_blocks;
@@ -43,11 +44,23 @@ static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role
                                weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
                                role == GMM__DY ? call->out : call->in);
     else {
-        f.base = gmm__at(m, weight ? g : 0, row, col);
+        f.index = gmm__cpu_index_of(&call->d.linear, role);
+        f.first_row = row;
+        f.along_rows = along_rows;
+        /* a matrix without rows may have no address */
+        if (!f.index.at || f.index.rows) f.base = gmm__at(m, weight ? g : 0, f.index.at ? 0 : row, col);
         f.stride_i = along_rows ? 1 : m->ld;
         f.stride_k = along_rows ? m->ld : 1;
     }
     return f;
+}
+
+/* Reports the entries past the matrices of a call's indices. */
+static void gmm__cpu_linear_faults(const gmm__call *call, int64_t live) {
+    const gmm__cpu_index x = gmm__cpu_index_of(&call->d.linear, GMM__X_);
+    const gmm__cpu_index dy = gmm__cpu_index_of(&call->d.linear, GMM__DY);
+    gmm__cpu_index_faults(&x, live, call->groups.fault);
+    gmm__cpu_index_faults(&dy, live, call->groups.fault);
 }
 
 /* One block of y or dx: rows of one group by columns of the output. */
@@ -167,6 +180,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
         starts[g + 1] = starts[g] + gmm__ceil_div(offsets[g + 1] - offsets[g], GMM__MC);
     }
     blocks = starts[G];
+    gmm__cpu_linear_faults(call, live);
     if (call->op == GMM_OP_LINEAR_WGRAD) {
         job.row_blocks = gmm__ceil_div(call->out, GMM__MC);
         job.col_blocks = gmm__ceil_div(call->in, GMM__NC);
@@ -186,11 +200,18 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
 
 enum { GMM__CHUNK = 256 }; /* columns or rows of one task of a streaming operation */
 
+/* Loads n elements of dy's row r from column c on, through the index if there is one. */
+static void gmm__cpu_load_dy(const gmm__cpu_linear *job, int64_t r, int64_t c, float *dst, int64_t n) {
+    const gmm_mat *dy = &job->call->mat[GMM__DY];
+    const int64_t row = gmm__cpu_indexed_row(&job->dy_index, r);
+    gmm__cpu_load(dy->dtype, row < 0 ? NULL : gmm__at(dy, 0, row, c), dst, n);
+}
+
 /* A chunk of columns of db of one group. */
 static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *dy = &call->mat[GMM__DY], *db = &call->mat[GMM__DB];
+    const gmm_mat *db = &call->mat[GMM__DB];
     const gmm_grad *grad = &call->grad[GMM__DB];
     const float *scale = job->bias_scale;
     const int64_t g = index / job->col_blocks, c0 = index % job->col_blocks * GMM__CHUNK;
@@ -203,7 +224,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
     if (job->offsets[g] == job->offsets[g + 1] && beta == 1.0f) return;
     for (r = job->offsets[g]; r < job->offsets[g + 1]; r++) {
         const float s = scale ? scale[r] : 1.0f;
-        gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c0), row, n);
+        gmm__cpu_load_dy(job, r, c0, row, n);
         for (i = 0; i < n; i++) sum[i] += s * row[i];
     }
     gmm__cpu_store_row(sum, n, 1.0f, NULL, 0.0f, beta, db->dtype, gmm__at(db, g, 0, c0));
@@ -213,7 +234,7 @@ static void gmm__cpu_bgrad_task(const void *arg, int64_t index, int32_t thread) 
 static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__cpu_linear *job = (const gmm__cpu_linear *)arg;
     const gmm__call *call = job->call;
-    const gmm_mat *dy = &call->mat[GMM__DY], *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
     float *out = call->d.linear.d_bias_scale;
     const int64_t G = call->groups.count, live = job->offsets[G], r1 = (index + 1) * GMM__CHUNK;
     int64_t r, c;
@@ -223,7 +244,7 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
         float lane[GMM__LANES] = { 0 }, row[GMM__CHUNK], b[GMM__CHUNK], sum;
         for (c = 0; c < call->out; c += GMM__CHUNK) {
             const int64_t n = gmm__min_i64(call->out - c, GMM__CHUNK);
-            gmm__row_load(dy->dtype, gmm__at(dy, 0, r, c), row, n);
+            gmm__cpu_load_dy(job, r, c, row, n);
             gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c), b, n);
             gmm__lanes_add(lane, row, b, n);
         }
@@ -232,13 +253,16 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     }
 }
 
-/* db of a call from its dy. */
-static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const float *bias_scale) {
+/* db of a call from its dy. `linear`: of a linear call, which may have bias_scale and dy_index; else NULL. */
+static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const gmm_linear *linear) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    job.bias_scale = bias_scale;
+    if (linear) {
+        job.bias_scale = linear->bias_scale;
+        job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
+    }
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
@@ -260,7 +284,9 @@ static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, call->d.linear.bias_scale);
+    job.dy_index = gmm__cpu_index_of(&call->d.linear, GMM__DY);
+    gmm__cpu_linear_faults(call, live);
+    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__cpu_bgrad(call, offsets, &call->d.linear);
     if (call->d.linear.d_bias_scale) {
         gmm__cpu_for(call->ctx, gmm__ceil_div(live, GMM__CHUNK), (double)live * (double)call->out,
                      gmm__cpu_bias_scale_task, &job);

@@ -239,6 +239,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
+    const int32_t gathered = call->d.linear.x_index || call->d.linear.dy_index;
     double best = 0.0;
     int32_t i;
 #ifndef GMM_NO_QUANT
@@ -254,7 +255,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
                                                    : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
-        if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
+        if (k->op != op || k->dtype != dtype || k->gathered != gathered || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
@@ -426,6 +427,10 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
     args.bias_scale = d->bias_scale;
+    args.dy_index.at = d->dy_index;
+    args.dy_index.div = d->index_div;
+    args.dy_index.rows = (int32_t)d->index_rows;
+    args.dy_index.fault = call->groups.fault;
     args.d_bias_scale = d->d_bias_scale;
     args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;

@@ -51,7 +51,7 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     void *params[1];
     cudaError_t error = cudaSuccess;
     params[0] = (void *)(uintptr_t)args;
-    while (row->dtype != dtype) row++;
+    while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->db.dtype != GMM_NONE) {
         error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
         if (error == cudaSuccess)

@@ -17,7 +17,7 @@ typedef struct gmm_sm90_operand_layout {
     int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
-    int gather;             /* rows of A are gathered: it has no boxes */
+    int gather;             /* gather warps load A */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a

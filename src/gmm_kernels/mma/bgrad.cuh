@@ -17,18 +17,25 @@ typedef struct gmm_bgrad_args {
     float beta_all;
     int32_t row_add, zero_tail;
     float *d_bias_scale;     /* NULL: not written */
+    gmm_row_index dy_index;
 } gmm_bgrad_args;
 
 #if GMM__HOLDS(0)
 #define GMM__BODY 3
-/* kernel of the partial sums, kernel of the rows, dtype of dy */
-#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16)
+/* kernel of the partial sums, kernel of the rows, dtype of dy, gathered */
+#define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_bf16, gmm_linear_bgrad_rows_gathered_bf16, GMM_BF16, 1)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16)
+#define GMM__ROW (gmm_linear_bgrad_partials_f16, gmm_linear_bgrad_rows_f16, GMM_F16, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_f16, gmm_linear_bgrad_rows_gathered_f16, GMM_F16, 1)
 #include GMM_KERNELS_FILE
 #endif
-#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32)
+#define GMM__ROW (gmm_linear_bgrad_partials_f32, gmm_linear_bgrad_rows_f32, GMM_F32, 0)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_linear_bgrad_partials_gathered_f32, gmm_linear_bgrad_rows_gathered_f32, GMM_F32, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
@@ -58,16 +65,24 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
     }
 }
 
-/* One row per dtype of dy. */
+/* Rows: dtypes of dy, consecutive and gathered rows. */
 typedef struct gmm_bgrad_kernel {
     gmm_dtype dtype;
+    int gathered;
     const void *partials, *rows;
 } gmm_bgrad_kernel;
 
 static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
-    { GMM_BF16, (const void *)gmm_linear_bgrad_partials_bf16, (const void *)gmm_linear_bgrad_rows_bf16 },
-    GMM__IF_F16({ GMM_F16, (const void *)gmm_linear_bgrad_partials_f16, (const void *)gmm_linear_bgrad_rows_f16 },)
-    { GMM_F32, (const void *)gmm_linear_bgrad_partials_f32, (const void *)gmm_linear_bgrad_rows_f32 }
+#define GMM__X(dtype, gathered, tag) \
+    { dtype, gathered, (const void *)GMM__CAT(gmm_linear_bgrad_partials_, tag), \
+      (const void *)GMM__CAT(gmm_linear_bgrad_rows_, tag) },
+    GMM__X(GMM_BF16, 0, bf16)
+    GMM__X(GMM_BF16, 1, gathered_bf16)
+    GMM__IF_F16(GMM__X(GMM_F16, 0, f16))
+    GMM__IF_F16(GMM__X(GMM_F16, 1, gathered_f16))
+    GMM__X(GMM_F32, 0, f32)
+    GMM__X(GMM_F32, 1, gathered_f32)
+#undef GMM__X
 };
 #endif /* GMM__HOLDS(0) */
 

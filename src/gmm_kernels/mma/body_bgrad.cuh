@@ -7,6 +7,7 @@
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
+#define GMM__GATHERED GMM__COLUMN(4, GMM__ROW)
 
 /* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
    chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
@@ -33,8 +34,10 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #pragma unroll 8
         for (row += row_group; row < end; row += ROW_GROUPS) {
             const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
+            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
             float v[4];
-            gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+            gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col, vec4,
+                      v);
 #pragma unroll
             for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
         }
@@ -47,6 +50,9 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         }
         __syncthreads();
     }
+    if (GMM__GATHERED)
+        gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x,
+                                args.offsets[args.groups], (int64_t)gridDim.x * blockDim.x);
 }
 
 /* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
@@ -63,6 +69,7 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     for (row = (int64_t)blockIdx.x * WARPS + (threadIdx.x >> 5); row < end; row += (int64_t)gridDim.x * WARPS) {
         float sum = 0.0f;
         if (row < valid_rows) {
+            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
             const char *bias;
             int bias_vec4, i;
             int32_t col;
@@ -71,7 +78,8 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             bias_vec4 = gmm_vec4_aligned(args.bias.dtype, bias, 4);
             for (col = lane * 4; col < args.n; col += 128) {
                 float v[4], w[4];
-                gmm_read4(GMM__DTYPE, dy + (row * args.dy.ld + col) * SIZE, args.n - col, vec4, v);
+                gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col,
+                          vec4, v);
                 gmm_read4(args.bias.dtype, bias + (int64_t)col * gmm_kmat_size(&args.bias), args.n - col, bias_vec4,
                           w);
 #pragma unroll
@@ -83,10 +91,14 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
         if (lane == 0)
             args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
+    if (GMM__GATHERED)
+        gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x, valid_rows,
+                                (int64_t)gridDim.x * blockDim.x);
 }
 #undef GMM__PARTIALS_KERNEL_NAME
 #undef GMM__ROWS_KERNEL_NAME
 #undef GMM__DTYPE
+#undef GMM__GATHERED
 #undef GMM__ROW
 
 

@@ -132,7 +132,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
         if (has_scales) {
             GMM__STORE_SCALES(1);
         }
-        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared);
+        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args, &tile, gmm_shared);
         gmm_cp_async_commit_group();
         gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
         gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
@@ -160,7 +160,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
             GMM__CP_ASYNC_WAIT_GROUP(0);
             __syncthreads(); /* stage k_tile is complete, and the one before has been read */
             if (a_is_16bit && has_next)
-                gmm_qgemm_copy_tokens(&operand_a, &args.a, gmm_shared + ((k_tile + 1) & 1) * STAGE);
+                gmm_qgemm_copy_tokens(&operand_a, &args, smem_tile, gmm_shared + ((k_tile + 1) & 1) * STAGE);
             gmm_cp_async_commit_group();
             if (!a_is_16bit || has_next) gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
             gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
@@ -306,8 +306,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
             }
         }
     }
-    if (!RAGGED_K && args.p.zero_tail)
-        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
+    gmm_gemm_finish(&args.p, RAGGED_K, !RAGGED_K);
 }
 #undef GMM__LOAD_A
 #undef GMM__LOAD_B

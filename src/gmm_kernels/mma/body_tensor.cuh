@@ -8,6 +8,7 @@
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
@@ -26,9 +27,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
     };
     const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
-                                      BM * BK / 8 / THREADS };
+                                      BM * BK / 8 / THREADS, GMM__GATHERED ? &args.a_index : NULL };
     const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
-                                      BN * BK / 8 / THREADS };
+                                      BN * BK / 8 / THREADS, GMM__GATHERED && RAGGED_K ? &args.b_index : NULL };
     extern __shared__ __align__(1024) char gmm_shared[];
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
     const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
@@ -180,7 +181,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
 }
 #undef GMM__LOAD_STAGE
 #undef GMM__LOAD_A
@@ -190,5 +191,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__TILE
+#undef GMM__GATHERED
 #undef GMM__ROW
 

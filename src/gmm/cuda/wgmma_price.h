@@ -1,0 +1,244 @@
+/* ............................................................................ 14.14 WGMMA engine: prices of tiles ... */
+
+/* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
+
+#ifdef __CUDACC__
+
+/* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
+   "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
+   64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
+static const double gmm__wgmma_margin = 0.99;              /* share of the lowest cost below which a later one wins */
+/* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
+static const double gmm__wgmma_mma_m16 = 64.0;             /* clocks per step, n128 and m16: wgmma */
+static const double gmm__wgmma_packed_step = 1000.0;       /* clocks per step: instructions that dequantize B */
+static const double gmm__wgmma_packed_m16 = 36.0;          /* clocks per step and m16, with packed B */
+static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step and n128: shared-memory traffic of B */
+static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
+static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
+static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
+static const double gmm__wgmma_gather_m16 = 45.0;          /* clocks per step and m16: cp.async of gathered rows of A */
+/* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
+   slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
+static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */
+static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_low_slowdown = 0.95;        /* ping-pong tiles below gmm__wgmma_low_m16 */
+static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
+static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
+/* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
+static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
+static const double gmm__wgmma_store_cooperative = 195.0;  /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 500.0;     /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
+static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
+static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
+static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
+static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
+/* Memory traffic of the whole product. */
+static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
+static const double gmm__wgmma_copy_rate = 950.0;          /* elements per clock: gathered rows to the workspace */
+static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
+static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
+static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
+/* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
+   Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
+static const double gmm__wgmma_wgrad_store_f32 = 880.0;    /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 208.0;   /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.05; /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.14;      /* slowdown of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 80.0;          /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.4;        /* share of the shorter of the two that is not hidden */
+/* FP8 */
+static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
+static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
+static const double gmm__wgmma_fp8_one_m64 = 1.5;          /* m64 below which a tile has one consumer */
+static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three consumers */
+static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
+static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
+static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
+enum {
+    GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
+    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
+};
+
+/* Clocks of a tile of wgrad: a mainloop of k_tiles steps of `step` clocks, and the store of m16 blocks of 16 rows. */
+static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
+    const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
+                         (k->m16 > 8 ? gmm__wgmma_wgrad_tall_slowdown : 1.0);
+    const double mainloop = gmm__wgmma_wgrad_mainloop * k_tiles * step + (f32 ? 0.0 : gmm__wgmma_wgrad_pack * m16);
+    return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
+}
+
+/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
+static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    return gmm__ceil_div(hint, call->groups.count);
+}
+
+/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
+   chooses. */
+static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
+    if (k->tile_choice == 2) {
+        while (first->function != k->function || first->tile_choice != 1) first++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)first->m16 * 16, (int)first->tile_n,
+                       (int)k->m16 * 16, (int)k->tile_n);
+    } else
+        (void)snprintf(text, 64, "tile %d x %d", (int)k->m16 * 16, (int)k->tile_n);
+    return text;
+}
+
+/* The index of an operand whose rows are gathered, else NULL. */
+static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+}
+/* Elements from row to row of an operand's gathered copy in the workspace, whose rows are at multiples of 16 bytes; 0:
+   the rows are not gathered. */
+static int64_t gmm__wgmma_copy_cols(const gmm__call *call, int role) {
+    return gmm__gathers(call, role) ? ((role == GMM__X_ ? call->in : call->out) + 7) / 8 * 8 : 0;
+}
+
+/* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
+   kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
+   them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
+   kernels of `b_format`; for other kernels the cost of their conversion is added.
+   Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
+   is added. They are left out where the copy exceeds options.workspace_limit.
+   The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
+   clocks of reading all weights from memory (`weights`). */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
+                                 int32_t b_format, int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
+    const double k_tiles = (double)steps;
+    const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
+    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const int64_t copied = gmm__wgmma_copy_cols(call, role_a) + gmm__wgmma_copy_cols(call, role_b);
+    const int64_t limit = call->options.workspace_limit;
+    const int copies = !limit || 2 * copied <= limit / (call->rows + 1);
+    /* a gather warp counts rows in units of 16 bytes */
+    const int gathers = gmm__gathers(call, role_a) &&
+                        (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i, max_m16;
+    for (i = 0; i < GMM_SM90_KERNELS; i++) {
+        const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
+        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
+        const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format) ||
+            (k->gather && !gathers) || (!k->gather && copied && !copies))
+            continue;
+        if (++index == call->options.tile) return i;
+        if (k->tile_choice == 2) {
+            if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
+                choice = i;
+            continue;
+        }
+        for (max_m16 = k->m16; max_m16 >= min_m16; max_m16--) {
+            const int64_t tiles_m = gmm__ceil_div(m > 0 ? m : 1, 16 * max_m16);
+            const double m16 = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles_m, n128 = k->tile_n / 128.0;
+            const int cooperative = k->consumers == 2;
+            const double mma = k->b_format ? gmm__wgmma_packed_step + gmm__wgmma_packed_m16 * m16
+                                           : gmm__wgmma_mma_m16 * n128 * m16;
+            const double smem = gmm__wgmma_smem_b * n128 +
+                                (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
+                                             : gmm__wgmma_smem_a_pingpong) * m16 +
+                                (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
+            const double slowdown =
+                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
+                                   k_tiles / gmm__wgmma_k_tiles_scale
+                : k->deferred ? gmm__wgmma_deferred_slowdown
+                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown
+                                                                    : 1.0;
+            const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
+            const double store_half = k->deferred ? gmm__wgmma_store_deferred
+                                    : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
+            const double store = n128 * m16 * (f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks
+                                                   : store_half);
+            const double exposed = gmm__wgmma_store_exposed * store;
+            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
+                              : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
+                                            : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
+                                                  gmm__wgmma_fixed_pingpong;
+            const double dequantize = b_format && !k->b_format
+                                          ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
+                                          : 0.0;
+            const double copy = k->gather ? 0.0 : (double)(rows * G * copied) / gmm__wgmma_copy_rate;
+            const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+            const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
+            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
+                                   dequantize + copy;
+            /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
+               columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
+               flight. */
+            const int64_t full_tiles_n = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
+            const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
+            const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
+            const double min_weights =
+                2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
+            const double weights = op == gmm_gemm_wgrad || b_format
+                                       ? 0.0
+                                       : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
+            const double cost = compute > weights ? compute : weights;
+            if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
+            min_cost = cost;
+            choice = i;
+        }
+    }
+    return choice;
+}
+
+/* The operation of the kernels that serves an operation of the API. */
+static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
+}
+
+#ifndef GMM_NO_QUANT
+/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
+   their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
+   where few rows share them. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
+                                     int32_t processors) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
+    const int64_t k_tiles = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
+    const int64_t blocks = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
+    double min_cost = 0.0;
+    int32_t choice = -1, index = 0, i;
+    for (i = 0; i < GMM_FP8_KERNELS; i++) {
+        const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
+        const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
+        const double m64 = (double)blocks / (double)tiles_m;
+        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
+        const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors);
+        /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
+        const int narrowed = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192;
+        const int64_t full_tiles_n = narrowed ? waves * processors / G / 2 * 2 : 0;
+        const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
+        const double cols = (double)n / (double)tiles_n;
+        const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
+                            : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
+        /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
+        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m;
+        const double mainloop = (double)k_tiles * (mma > load ? mma : load);
+        const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
+        /* The tile 192 x 128 has two instances, of which one is skipped. The one with prefetch of the first tile saves
+           4 us per launch, and is up to 4% slower in long products. */
+        const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
+        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch;
+        if (k->dtype != dtype || k->scaling != scaling) continue;
+        if (++index == call->options.tile) return i;
+        if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
+        min_cost = cost;
+        choice = i;
+    }
+    return choice;
+}
+#endif /* GMM_NO_QUANT */
+
+#endif /* __CUDACC__ */
+

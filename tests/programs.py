@@ -128,10 +128,10 @@ class Run:
 
 @case
 def stopped_and_continued(t):
-    """SIGINT and SIGTERM, one rank and two: the step is finished and saved; a run continued by the printed
+    """SIGINT and SIGTERM, one rank, and two with grouped keys: the step is finished and saved; a run continued by the printed
     command saves the bits of a run that was never stopped."""
     t.can_save()
-    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2"]):
+    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2", "--keys", "grouped"]):
         saved = t.path("stopped.safetensors")
         if os.path.exists(saved):
             os.remove(saved)
@@ -296,7 +296,7 @@ def policies_refused(t):
             assert word in err, (word, err)
 
 
-# ---- Runs that go on in another layout
+# ---- Runs that continue in another layout
 
 TINY = training_curves.MODEL + ["--data", "text", "--steps", "8", "--batch", "64", "--micro-batches", "4", "--bias"]
 ON = ["--data", "text", "--engine", "cpu", "--threads", "1", "--svg", "", "--sample", "0", "--eval-tokens", "1024"]
@@ -306,7 +306,7 @@ SAVED = re.compile(r"^(?:optimizer\.exp_avg(?:_sq)?\.)?decoder\.layers\.\d\.mlp\
 @case
 def layouts_keep_every_bit(t):
     """Masters, moments and scales pass through any number of ranks and both kinds of keys as they are; training then
-    goes on to the bit where sums have the same order, that is on one rank or on as many as there are micro-batches."""
+    continues to the bit where sums have the same order: on one rank, or on as many as there are micro-batches."""
     t.can_save()
     t.write_text(1000)
     for recipe in "bf16", "fp8-delayed", "mxfp8":
@@ -315,6 +315,10 @@ def layouts_keep_every_bit(t):
         steps = [["--gtp", "2"], ["--gtp", "4", "--keys", "grouped"], ["--keys", "grouped"], ["--gtp", "2"],
                  ["--gtp", "4"], []]
         before, last = tensors(t.path("begun")), "begun"
+        for name, (_, values) in before.items():  # mean of gradients, or of their squares
+            if name.startswith("optimizer."):
+                least = min(struct.unpack("<%df" % (len(values) // 4), values))
+                assert least >= 0 if ".exp_avg_sq." in name else least < 0, (recipe, name, least)
         for i, layout in enumerate(steps):
             t.run("train_moe", *ON, "--resume", last, "--stop-at", "4", "--save", "moved%d" % i, *layout)
             last = "moved%d" % i
@@ -373,7 +377,7 @@ def recipes_change_midway(t):
 
 @case
 def micro_batches_follow_ranks(t):
-    """A run resumed on ranks that cannot share the checkpoint's micro-batches has one for each."""
+    """A run resumed on ranks whose number does not divide the checkpoint's micro-batches has one for each."""
     t.can_save()
     t.write_text(1000)
     t.run("train_moe", *TINY, "--save", "begun", "--stop-at", "4")
@@ -399,8 +403,9 @@ CHANGES = [
 
 @case
 def continued_within_spread(t):
-    """A run that goes on in another layout or recipe has the held-out loss of one that never stopped, within three
-    times the standard deviation of the recorded seeds at each step."""
+    """A run that continues in another layout or recipe has the held-out loss of one that never stopped, within three
+    times the standard deviation of the recorded seeds at each step; within 0.01 where only the order of sums and names
+    differ (moments that are lost move it by 0.05)."""
     t.can_save()
     t.write_text()
     first = training_curves.SEEDS[0]
@@ -420,11 +425,12 @@ def continued_within_spread(t):
     print("     %-23s%s" % ("never stopped", "".join("%9.4f" % v for v in whole[4:])))
     print("     %-23s%s" % ("3 x spread of 5 seeds", "".join("%9.4f" % (3 * s) for s in spread[4:])))
     failed = []
-    for (name, *_), *logs in zip(CHANGES, middle, end):
+    for (name, *changes), *logs in zip(CHANGES, middle, end):
         apart = [row[1] - w for row, w in zip(sum(map(training_curves.curve, logs), []), whole[4:])]
         assert len(apart) == 8, (name, logs)
         print("     %-23s%s" % (name, "".join("%+9.4f" % a for a in apart)))
-        failed += [name for a, s in zip(apart, spread[4:]) if not abs(a) <= 3 * s]
+        failed += [(name, a, s) for a, s in zip(apart, spread[4:])
+                   if not abs(a) <= (3 * s if "--recipe" in changes[0] else min(3 * s, 0.01))]
     assert not failed, failed
 
 

@@ -2025,9 +2025,10 @@ static void print_sample(model *m, const text *t) {
 
 /* ---------------------------------------------------------------------------------------------- 10 Checkpoints --- */
 
-/* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
-   AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; the state of delayed scaling; step, random
-   state, the options that make the model, and the text's size and hash as metadata. */
+/* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3; with --keys grouped
+   "weight" holds all experts), all fp32, with AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME;
+   the state of delayed scaling; step, random state, the options that make the model, and the text's size and hash as
+   metadata. Nothing depends on the number of ranks or, but for the state of delayed scaling, on the recipe. */
 enum { SETS = 3, NAME_CAPACITY = 160 };
 
 static const char *const set_names[SETS] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
@@ -2339,7 +2340,8 @@ static void open_checkpoint(checkpoint *c, const char *path) {
         resume_note(&c->notes, "the scales and amax histories of delayed scaling are not carried over\n");
 }
 
-/* Without --micro-batches a resumed run has one for each rank where the checkpoint's cannot be shared among ranks. */
+/* Without --micro-batches there is one for each rank if the number of ranks does not divide the default or, with notes,
+   the checkpoint's number. */
 static void fit_micro_batches(resume_notes *notes) {
     const long long was = (long long)opt.micro_batches;
     if (!opt.gtp || opt.micro_batches % opt.gtp == 0 || option_of(&opt.micro_batches)->given) return;

@@ -128,10 +128,11 @@ class Run:
 
 @case
 def stopped_and_continued(t):
-    """SIGINT and SIGTERM, one rank, and two with grouped keys: the step is finished and saved; a run continued by the printed
-    command saves the bits of a run that was never stopped."""
+    """SIGINT and SIGTERM, one rank, and two with grouped keys: the step is finished and saved; a run continued by the
+    printed command saves the bits of a run that was never stopped."""
     t.can_save()
-    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2", "--keys", "grouped"]):
+    two = ["--gtp", "2", "--keys", "grouped"]
+    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, two):
         saved = t.path("stopped.safetensors")
         if os.path.exists(saved):
             os.remove(saved)

@@ -271,6 +271,35 @@ def recipes_resumed(t):
 
 
 @case
+def resumed_from_layouts(t):
+    """train_moe continues what convert_checkpoint has grouped or put in blocks of gate and linear rows, to the bit and
+    on any number of ranks; both programs write the same grouped file."""
+    for more in ["--bias"], ["--act", "relu2"], ["--bias", "--act", "gpt-oss", "--ffn", "48"]:
+        same = ["--steps", "4", "--micro-batches", "2", "--threads", "1"] + more
+        at_once = t.train("at_once.safetensors", *same)
+        half = t.train("half.safetensors", *same, "--stop-at", "2")
+        for layout, block in ("grouped", "0"), ("indexed", "8"), ("grouped", "16"):
+            converted = t.path("converted.safetensors")
+            t.ok("--in", half, "--to", layout, "--glu-block", block, "--out", converted)
+            if block != "0" and more[1:2] != ["relu2"]:
+                assert read(converted) != read(half)
+            for ranks in [], ["--gtp", "2"], ["--gtp", "2", "--interleave", "8"]:
+                if ranks[2:] and more[1:2] == ["relu2"]:
+                    continue
+                stay = t.resume("stay.safetensors", converted, "--threads", "1", "--stop-at", "2", *ranks)
+                assert digest(stay) == digest(half), (more, layout, block, ranks)
+                if not ranks[2:]:
+                    on = t.resume("on.safetensors", converted, "--threads", "1", *ranks)
+                    assert digest(on) == digest(at_once), (more, layout, block, ranks)
+            if (layout, block) == ("grouped", "0"):
+                own = t.resume("own.safetensors", half, "--stop-at", "2", "--keys", "grouped")
+                assert read(own) == read(converted) and len(read(own)) < len(read(half))
+                back = t.path("back.safetensors")
+                t.ok("--in", own, "--from", "grouped", "--to", "indexed", "--out", back)
+                assert read(back) == read(half)
+
+
+@case
 def biases_and_blocks(t):
     source = t.train("b.safetensors", "--bias")
     before = read(source)

@@ -5,7 +5,8 @@
 
 Python's standard library is enough. Ends with "N passed, N failed, N skipped".
 """
-import argparse, hashlib, os, re, shlex, shutil, signal, statistics, subprocess, sys, tempfile, time, traceback
+import argparse, hashlib, json, os, re, shlex, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
+import traceback
 import xml.etree.ElementTree as xml
 
 SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
@@ -36,6 +37,36 @@ def tensors_digest(path):
     with open(path, "rb") as f:
         f.seek(int.from_bytes(f.read(8), "little"), os.SEEK_CUR)
         return hashlib.sha256(f.read()).hexdigest()
+
+
+def read_file(path):
+    """Header and data section of a safetensors file."""
+    with open(path, "rb") as f:
+        header = json.loads(f.read(int.from_bytes(f.read(8), "little")))
+        return header, f.read()
+
+
+def write_file(path, header, data):
+    text = json.dumps(header).encode()
+    with open(path, "wb") as f:
+        f.write(struct.pack("<Q", len(text)) + text + data)
+
+
+def tensors(path, expert_names=True):
+    """{name: (shape, bytes)}; without expert_names, grouped experts under the names of indexed ones."""
+    header, data = read_file(path)
+    found = {}
+    for name, t in header.items():
+        if name == "__metadata__":
+            continue
+        shape, values = t["shape"], data[slice(*t["data_offsets"])]
+        if expert_names or not re.search(r"experts\.linear_fc[12]\.(weight|bias)$", name):
+            found[name] = tuple(shape), values
+            continue
+        for e in range(shape[0]):
+            size = len(values) // shape[0]
+            found[name + str(e)] = tuple(shape[1:]), values[e * size:(e + 1) * size]
+    return found
 
 
 class Run:
@@ -97,10 +128,11 @@ class Run:
 
 @case
 def stopped_and_continued(t):
-    """SIGINT and SIGTERM, one rank and two: the step is finished and saved; a run continued by the printed
-    command saves the bits of a run that was never stopped."""
+    """SIGINT and SIGTERM, one rank, and two with grouped keys: the step is finished and saved; a run continued by the
+    printed command saves the bits of a run that was never stopped."""
     t.can_save()
-    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, ["--gtp", "2"]):
+    two = ["--gtp", "2", "--keys", "grouped"]
+    for number, ranks in (signal.SIGINT, []), (signal.SIGTERM, []), (signal.SIGTERM, two):
         saved = t.path("stopped.safetensors")
         if os.path.exists(saved):
             os.remove(saved)
@@ -263,6 +295,216 @@ def policies_refused(t):
         err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
         for word in words:
             assert word in err, (word, err)
+
+
+# ---- Runs that continue in another layout
+
+TINY = training_curves.MODEL + ["--data", "text", "--steps", "8", "--batch", "64", "--micro-batches", "4", "--bias"]
+ON = ["--data", "text", "--engine", "cpu", "--threads", "1", "--svg", "", "--sample", "0", "--eval-tokens", "1024"]
+SAVED = re.compile(r"^(?:optimizer\.exp_avg(?:_sq)?\.)?decoder\.layers\.\d\.mlp\.experts\.linear_fc[12]\.(weight|bias)")
+
+
+@case
+def layouts_keep_every_bit(t):
+    """Masters, moments and scales pass through any number of ranks and both kinds of keys as they are; training then
+    continues to the bit where sums have the same order: on one rank, or on as many as there are micro-batches."""
+    t.can_save()
+    t.write_text(1000)
+    for recipe in "bf16", "fp8-delayed", "mxfp8":
+        same = TINY + ["--recipe", recipe]
+        t.run_all("train_moe", [same + ["--save", "whole"], same + ["--save", "begun", "--stop-at", "4"]])
+        steps = [["--gtp", "2"], ["--gtp", "4", "--keys", "grouped"], ["--keys", "grouped"], ["--gtp", "2"],
+                 ["--gtp", "4"], []]
+        before, last = tensors(t.path("begun")), "begun"
+        for name, (_, values) in before.items():  # mean of gradients, or of their squares
+            if name.startswith("optimizer."):
+                least = min(struct.unpack("<%df" % (len(values) // 4), values))
+                assert least >= 0 if ".exp_avg_sq." in name else least < 0, (recipe, name, least)
+        for i, layout in enumerate(steps):
+            t.run("train_moe", *ON, "--resume", last, "--stop-at", "4", "--save", "moved%d" % i, *layout)
+            last = "moved%d" % i
+            assert tensors(t.path(last), False) == before, (recipe, i)
+            grouped = {n: s for n, (s, _) in tensors(t.path(last)).items() if SAVED.fullmatch(n)}
+            assert len(grouped) == (24 if "--keys" in layout else 0), (recipe, i, grouped)
+            for name, shape in grouped.items():
+                wanted = {"linear_fc1.weight": (4, 64, 32), "linear_fc1.bias": (4, 64),
+                          "linear_fc2.weight": (4, 32, 32), "linear_fc2.bias": (4, 32)}
+                assert shape == wanted[name.split("experts.")[1]], (name, shape)
+        assert digest(t.path(last)) == digest(t.path("begun")), recipe
+        for i, layout in enumerate([["--gtp", "4", "--keys", "grouped", "--stop-at", "6"], []]):
+            t.run("train_moe", *ON, "--resume", last, "--save", "on%d" % i, *layout)
+            last = "on%d" % i
+        assert digest(t.path(last)) == digest(t.path("whole")), recipe
+
+
+@case
+def recipes_change_midway(t):
+    """Masters and moments carry over to another recipe and back as they are. Quantized weights and scales are made
+    anew, alike on one rank and on four; delayed scaling starts as in a new run, and a line says so."""
+    t.can_save()
+    t.write_text(1000)
+    t.run("train_moe", *TINY, "--save", "bf16", "--stop-at", "4")
+    before, results = tensors(t.path("bf16")), set()
+    news = "delayed scaling starts as in a new run, with scales of 1 and empty amax histories\n"
+    left = "the scales and amax histories of delayed scaling are not carried over\n"
+    for recipe in RECIPES[1:]:
+        delayed = recipe == "fp8-delayed"
+        out = t.run("train_moe", *ON, "--resume", "bf16", "--recipe", recipe, "--stop-at", "4", "--save", recipe)
+        assert "recipe: bf16 in the checkpoint, %s from here on\n" % recipe in out, out
+        assert out.count(news) == delayed and left not in out, out
+        found = tensors(t.path(recipe))
+        state = {n: found.pop(n)[1] for n in list(found) if "_extra_state" in n}
+        assert found == before and read_file(t.path(recipe))[0]["__metadata__"]["config.recipe"] == recipe
+        assert len(state) == 16 * delayed
+        for name, values in state.items():
+            floats = set(struct.unpack("<%df" % (len(values) // 4), values))
+            assert floats == {1.0 if ".scale_" in name else 0.0}, (name, floats)
+        runs = [["--resume", source, "--recipe", recipe, "--stop-at", "6", "--save", "%s-%d" % (recipe, i)] + ranks
+                for i, (source, ranks) in enumerate([("bf16", []), ("bf16", ["--gtp", "4"]), (recipe, [])])]
+        t.run_all("train_moe", [ON + r for r in runs])
+        went = {digest(t.path("%s-%d" % (recipe, i))) for i in range(3)}
+        assert len(went) == 1, recipe
+        results |= went
+        out = t.run("train_moe", *ON, "--resume", recipe, "--recipe", "bf16", "--stop-at", "4", "--save", "back")
+        assert "recipe: %s in the checkpoint, bf16 from here on\n" % recipe in out, out
+        assert out.count(left) == delayed and news not in out, out
+        assert digest(t.path("back")) == digest(t.path("bf16")), recipe
+        out = t.run("train_moe", *ON, "--resume", recipe + "-0", "--quiet", "--recipe", "bf16")
+        assert len(out.splitlines()) == 1, out
+    assert len(results) == 5
+    out = t.run("train_moe", *ON, "--resume", "bf16", "--recipe", "fp8-block", "--backward", "dequantized")
+    assert "backward: recipe in the checkpoint, dequantized from here on\n" in out, out
+
+
+@case
+def micro_batches_follow_ranks(t):
+    """A run resumed on ranks whose number does not divide the checkpoint's micro-batches has one for each."""
+    t.can_save()
+    t.write_text(1000)
+    t.run("train_moe", *TINY, "--save", "begun", "--stop-at", "4")
+    out = t.run("train_moe", *ON, "--resume", "begun", "--gtp", "8", "--save", "eight")
+    assert "micro-batches: 4 in the checkpoint, 8 from here on, one for each rank\n" in out, out
+    t.run("train_moe", *ON, "--resume", "begun", "--micro-batches", "8", "--save", "same")
+    assert digest(t.path("eight")) == digest(t.path("same"))
+    err = t.run("train_moe", *ON, "--resume", "begun", "--gtp", "3", code=1)
+    for word in "--gtp 3", "--micro-batches 4", "--batch 64":
+        assert word in err, err
+
+
+# Two changes of a run of 60 steps, after the 20th and the 40th.
+CHANGES = [
+    ("1, 2, 1 ranks", ["--gtp", "2"], []),
+    ("1, 4, 1 ranks", ["--gtp", "4"], []),
+    ("1, 2, 4 ranks", ["--gtp", "2"], ["--gtp", "4"]),
+    ("grouped and back", ["--keys", "grouped"], []),
+] + [("bf16, %s, bf16" % r, ["--recipe", r], ["--recipe", "bf16"]) for r in RECIPES[1:]] + [
+    ("4 ranks nvfp4, 2 mxfp8", ["--gtp", "4", "--keys", "grouped", "--recipe", "nvfp4"],
+     ["--gtp", "2", "--recipe", "mxfp8"])]
+
+
+@case
+def continued_within_spread(t):
+    """A run that continues in another layout or recipe has the held-out loss of one that never stopped, within three
+    times the standard deviation of the recorded seeds at each step; within 0.01 where only the order of sums and names
+    differ (moments that are lost move it by 0.05)."""
+    t.can_save()
+    t.write_text()
+    first = training_curves.SEEDS[0]
+    same = training_curves.CONTINUED + ["--data", "text", "--seed", str(first)]
+    recorded = training_curves.read("continued_curves.txt")
+    assert len(recorded) == 5 and len(recorded[0]) == 12
+    spread = [statistics.stdev(c[i][1] for c in recorded) for i in range(12)]
+    whole = [row[1] for row in training_curves.curve(t.run("train_moe", *same))]
+    for loss, others, s in zip(whole, zip(*recorded), spread):
+        assert abs(loss - statistics.mean(row[1] for row in others)) <= 3 * s, (loss, others)
+    t.run("train_moe", *same, "--stop-at", "20", "--save", "begun")
+    on = ON + ["--report-every", "5"]
+    middle = t.run_all("train_moe", [on + ["--resume", "begun", "--stop-at", "40", "--save", "middle%d" % i] + c[1]
+                                     for i, c in enumerate(CHANGES)])
+    end = t.run_all("train_moe", [on + ["--resume", "middle%d" % i] + c[2] for i, c in enumerate(CHANGES)])
+    print("     held-out loss at step%s" % "".join("%9d" % s for s in range(25, 61, 5)))
+    print("     %-23s%s" % ("never stopped", "".join("%9.4f" % v for v in whole[4:])))
+    print("     %-23s%s" % ("3 x spread of 5 seeds", "".join("%9.4f" % (3 * s) for s in spread[4:])))
+    failed = []
+    for (name, *changes), *logs in zip(CHANGES, middle, end):
+        apart = [row[1] - w for row, w in zip(sum(map(training_curves.curve, logs), []), whole[4:])]
+        assert len(apart) == 8, (name, logs)
+        print("     %-23s%s" % (name, "".join("%+9.4f" % a for a in apart)))
+        failed += [(name, a, s) for a, s in zip(apart, spread[4:])
+                   if not abs(a) <= (3 * s if "--recipe" in changes[0] else min(3 * s, 0.01))]
+    assert not failed, failed
+
+
+@case
+def foreign_checkpoints_refused(t):
+    """What does not fit is refused in one sentence, on one rank and on several, before anything is written."""
+    t.can_save()
+    t.write_text(1000)
+    t.run_all("train_moe", [TINY + ["--stop-at", "4", "--save", "indexed"],
+                            TINY + ["--stop-at", "4", "--save", "grouped", "--keys", "grouped"]])
+    fc1 = "decoder.layers.1.mlp.experts.linear_fc1.weight"
+
+    def refuse(words, source="indexed", arguments=(), rename=(), tensor=None, value=None, **metadata):
+        header, data = read_file(t.path(source))
+        for key, text in metadata.items():
+            key = key.replace("__", "-").replace("_", ".", 1) if "config" in key else key.replace("gmm_", "gmm.")
+            header["__metadata__"][key] = text
+            if text is None:
+                del header["__metadata__"][key]
+        for old, new in rename:
+            header = {n.replace(old, new): v for n, v in header.items()}
+        if tensor:
+            header[tensor].update(value)
+        write_file(t.path("bad"), header, data)
+        files = sorted(os.listdir(t.folder))
+        for ranks in [], ["--gtp", "2"]:
+            err = t.run("train_moe", *ON, "--resume", "bad", "--save", "new", *ranks, *arguments, code=1)
+            assert err.startswith("train_moe: ") and err.count("\n") == 1, err
+            for word in words:
+                assert word in err, (word, err)
+            assert sorted(os.listdir(t.folder)) == files, os.listdir(t.folder)
+
+    refuse([fc1, "has 3 experts, the checkpoint's configuration 4"], rename=[(fc1 + "3", fc1 + "x")])
+    refuse([fc1, "has 2 experts, the checkpoint's configuration 4"], "grouped", tensor=fc1,
+           value={"shape": [2, 128, 32]})
+    refuse(["router.weight is F32 [4, 32], the checkpoint's configuration makes it F32 [8, 32]"], config_experts="8")
+    refuse([fc1 + "2 is F32 [32, 64], the checkpoint's configuration makes it F32 [64, 32]"], tensor=fc1 + "2",
+           value={"shape": [32, 64]})
+    refuse([fc1 + " is F32 [4, 32, 64], the"], "grouped", tensor=fc1, value={"shape": [4, 32, 64]})
+    refuse([fc1 + "2 is I32 [64, 32]", "makes it F32 [64, 32]"], tensor=fc1 + "2", value={"dtype": "I32"})
+    refuse(["lacks the tensor optimizer.exp_avg_sq." + fc1], rename=[("optimizer.exp_avg_sq." + fc1, "other")])
+    refuse(["lacks the tensor output_layer.bias"], rename=[("output_layer.bias", "other")])
+    refuse(["does not make 54 of its tensors, as ", "decoder.layers.1."], config_layers="1")
+    refuse(["layout mixtral", "--from mixtral --to indexed"], gmm_layout="mixtral")
+    refuse(['layout "heap" of its experts is unknown'], gmm_layout="heap")
+    refuse(["part 0/2 of the weights by gmm.ep"], gmm_ep="0/2")
+    refuse(['no valid gmm.glu_block: "x"'], gmm_glu_block="x")
+    refuse(["gmm.glu_block 5 does not divide config.ffn 32"], gmm_glu_block="5")
+    refuse(["lacks config.hidden"], config_hidden=None)
+    refuse(["config.recipe takes bf16|", 'not "fp7"'], config_recipe="fp7")
+    refuse(["at step 9 of 8"], step="9")
+    refuse(['producer is "other"'], producer="other")
+    refuse(["--experts 8 contradicts the checkpoint bad, which has 4"], arguments=["--experts", "8"])
+    refuse(["--dtype f32 contradicts the checkpoint bad, which has bf16"], arguments=["--dtype", "f32"])
+    refuse(["trained on another text"], arguments=["--data", "indexed"])
+
+
+@case
+def older_checkpoints_resume(t):
+    """Options that the first checkpoints had not may be missing: their default is what these were made with."""
+    t.can_save()
+    t.write_text(1000)
+    t.run_all("train_moe", [TINY + ["--save", "whole"], TINY + ["--stop-at", "4", "--save", "begun"]])
+    younger = ["dropout 0", "recipe bf16", "backward recipe", "preact-e4m3 0"]
+    for some in [younger[i:i + 1] for i in range(4)] + [younger]:
+        header, data = read_file(t.path("begun"))
+        for option in some:
+            del header["__metadata__"]["config." + option.split()[0]]
+        write_file(t.path("older"), header, data)
+        out = t.run("train_moe", *ON, "--resume", "older", "--save", "on")
+        for option in younger:
+            assert ("%s: not in the checkpoint, so %s\n" % tuple(option.split()) in out) == (option in some), out
+        assert digest(t.path("on")) == digest(t.path("whole")), some
 
 
 def legends(path):

@@ -37,6 +37,7 @@
 #include <math.h>
 #include <signal.h>
 #include <stdarg.h>
+#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,13 +64,16 @@
 #include "gmm_gtp.h"
 #include "../common/options.h"
 #include "../common/progress.h"
+#include "../common/resume.h"
 #include "../common/safetensors.h"
 #include "../common/svg.h"
 
 enum { BYTES = 256 }; /* the vocabulary */
 
 static void die(const char *format, ...) {
+    static atomic_flag ending = ATOMIC_FLAG_INIT; /* ranks that fail together print one message */
     va_list list;
+    while (atomic_flag_test_and_set(&ending)) (void)pause();
     fflush(stdout);
     fputs("train_moe: ", stderr);
     va_start(list, format);
@@ -92,7 +96,7 @@ static struct settings {
     int64_t seed, steps, batch, micro_batches, stop_at, save_every, eval_tokens, sample, threads;
     int64_t delay_wgrad, weight_cache, preact_e4m3, report_every, gtp, processes, compare, quiet, help;
     const char *act, *score, *dtype, *recipe, *backward, *engine, *weights, *save_policy;
-    const char *data, *save, *resume, *svg;
+    const char *data, *save, *resume, *keys, *svg;
     double aux, lr, dropout;
 } opt;
 
@@ -101,35 +105,40 @@ static struct settings {
 /* An MLP has an activation: all of the list but "none", which opens it. */
 #define ACT_CHOICES &(GMM_ACT_LIST(ACT_CHOICE) "gpt-oss|kimi-situ|nemotron")[sizeof "none|" - 1]
 
-/* Marked options (1 in the third column) are recorded in checkpoints, and a resumed run takes them from there. */
+/* The third column: options that are recorded in checkpoints, and what a resumed run makes of them (resume.h). Those
+   that the first checkpoints had not are optional. */
+enum { FIXED = RESUME_FIXED, FREE = RESUME_FREE, OPTIONAL = RESUME_OPTIONAL };
 static option options[] = {
     {"data", OPTION_TEXT, 0, &opt.data, "", 0, 0, "", "text to learn; default: the sources of gmm's repository", 0},
-    {"seed", OPTION_INTEGER, 1, &opt.seed, "1", 0, 4e15, "", "of the initial weights and the batches", 0},
-    {"steps", OPTION_INTEGER, 1, &opt.steps, "700", 1, 1e9, "", "optimizer steps; the learning rate decays over them",
-     0},
+    {"seed", OPTION_INTEGER, FIXED, &opt.seed, "1", 0, 4e15, "", "of the initial weights and the batches", 0},
+    {"steps", OPTION_INTEGER, FREE, &opt.steps, "700", 1, 1e9, "",
+     "optimizer steps; the learning rate decays over them", 0},
     {"stop-at", OPTION_INTEGER, 0, &opt.stop_at, "0", 0, 1e9, "", "stop after this step; 0 = at the last", 0},
-    {"batch", OPTION_INTEGER, 1, &opt.batch, "1024", 1, 1e7, "", "tokens of a step", 0},
-    {"micro-batches", OPTION_INTEGER, 1, &opt.micro_batches, "2", 1, 1e6, "", "parts of a batch; gradients add up", 0},
-    {"context", OPTION_INTEGER, 1, &opt.context, "16", 1, 4096, "", "bytes that a prediction sees", 0},
-    {"embed", OPTION_INTEGER, 1, &opt.embed, "24", 1, 4096, "", "values of a byte's embedding", 0},
-    {"hidden", OPTION_INTEGER, 1, &opt.hidden, "128", 1, 65536, "", "width of the residual stream", 0},
-    {"ffn", OPTION_INTEGER, 1, &opt.ffn, "192", 1, 65536, "", "width inside an expert", 0},
-    {"layers", OPTION_INTEGER, 1, &opt.layers, "2", 0, 1000, "", "mixture-of-experts blocks", 0},
-    {"experts", OPTION_INTEGER, 1, &opt.experts, "8", 1, 4096, "", "experts of a block", 0},
-    {"topk", OPTION_INTEGER, 1, &opt.topk, "2", 1, 4096, "", "experts of a token", 0},
-    {"act", OPTION_CHOICE, 1, &opt.act, "swiglu", 0, 0, ACT_CHOICES, "activation; the last three name models", 0},
-    {"bias", OPTION_SWITCH, 1, &opt.bias, "0", 0, 1, "", "experts have biases", 0},
-    {"score", OPTION_CHOICE, 1, &opt.score, "softmax", 0, 0, "softmax|sigmoid", "router's score", 0},
-    {"normalize", OPTION_INTEGER, 1, &opt.normalize, "1", 0, 1, "", "1: a token's probabilities add up to one", 0},
-    {"aux", OPTION_REAL, 1, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
-    {"lr", OPTION_REAL, 1, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
-    {"dropout", OPTION_REAL, 1, &opt.dropout, "0", 0, 0.9, "", "share of the seen bytes that training hides", 0},
-    {"dtype", OPTION_CHOICE, 1, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
-    {"recipe", OPTION_CHOICE, 1, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
+    {"batch", OPTION_INTEGER, FIXED, &opt.batch, "1024", 1, 1e7, "", "tokens of a step", 0},
+    {"micro-batches", OPTION_INTEGER, FREE, &opt.micro_batches, "2", 1, 1e6, "",
+     "parts of a batch; gradients add up", 0},
+    {"context", OPTION_INTEGER, FIXED, &opt.context, "16", 1, 4096, "", "bytes that a prediction sees", 0},
+    {"embed", OPTION_INTEGER, FIXED, &opt.embed, "24", 1, 4096, "", "values of a byte's embedding", 0},
+    {"hidden", OPTION_INTEGER, FIXED, &opt.hidden, "128", 1, 65536, "", "width of the residual stream", 0},
+    {"ffn", OPTION_INTEGER, FIXED, &opt.ffn, "192", 1, 65536, "", "width inside an expert", 0},
+    {"layers", OPTION_INTEGER, FIXED, &opt.layers, "2", 0, 1000, "", "mixture-of-experts blocks", 0},
+    {"experts", OPTION_INTEGER, FIXED, &opt.experts, "8", 1, 4096, "", "experts of a block", 0},
+    {"topk", OPTION_INTEGER, FIXED, &opt.topk, "2", 1, 4096, "", "experts of a token", 0},
+    {"act", OPTION_CHOICE, FIXED, &opt.act, "swiglu", 0, 0, ACT_CHOICES, "activation; the last three name models", 0},
+    {"bias", OPTION_SWITCH, FIXED, &opt.bias, "0", 0, 1, "", "experts have biases", 0},
+    {"score", OPTION_CHOICE, FIXED, &opt.score, "softmax", 0, 0, "softmax|sigmoid", "router's score", 0},
+    {"normalize", OPTION_INTEGER, FIXED, &opt.normalize, "1", 0, 1, "", "1: a token's probabilities add up to one", 0},
+    {"aux", OPTION_REAL, FIXED, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
+    {"lr", OPTION_REAL, FIXED, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
+    {"dropout", OPTION_REAL, FIXED | OPTIONAL, &opt.dropout, "0", 0, 0.9, "",
+     "share of the seen bytes that training hides", 0},
+    {"dtype", OPTION_CHOICE, FIXED, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
+    {"recipe", OPTION_CHOICE, FREE | OPTIONAL, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
      "the experts' products; bf16: as --dtype says", 0},
-    {"backward", OPTION_CHOICE, 1, &opt.backward, "recipe", 0, 0, "recipe|high-precision|dequantized",
+    {"backward", OPTION_CHOICE, FREE | OPTIONAL, &opt.backward, "recipe", 0, 0, "recipe|high-precision|dequantized",
      "what the experts' backward multiplies", 0},
-    {"preact-e4m3", OPTION_SWITCH, 1, &opt.preact_e4m3, "0", 0, 1, "", "FC1's output is saved as E4M3", 0},
+    {"preact-e4m3", OPTION_SWITCH, FREE | OPTIONAL, &opt.preact_e4m3, "0", 0, 1, "",
+     "FC1's output is saved as E4M3", 0},
     {"engine", OPTION_CHOICE, 0, &opt.engine, "auto", 0, 0, "auto|cpu|mma|wgmma|cublaslt", "gmm's engine", 0},
     {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
     {"weights", OPTION_CHOICE, 0, &opt.weights, "packed", 0, 0, "packed|pointers", "experts in one block, or one each",
@@ -145,6 +154,8 @@ static option options[] = {
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "checkpoint (safetensors) of the end, or of a stop", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
+    {"keys", OPTION_CHOICE, 0, &opt.keys, "indexed", 0, 0, "indexed|grouped",
+     "saved experts: a tensor each, or one of all; --resume reads both", 0},
     {"report-every", OPTION_INTEGER, 0, &opt.report_every, "0", 0, 1e9, "", "steps; 0 = a twentieth of all", 0},
     {"svg", OPTION_TEXT, 0, &opt.svg, "build/train_moe.svg", 0, 0, "", "chart of losses and load; empty = none", 0},
     {"eval-tokens", OPTION_INTEGER, 0, &opt.eval_tokens, "131072", 0, 4e15, "", "held-out bytes at the end; 0 = all",
@@ -182,8 +193,8 @@ static const char stopped_file[] = "build/train_moe.safetensors";
 
 static void print_help(void) {
     printf("usage: train_moe [options]\nTrains a byte-level mixture-of-experts language model; every matrix product is "
-           "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint):"
-           "\n\n");
+           "gmm's.\nThe last tenth of the text is held out. Options (a star: --resume takes it from the checkpoint;"
+           "\na plus: too, unless the command line states it):\n\n");
     options_print(options, OPTIONS);
     printf("\nOn a GPU the defaults are larger:");
     for (int i = 0; i < GPU_DEFAULTS; i++)
@@ -647,6 +658,7 @@ typedef struct param {
     int count, indexed;      /* indexed: the matrices' names end with their index */
     int packed;              /* the matrices are in one allocation */
     int decay, glu, sharded, opens; /* opens: this is the rank's first micro-batch of a step */
+    int gated;               /* FC1's weight or bias with gate rows before linear rows */
     int by_host; /* the host accumulates the gradient in host memory; otherwise gmm does, in its own memory */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, with padding; all rows unless sharded */
@@ -798,13 +810,15 @@ static gmm_shard shard_of(const model *m, const param *p) {
     return s;
 }
 
+/* Of `rows` rows, gate rows before linear rows, the place of row `row` where blocks of both alternate; block 0: they do
+   not, and there may be a single row. */
+static int64_t blocked_row(int64_t rows, int64_t block, int64_t row) {
+    const int64_t half = rows / 2, in = block ? row % half : 0;
+    return block ? in / block * 2 * block + row / half * block + in % block : row;
+}
 /* Row of a shard's matrix that holds row `row` of the whole matrix, which has FC1's gate rows first; and the
    inverse. */
-static int64_t held_row(const param *p, int64_t row) {
-    /* without an interleave block there may be a single row */
-    const int64_t half = p->rows / 2, in = p->block ? row % half : 0;
-    return p->block ? in / p->block * 2 * p->block + row / half * p->block + in % p->block : row;
-}
+static int64_t held_row(const param *p, int64_t row) { return blocked_row(p->rows, p->block, row); }
 static int64_t logical_row(const param *p, int64_t row) {
     const int64_t in = p->block ? row % (2 * p->block) : 0;
     return p->block ? in / p->block * (p->rows / 2) + row / (2 * p->block) * p->block + in % p->block : row;
@@ -1555,10 +1569,12 @@ static void layer_make(model *m, layer *l, int index) {
                       1 / sqrt(hidden), EXPERTS_FC1);
     l->w2 = param_add(m, NAMED("mlp.experts.linear_fc2.weight"), experts, 1, hidden, ffn, m->dtype, 0,
                       1 / sqrt(2.0 * ffn * opt.layers), EXPERTS_FC2);
+    l->w1->gated = gated;
     if (opt.bias) {
         l->b1 = param_add(m, NAMED("mlp.experts.linear_fc1.bias"), experts, 1, 1, ffn * (1 + gated), GMM_F32, 0, 0,
                           REPLICATED);
         l->b2 = param_add(m, NAMED("mlp.experts.linear_fc2.bias"), experts, 1, 1, hidden, GMM_F32, 0, 0, REPLICATED);
+        l->b1->gated = gated;
         param_interleave(m, l->b1);
     }
 #undef NAMED
@@ -2009,21 +2025,25 @@ static void print_sample(model *m, const text *t) {
 
 /* ---------------------------------------------------------------------------------------------- 10 Checkpoints --- */
 
-/* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3), all fp32, with
-   AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME; the state of delayed scaling; step, random
-   state, the options that make the model, and the text's size and hash as metadata. */
+/* Masters under Megatron-like names ("decoder.layers.0.mlp.experts.linear_fc1.weight3" is expert 3; with --keys grouped
+   "weight" holds all experts), all fp32, with AdamW's moments as optimizer.exp_avg.NAME and optimizer.exp_avg_sq.NAME;
+   the state of delayed scaling; step, random state, the options that make the model, and the text's size and hash as
+   metadata. Nothing depends on the number of ranks or, but for the state of delayed scaling, on the recipe. */
 enum { SETS = 3, NAME_CAPACITY = 160 };
 
 static const char *const set_names[SETS] = {"", "optimizer.exp_avg.", "optimizer.exp_avg_sq."};
 
 static float *set_values(const param *p, int set) { return set == 0 ? p->master : set == 1 ? p->first : p->second; }
 
-static void tensor_name(char *name, const param *p, int set, int e) {
-    if (p->indexed) snprintf(name, NAME_CAPACITY, "%s%s%d", set_names[set], p->name, e);
-    else snprintf(name, NAME_CAPACITY, "%s%s", set_names[set], p->name);
+static stored_param stored_of(const param *p, int set) {
+    const stored_param s = {set_names[set], p->name, p->count, p->indexed, p->rows, p->cols};
+    return s;
 }
 
-static int64_t tensor_count(const model *m) {
+static int grouped_keys(void) { return !strcmp(opt.keys, "grouped"); }
+
+/* Matrices, each of one tensor or of a part of one. */
+static int64_t matrix_count(const model *m) {
     int64_t n = 0;
     for (int i = 0; i < m->param_count; i++) n += m->params[i]->count;
     return n * SETS;
@@ -2089,7 +2109,7 @@ static void add_pair(metadata_builder *notes, const char *key, const char *forma
 /* Destinations of a plan's targets: offsets of a file that is being written, or memory. */
 typedef struct places {
     st_writer *writer;
-    int64_t *begin;
+    int64_t *begin;     /* of each target in the file that is written or read */
     const param **of;
     char **memory;
     st_error error;
@@ -2109,21 +2129,29 @@ static int place(void *user, int64_t target, int64_t offset, const void *from, i
     return 0;
 }
 
-/* A tensor of a file with its rows in the order of shards. */
-static const void *rows_as_held(const param *p, const char *from) {
-    const size_t row = (size_t)p->cols * sizeof(float);
-    char *to;
-    if (!p->block) return from;
-    to = (char *)get((size_t)p->rows * row);
-    for (int64_t i = 0; i < p->rows; i++) memcpy(to + (size_t)held_row(p, i) * row, from + (size_t)i * row, row);
-    return to;
+/* A checkpoint that training continues from; stays open, since options point into it. */
+typedef struct checkpoint {
+    st_file file;
+    const char *path;
+    int64_t glu_block;  /* of FC1's gate and linear rows; 0 = gate rows first */
+    int delayed;        /* made with delayed scaling, whose state it holds */
+    resume_notes notes;
+} checkpoint;
+
+/* A matrix of the file, with FC1's gate rows first (`to`), or with its rows in the order of shards. */
+static void read_matrix(const param *p, const checkpoint *c, const unsigned char *from, float *to, int as_held) {
+    const int64_t rows = p->rows > 1 ? p->rows : p->cols, cols = p->rows > 1 ? p->cols : 1; /* a bias has one row */
+    for (int64_t i = 0; i < rows; i++) {
+        const int64_t at = blocked_row(rows, p->gated ? c->glu_block : 0, i) * cols * (int64_t)sizeof(float);
+        memcpy(to + (as_held ? held_row(p, i) : i) * cols, from + at, (size_t)cols * sizeof(float));
+    }
 }
 
-/* Copies this rank's shards of all sharded tensors to the destinations (`file` NULL), or out of a file that holds whole
-   tensors. 0 = failed, with to->error. */
-static int move_shards(const model *m, const st_file *file, places *to) {
+/* Copies this rank's shards of all sharded matrices to the destinations (`file` NULL), or out of a file, where whole
+   ones begin at to->begin. 0 = failed, with to->error. */
+static int move_shards(const model *m, const checkpoint *file, places *to) {
     enum { SCRATCH = 1 << 20 };
-    const int64_t capacity = tensor_count(m);
+    const int64_t capacity = matrix_count(m);
     gmm_gtp_item *items = (gmm_gtp_item *)get((size_t)capacity * sizeof *items);
     gmm_gtp_stored *stored = (gmm_gtp_stored *)get((size_t)capacity * sizeof *stored);
     gmm_shard *shards = (gmm_shard *)get((size_t)m->param_count * 2 * sizeof *shards);
@@ -2151,9 +2179,15 @@ static int move_shards(const model *m, const st_file *file, places *to) {
             for (int e = 0; e < p->count; e++, n++) {
                 gmm_ckpt_tensor t = GMM_ZERO;
                 const void *values = set_values(p, set) + e * p->held * p->cols;
-                tensor_name(names[n], p, set, e);
-                if (file) values = rows_as_held(p, (const char *)file->data + st_find(file, names[n])->begin);
-                if (file && p->block) owned[n] = (void *)(uintptr_t)values;
+                const stored_param stored_as = stored_of(p, set);
+                st_tensor named;
+                stored_tensor(&stored_as, 0, e, &named, names[n], sizeof names[n]);
+                if (file) values = file->file.data + to->begin[n];
+                if (file && (p->block || (p->gated && file->glu_block))) { /* other rows than the file's */
+                    owned[n] = get((size_t)(p->rows * p->cols) * sizeof(float));
+                    read_matrix(p, file, (const unsigned char *)values, (float *)owned[n], 1);
+                    values = owned[n];
+                }
                 t.name = names[n];
                 t.dtype = GMM_F32;
                 t.rank = 2;
@@ -2194,7 +2228,7 @@ static int move_shards(const model *m, const st_file *file, places *to) {
 
 /* Every rank writes the rows of its shards; rank 0 also writes replicated tensors. */
 static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = tensor_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
+    int64_t count = matrix_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
     st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
     char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)count * sizeof *names);
     places to = {NULL, NULL, NULL, NULL, {""}};
@@ -2202,6 +2236,8 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
     st_writer writer, *shared[64];
     st_error error;
     int ok, created;
+    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin); /* of matrices, which may be more than tensors */
+    to.of = (const param **)get((size_t)count * sizeof *to.of);
     notes.count = 0;
     add_pair(&notes, "format", "pt");
     add_pair(&notes, "producer", "train_moe 1");
@@ -2219,20 +2255,16 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
         add_pair(&notes, key, "%s", value);
     }
     for (int set = 0; set < SETS; set++)
-        for (int i = 0; i < m->param_count; i++)
-            for (int e = 0; e < m->params[i]->count; e++, n++) {
-                tensor_name(names[n], m->params[i], set, e);
-                tensors[n].name = names[n];
-                strcpy(tensors[n].dtype, "F32");
-                if (m->params[i]->rows > 1) tensors[n].shape[tensors[n].rank++] = m->params[i]->rows;
-                tensors[n].shape[tensors[n].rank++] = m->params[i]->cols;
-            }
-    for (int64_t i = 0; i < delayed_count(m); i++, n++) delayed_tensor(&tensors[n], names[n], i);
-    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin);
-    to.of = (const param **)get((size_t)count * sizeof *to.of);
+        for (int i = 0; i < m->param_count; i++) { /* the matrices of a parameter are consecutive, however named */
+            const stored_param stored = stored_of(m->params[i], set);
+            for (int k = 0; k < stored_tensors(&stored, grouped_keys()); k++, n++)
+                stored_tensor(&stored, grouped_keys(), k, &tensors[n], names[n], sizeof names[n]);
+        }
+    for (int64_t i = 0; i < delayed_count(m); i++) delayed_tensor(&tensors[n + i], names[n + i], i);
+    count = n + delayed_count(m);
     ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
     for (int set = 0; ok && set < SETS; set++)
-        for (int i = 0; ok && i < m->param_count; i++) { /* the tensors of a parameter are consecutive */
+        for (int i = 0; ok && i < m->param_count; i++) {
             const param *p = m->params[i];
             const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
             for (int e = 0; ok && e < p->count; e++, at += bytes) {
@@ -2285,33 +2317,41 @@ static void try_saving(const char *path) {
 }
 
 /* Opens a checkpoint and takes the model's options from it, before the model is made. */
-static st_file open_checkpoint(const char *path) {
-    st_file file;
+static void open_checkpoint(checkpoint *c, const char *path) {
+    const option *recipe = option_of(&opt.recipe);
+    const char *made_by;
     st_error error;
-    option_error wrong;
-    const char *producer;
-    char where[300];
-    if (!st_open(&file, path, &error)) die("%s: %s", path, error.text);
-    producer = st_metadata(&file, "producer");
-    if (!producer || strcmp(producer, "train_moe 1"))
-        die("%s: a safetensors file, but no checkpoint of train_moe (its producer is \"%.60s\")", path,
-            producer ? producer : "");
-    snprintf(where, sizeof where, "%.200s: config.", path);
-    for (int i = 0; i < OPTIONS; i++) {
-        char key[48], stated[48], stored[48];
-        const char *value;
-        if (!options[i].mark) continue;
-        snprintf(key, sizeof key, "config.%s", options[i].name);
-        value = st_metadata(&file, key);
-        if (!value) die("%s: the checkpoint lacks %s", path, key);
-        option_text(&options[i], stated, sizeof stated);
-        if (options[i].given && !strcmp(options[i].name, "steps")) continue; /* a longer or shorter schedule */
-        if (!option_set(&options[i], value, where, &wrong)) die("%s", wrong.text);
-        option_text(&options[i], stored, sizeof stored);
-        if (options[i].given && strcmp(stated, stored))
-            die("--%s %s contradicts the checkpoint %s, which has %s", options[i].name, stated, path, stored);
-    }
-    return file;
+    int delays;
+    memset(c, 0, sizeof *c);
+    c->path = path;
+    if (!st_open(&c->file, path, &error)) die("%s: %s", path, error.text);
+    if (!resume_layout(&c->file, path, "train_moe 1", &c->glu_block, &error) ||
+        !resume_options(options, OPTIONS, &c->file, path, &c->notes, &error))
+        die("%s", error.text);
+    if (c->glu_block && gmm_act_gated(act_of(opt.act).kind) && opt.ffn % c->glu_block)
+        die("%s: gmm.glu_block %lld does not divide config.ffn %lld", path, (long long)c->glu_block,
+            (long long)opt.ffn);
+    made_by = st_metadata(&c->file, "config.recipe");
+    c->delayed = opt.layers && !strcmp(made_by ? made_by : recipe->initial, "fp8-delayed");
+    delays = opt.layers && !strcmp(opt.recipe, "fp8-delayed");
+    if (delays && !c->delayed)
+        resume_note(&c->notes, "delayed scaling starts as in a new run, with scales of 1 and empty amax histories\n");
+    if (c->delayed && !delays)
+        resume_note(&c->notes, "the scales and amax histories of delayed scaling are not carried over\n");
+}
+
+/* Without --micro-batches there is one for each rank if the number of ranks does not divide the default or, with notes,
+   the checkpoint's number. */
+static void fit_micro_batches(resume_notes *notes) {
+    const long long was = (long long)opt.micro_batches;
+    if (!opt.gtp || opt.micro_batches % opt.gtp == 0 || option_of(&opt.micro_batches)->given) return;
+    opt.micro_batches = opt.gtp;
+    if (!notes) return;
+    if (opt.batch % opt.gtp)
+        die("--gtp %lld: the checkpoint's --micro-batches %lld is no multiple of it, and its --batch %lld is not "
+            "divisible by it", (long long)opt.gtp, was, (long long)opt.batch);
+    resume_note(notes, "micro-batches: %lld in the checkpoint, %lld from here on, one for each rank\n", was,
+                (long long)opt.gtp);
 }
 
 static uint64_t metadata_number(const st_file *file, const char *path, const char *key, int base) {
@@ -2324,61 +2364,75 @@ static uint64_t metadata_number(const st_file *file, const char *path, const cha
     return value;
 }
 
-static void load_checkpoint(model *m, const text *t, st_file *file, const char *path) {
-    char name[NAME_CAPACITY];
+/* Masters and moments, stored with a tensor for each expert or with one for all. */
+static void load_matrices(model *m, const checkpoint *c, char *used) {
+    const size_t matrices = (size_t)matrix_count(m);
     places to = {NULL, NULL, NULL, NULL, {""}};
-    int64_t sharded = 0;
-    if (metadata_number(file, path, "text.bytes", 10) != (uint64_t)t->size ||
-        metadata_number(file, path, "text.hash", 16) != hash_text(t))
-        die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", path,
-            st_metadata(file, "text.bytes"), (long long)t->size);
-    if (file->count != tensor_count(m) + delayed_count(m))
-        die("%s: the checkpoint holds %lld tensors, its configuration makes %lld", path, (long long)file->count,
-            (long long)(tensor_count(m) + delayed_count(m)));
-    to.memory = (char **)get((size_t)file->count * sizeof *to.memory);
+    int64_t sharded = 0, begin;
+    to.memory = (char **)get(matrices * sizeof *to.memory);
+    to.begin = (int64_t *)get(matrices * sizeof *to.begin);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++)
             for (int e = 0; e < m->params[i]->count; e++) {
                 const param *p = m->params[i];
-                const st_tensor *found;
-                tensor_name(name, p, set, e);
-                found = st_find(file, name);
-                if (!found) die("%s: the checkpoint lacks the tensor %s", path, name);
-                if (strcmp(found->dtype, "F32") || found->rank != (p->rows > 1 ? 2 : 1) ||
-                    found->shape[found->rank - 1] != p->cols || (p->rows > 1 && found->shape[0] != p->rows))
-                    die("%s: %s is not an F32 tensor of %lld x %lld", path, name, (long long)p->rows,
-                        (long long)p->cols);
-                if (p->sharded) to.memory[sharded++] = (char *)(set_values(p, set) + e * p->held * p->cols);
-                else
-                    memcpy(set_values(p, set) + e * p->rows * p->cols, file->data + found->begin,
-                           (size_t)(p->rows * p->cols) * sizeof(float));
+                const stored_param stored = stored_of(p, set);
+                float *values = set_values(p, set) + e * p->held * p->cols;
+                if (!stored_find(&c->file, c->path, &stored, e, used, &begin, &to.error)) die("%s", to.error.text);
+                if (p->sharded) {
+                    to.begin[sharded] = begin;
+                    to.memory[sharded++] = (char *)values;
+                } else {
+                    read_matrix(p, c, c->file.data + begin, values, 0);
+                }
             }
-    if (m->rank_group && !move_shards(m, file, &to)) die("%s: %s", path, to.error.text);
+    if (m->rank_group && !move_shards(m, c, &to)) die("%s: %s", c->path, to.error.text);
     free(to.memory);
-    for (int64_t i = 0; i < delayed_count(m); i++) {
+    free(to.begin);
+}
+
+/* The state of delayed scaling; a run without it leaves what the file holds of it. */
+static void load_delayed(model *m, const checkpoint *c, char *used) {
+    char name[NAME_CAPACITY];
+    for (int64_t i = 0; c->delayed && i < opt.layers * DELAYED; i++) {
         const layer *l = &m->layers[i / DELAYED];
         const st_tensor *found;
         st_tensor t;
         float *values;
         delayed_tensor(&t, name, i);
-        found = st_find(file, name);
-        if (!found) die("%s: the checkpoint lacks the tensor %s", path, name);
+        found = st_find(&c->file, name);
+        if (found) used[found - c->file.tensors] = 1;
+        if (!m->recipe.input.delayed) continue;
+        if (!found) die("%s: the checkpoint lacks the tensor %s", c->path, name);
         if (strcmp(found->dtype, t.dtype) || found->rank != t.rank ||
             memcmp(found->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
-            die("%s: %s is not an F32 tensor of %lld x %lld", path, name, t.rank > 1 ? (long long)t.shape[0] : 1LL,
+            die("%s: %s is not an F32 tensor of %lld x %lld", c->path, name, t.rank > 1 ? (long long)t.shape[0] : 1LL,
                 (long long)t.shape[t.rank - 1]);
         values = (float *)get((size_t)t.bytes);
-        memcpy(values, file->data + found->begin, (size_t)t.bytes);
+        memcpy(values, c->file.data + found->begin, (size_t)t.bytes);
         delayed_move(m, i, values, 1);
         free(values);
         if (i % DELAYED != DELAYED - 1) continue;
         buffer_push(&m->mem, &l->scale);
         buffer_push(&m->mem, &l->history);
     }
-    m->step = (int64_t)metadata_number(file, path, "step", 10);
-    m->random = metadata_number(file, path, "random", 16);
+}
+
+static void load_checkpoint(model *m, const text *t, const checkpoint *c) {
+    const st_file *file = &c->file;
+    char *used = (char *)get((size_t)file->count);
+    st_error error;
+    if (metadata_number(file, c->path, "text.bytes", 10) != (uint64_t)t->size ||
+        metadata_number(file, c->path, "text.hash", 16) != hash_text(t))
+        die("%s: the checkpoint was trained on another text (of %s bytes, this one has %lld)", c->path,
+            st_metadata(file, "text.bytes"), (long long)t->size);
+    load_matrices(m, c, used);
+    load_delayed(m, c, used);
+    if (!stored_all_used(file, c->path, used, &error)) die("%s", error.text);
+    free(used);
+    m->step = (int64_t)metadata_number(file, c->path, "step", 10);
+    m->random = metadata_number(file, c->path, "random", 16);
     if (m->step < 0 || m->step > opt.steps)
-        die("%s: the checkpoint is at step %lld of %lld", path, (long long)m->step, (long long)opt.steps);
+        die("%s: the checkpoint is at step %lld of %lld", c->path, (long long)m->step, (long long)opt.steps);
     params_publish(m);
     shards_publish(m);
 }
@@ -2689,7 +2743,7 @@ static void compare(const text *t) {
 typedef struct job {
     const text *text;
     const rank_group *rank_group; /* NULL = one rank, nothing sharded */
-    st_file *checkpoint;
+    const checkpoint *resumed; /* NULL = trained from the start */
     const char *program; /* argv[0] */
     int rank;
     int stopped;         /* out: training was stopped before its end */
@@ -2709,10 +2763,12 @@ static void *work(void *argument) {
 #endif
     model_make(m, j->rank_group, j->rank, engine,
                j->rank_group && !j->rank_group->gpus ? cpu_memory : memory_of(engine));
-    if (*opt.resume) load_checkpoint(m, t, j->checkpoint, opt.resume);
+    if (j->resumed) load_checkpoint(m, t, j->resumed);
+    if (*opt.save && j->rank == 0) try_saving(opt.save);
     if (!quiet) describe(m, t);
-    if (!quiet && *opt.resume)
-        printf("resumed %s after step %lld of %lld\n", opt.resume, (long long)m->step, (long long)opt.steps);
+    if (!quiet && j->resumed)
+        printf("resumed %s after step %lld of %lld\n%s", opt.resume, (long long)m->step, (long long)opt.steps,
+               j->resumed->notes.text);
     j->stopped = train(m, t, &h, load);
     if (j->stopped) save_stopped(m, t, j->program);
     else if (*opt.save) save_checkpoint(m, t, opt.save);
@@ -2799,7 +2855,7 @@ static void check_batch(void) {
 }
 
 int main(int argc, char **argv) {
-    st_file checkpoint; /* stays open, since options point into it */
+    checkpoint resumed;
     option_error error;
     text t;
     rendezvous *own_rendezvous = NULL;
@@ -2825,11 +2881,11 @@ int main(int argc, char **argv) {
         if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
             die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
         if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
-        if (opt.micro_batches % opt.gtp && !option_of(&opt.micro_batches)->given) opt.micro_batches = opt.gtp;
     }
     if (!opt.compare && memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
     if ((*opt.save || *opt.resume) && st_missing()) die("%s", st_missing());
-    if (*opt.resume) checkpoint = open_checkpoint(opt.resume);
+    if (*opt.resume) open_checkpoint(&resumed, opt.resume);
+    fit_micro_batches(*opt.resume ? &resumed.notes : NULL);
     check_batch();
     if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && strcmp(opt.recipe, "bf16"))
         die("--gtp on GPUs shards weights as they train: not with --recipe %s", opt.recipe);
@@ -2840,19 +2896,18 @@ int main(int argc, char **argv) {
         die("--gtp gathers for backward what its recipe multiplies: not with --backward %s", opt.backward);
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))
         die("--compare trains one rank from the start and saves nothing: not with --gtp, --save, --resume");
-    if (*opt.save && rank == 0) try_saving(opt.save);
     t = read_text(argv[0]);
     if (t.train <= opt.context || t.size - t.train < 1)
         die("the text of %lld bytes is too short for a context of %lld", (long long)t.size, (long long)opt.context);
     memset(&whole, 0, sizeof whole);
     whole.text = &t;
-    whole.checkpoint = *opt.resume ? &checkpoint : NULL;
+    whole.resumed = *opt.resume ? &resumed : NULL;
     whole.program = argv[0];
     whole.rank = rank;
     if (opt.compare) compare(&t);
     else if (opt.gtp) whole.stopped = run_ranks(whole, own_rendezvous);
     else (void)work(&whole);
-    if (*opt.resume) st_close(&checkpoint);
+    if (*opt.resume) st_close(&resumed.file);
     free(t.bytes);
     return whole.stopped ? stop_code() : 0;
 }

@@ -90,7 +90,7 @@ void options_print(const option *list, int count) {
         char left[64];
         const int own = o->kind == OPTION_TEXT && *o->choices;
         snprintf(left, sizeof left, "--%s%s%s", o->name, own ? " " : arguments[o->kind], own ? o->choices : "");
-        printf("  %-20s%c %s", left, o->mark ? '*' : ' ', o->help);
+        printf("  %-20s%c %s", left, o->mark & 1 ? '*' : o->mark & 2 ? '+' : ' ', o->help);
         if (o->kind != OPTION_SWITCH && *o->initial) printf(" [%s]", o->initial);
         if (o->kind == OPTION_CHOICE) printf("\n%24s%s", "", o->choices);
         putchar('\n');

@@ -9329,10 +9329,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #define GMM__A_CHUNKS(args) (GMM__A_IS_16BIT(args) ? 0 : (args)->a.dtype == GMM_E2M1 ? 1 : 2)
 #define GMM__B_CHUNKS(args) (((args)->b.dtype == GMM_E2M1 ? 1 : 2) * (GMM__BN / 128))
 
-/* What a thread loads of a tile's operands. The codes are those of the stage that is dequantized next. */
+/* What a thread loads of a tile's operands. Its codes, those of the stage that is dequantized next, have a struct of
+   their own: in one with the rest, an instance spills registers. */
+typedef struct GMM__PART(gmm_qgemm_codes_) { uint4 a[2], b[GMM__BN / 64]; } GMM__PART(gmm_qgemm_codes_);
 typedef struct GMM__PART(gmm_qgemm_loads_) {
     gmm_qgemm_operand a, b;
-    uint4 codes_a[2], codes_b[GMM__BN / 64];
     gmm_qgemm_scales scales;
     char *smem, *slots; /* elements of two stages; scales of four */
     int k, k_tiles;
@@ -9368,22 +9369,22 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_store_scales_)(const gmm_qgemm_args *args, 
 
 /* Dequantizes chunk i of A or B in stage q to shared memory and loads the same chunk of the following stage into its
    registers. Scales that are not applied to elements are NULL. */
-GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_a_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
-                                                    int i, int q) {
-    gmm_qgemm_dequantize_chunk(GMM__DTYPE, &args->a, GMM__TA, 1, i, load->codes_a[i],
+GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_a_)(const gmm_qgemm_args *args, const GMM__PART(gmm_qgemm_loads_) *load,
+                                                    GMM__PART(gmm_qgemm_codes_) *codes, int i, int q) {
+    gmm_qgemm_dequantize_chunk(GMM__DTYPE, &args->a, GMM__TA, 1, i, codes->a[i],
                                load->smem + (q & 1) * GMM__STAGE_BYTES,
                                GMM__HAS_SCALES(args) && !GMM__BLOCK_SCALED
                                    ? (const uint16_t *)(void *)(load->slots + (q & 3) * GMM__SLOT_BYTES) : NULL);
-    load->codes_a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
+    codes->a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
 }
-GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_b_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
-                                                    int i, int q) {
+GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_b_)(const gmm_qgemm_args *args, const GMM__PART(gmm_qgemm_loads_) *load,
+                                                    GMM__PART(gmm_qgemm_codes_) *codes, int i, int q) {
     gmm_qgemm_dequantize_chunk(
-        GMM__DTYPE, &args->b, GMM__TB, GMM__B_LOG2_MN64, i, load->codes_b[i],
+        GMM__DTYPE, &args->b, GMM__TB, GMM__B_LOG2_MN64, i, codes->b[i],
         load->smem + (q & 1) * GMM__STAGE_BYTES + GMM__A_BYTES,
         GMM__HAS_SCALES(args) && !GMM__BLOCK_SCALED
             ? (const uint16_t *)(void *)(load->slots + (q & 3) * GMM__SLOT_BYTES) + GMM_QGEMM_TILE_M : NULL);
-    load->codes_b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
+    codes->b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
 }
 
 /* Begins a tile: the thread's part of its operands and scales. */
@@ -9409,15 +9410,16 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_loads_begin_)(const gmm_qgemm_args *args, G
 
 /* Dequantizes a tile's first stage, and leaves the scales and codes of the next ones on their way. */
 GMM__DEVICE void GMM__PART(gmm_qgemm_load_first_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
-                                                  const gmm_gemm_tile *t, gmm_gemm_tile *smem_tile) {
+                                                  GMM__PART(gmm_qgemm_codes_) *codes, const gmm_gemm_tile *t,
+                                                  gmm_gemm_tile *smem_tile) {
     const int chunks_a = GMM__A_CHUNKS(args), chunks_b = GMM__B_CHUNKS(args);
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++)
-        if (i < chunks_a) load->codes_a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
+        if (i < chunks_a) codes->a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
 #pragma unroll
     for (i = 0; i < GMM__BN / 64; i++)
-        if (i < chunks_b) load->codes_b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
+        if (i < chunks_b) codes->b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
     if (GMM__HAS_SCALES(args)) {
         load->scales.bits[1] = 0;
         GMM__PART(gmm_qgemm_load_scales_)(args, load, 0);
@@ -9432,10 +9434,10 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_load_first_)(const gmm_qgemm_args *args, GM
     gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
 #pragma unroll
     for (i = 0; i < 2; i++)
-        if (i < chunks_a) GMM__PART(gmm_qgemm_dequantize_a_)(args, load, i, 0);
+        if (i < chunks_a) GMM__PART(gmm_qgemm_dequantize_a_)(args, load, codes, i, 0);
 #pragma unroll
     for (i = 0; i < GMM__BN / 64; i++)
-        if (i < chunks_b) GMM__PART(gmm_qgemm_dequantize_b_)(args, load, i, 0);
+        if (i < chunks_b) GMM__PART(gmm_qgemm_dequantize_b_)(args, load, codes, i, 0);
 }
 
 /* Adds the sums of a block to `sum`, times the scales at `scale`, and zeroes them. */
@@ -9491,8 +9493,8 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_load_fragments_)(const gmm_mma_warp *w, uin
 /* Multiplies the stages of a tile, of which the first is dequantized; the dequantization of the next one is interleaved
    with the products. */
 GMM__DEVICE void GMM__PART(gmm_qgemm_mainloop_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
-                                                const gmm_mma_warp *w, int row_blocks,
-                                                float acc[GMM__MT][GMM__NT][4],
+                                                GMM__PART(gmm_qgemm_codes_) *codes, const gmm_mma_warp *w,
+                                                int row_blocks, float acc[GMM__MT][GMM__NT][4],
                                                 float sum[GMM__SUM_MT][GMM__NT][4]) {
     const int chunks_a = GMM__A_CHUNKS(args), chunks_b = GMM__B_CHUNKS(args);
     uint32_t a[2][4], b[GMM__NT / 2][4];
@@ -9515,9 +9517,9 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_mainloop_)(const gmm_qgemm_args *args, GMM_
             GMM__PART(gmm_qgemm_multiply_)(w, stage, s, row_blocks, a, b, acc);
             if (s + 1 < GMM__KT) GMM__PART(gmm_qgemm_load_fragments_)(w, stage, s + 1, a, b);
             if (s < 2 && has_next && s < chunks_a)
-                GMM__PART(gmm_qgemm_dequantize_a_)(args, load, s % 2, k_tile + 1);
+                GMM__PART(gmm_qgemm_dequantize_a_)(args, load, codes, s % 2, k_tile + 1);
             if (s < GMM__BN / 64 && has_next && s < chunks_b)
-                GMM__PART(gmm_qgemm_dequantize_b_)(args, load, s % (GMM__BN / 64), k_tile + 1);
+                GMM__PART(gmm_qgemm_dequantize_b_)(args, load, codes, s % (GMM__BN / 64), k_tile + 1);
             if (GMM__BLOCK_SCALED && (s & 1) &&
                 (args->block == 32 || (s == GMM__KT - 1 && (k_tile & 1 || !has_next))))
                 GMM__PART(gmm_qgemm_promote_)(
@@ -9644,6 +9646,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
     gmm_gemm_tile *const smem_tile =
         (gmm_gemm_tile *)(void *)(gmm_shared + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES);
     GMM__PART(gmm_qgemm_loads_) load;
+    GMM__PART(gmm_qgemm_codes_) codes;
     gmm_gemm_tile tile;
     float acc[GMM__MT][GMM__NT][4], sum[GMM__SUM_MT][GMM__NT][4];
     int64_t tile_index = blockIdx.x;
@@ -9657,7 +9660,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
          tile_index += gridDim.x) {
         row_blocks = (tile.m - tile.m0 - w.m + 15) / 16; /* blocks of 16 rows that this warp has */
         GMM__PART(gmm_qgemm_loads_begin_)(&args, &load, &tile);
-        GMM__PART(gmm_qgemm_load_first_)(&args, &load, &tile, smem_tile);
+        GMM__PART(gmm_qgemm_load_first_)(&args, &load, &codes, &tile, smem_tile);
 #pragma unroll
         for (i = 0; i < GMM__MT; i++)
 #pragma unroll
@@ -9665,7 +9668,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = sum[GMM__BLOCK_SCALED ? i : 0][j][h] = 0.0f;
         gmm_gemm_prefetch(&args.p, GMM__K_GROUPED, &tile, GMM_QGEMM_TILE_M, GMM__BN);
-        GMM__PART(gmm_qgemm_mainloop_)(&args, &load, &w, row_blocks, acc, sum);
+        GMM__PART(gmm_qgemm_mainloop_)(&args, &load, &codes, &w, row_blocks, acc, sum);
         __syncthreads(); /* all stages have been read: their memory is reused for the results */
         GMM__PART(gmm_qgemm_store_tile_)(&args, smem_tile, &w, sums, acc, sum);
     }

@@ -9940,7 +9940,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
                            "would use them, and cublaslt serves no others");
     if (!gmm__lt_open(call->ctx))
         return gmm__refuse(call, GMM_E_DEVICE, "options.engine", "cublaslt could not be opened on device %d",
-                           (int)call->ctx->config.device);
+                           call->ctx->config.device);
     /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */

@@ -1154,6 +1154,30 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
                                                            gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
+/* Stores 8 rows of the tile, from `first_row` and `first_col` of the group on, whose sums a warp holds in shared memory
+   at `sums`, with the pitch that gmm_gemm_store_rows names; rows and columns beyond the tile are left out. */
+GMM__DEVICE void gmm_gemm_store_8_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, const gmm_gemm_tile *t,
+                                       int32_t first_row, int32_t first_col, int row_step, const float *sums,
+                                       const float bias[4]) {
+    const int lanes = 32 / row_step, lane = (int)threadIdx.x & 31, ld = 4 * lanes + 8;
+    const int32_t row = first_row + lane / lanes, col = first_col + lane % lanes * 4;
+    const float *src = sums + lane / lanes * ld + lane % lanes * 4;
+    int r;
+    if (o->vec4 && t->m - first_row >= 8 && first_col + 4 * lanes <= args->n) {
+        const int64_t pitch = args->d.ld * gmm_kmat_size(&args->d);
+        gmm_gemm_store_rows(args, o, o->d + row * pitch + (int64_t)col * gmm_kmat_size(&args->d), pitch * row_step, row,
+                            row_step, src, bias);
+    } else {
+#pragma unroll 1
+        for (r = 0; r < 8; r += row_step) {
+            const float4 f = *(const float4 *)(const void *)(src + r * ld);
+            float v[4];
+            v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+            if (row + r < t->m && col < args->n) gmm_gemm_store(args, o, row + r, col, bias, v);
+        }
+    }
+}
+
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
@@ -1205,6 +1229,19 @@ typedef struct gmm_stage_shape {
     int chunks;         /* 16-byte chunks of a stage per thread */
     const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
 } gmm_stage_shape;
+
+GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads,
+                                               const gmm_row_index *index) {
+    gmm_stage_shape shape;
+    shape.row_bytes = 2 * (mn_major ? mn : k);
+    shape.mn = mn;
+    shape.k_rows = mn_major ? k : 0;
+    shape.k_cols = mn_major ? 0 : k;
+    shape.row_step = threads * 16 / shape.row_bytes;
+    shape.chunks = mn * k / 8 / threads;
+    shape.index = index;
+    return shape;
+}
 
 /* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
    apart. Of a gathered operand `src` is in row 0 of the matrix, chunk_stride is the distance of its rows, and `gathered`
@@ -1338,6 +1375,39 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
         }
     }
     loader->src += loader->stage_stride;
+}
+
+typedef struct gmm_stage_loaders { gmm_stage_loader a, b; } gmm_stage_loaders;
+
+/* A warp's part of a tile: its first row and column, and in a stage the byte offsets of the row of the first four 8 x 8
+   blocks of A and of B that this lane names to ldmatrix. A stage has A before B. */
+typedef struct gmm_mma_warp {
+    int m, n;
+    uint32_t a, b;
+} gmm_mma_warp;
+
+/* Order of the four blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k), (n, k + 8),
+   (n + 8, k), (n + 8, k + 8). `ta`, `tb`: whether A, B are stored as [k][mn]; row bytes: of a stage. */
+GMM__DEVICE gmm_mma_warp gmm_mma_warp_init(int m, int n, int ta, int tb, uint32_t a_row_bytes, uint32_t b_row_bytes,
+                                           uint32_t a_bytes) {
+    const int lane = (int)threadIdx.x & 31;
+    gmm_mma_warp w;
+    w.m = m;
+    w.n = n;
+    if (ta)
+        w.a = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(m / 8 + (lane >> 3 & 1)), a_row_bytes);
+    else w.a = gmm_swizzle((uint32_t)(m + (lane & 15)), (uint32_t)(lane >> 4), a_row_bytes);
+    if (tb) w.b = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(n / 8 + (lane >> 4)), b_row_bytes);
+    else w.b = gmm_swizzle((uint32_t)(n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), b_row_bytes);
+    w.b += a_bytes;
+    return w;
+}
+
+/* ldmatrix of 16 rows of A or B, block i of the warp, and 16 values of k, step s of the stage at `stage`. */
+GMM__DEVICE void gmm_mma_load_fragment(uint32_t fragment[4], int mn_major, uint32_t stage, uint32_t offset, int i,
+                                       int s, int row_bytes) {
+    if (mn_major) gmm_ldmatrix_x4_trans(fragment, stage + (offset ^ (uint32_t)(i * 32)) + s * 16 * row_bytes);
+    else gmm_ldmatrix_x4(fragment, stage + (offset ^ (uint32_t)(s * 32)) + i * 16 * row_bytes);
 }
 
 /* Tile of the fp32 product, which uses the CUDA cores. */
@@ -1827,6 +1897,26 @@ GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scali
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
+/* Views of the operands of a tile's group. */
+typedef struct gmm_qgemm_views { gmm__qview a, b; } gmm_qgemm_views;
+GMM__DEVICE gmm_qgemm_views gmm_qgemm_views_of(const gmm_qgemm_args *args, int k_grouped, const gmm_gemm_tile *t) {
+    const int64_t start = (int64_t)args->p.tiles[t->g] * GMM_QGEMM_TILE_M, rows = k_grouped ? t->k : t->m;
+    gmm_qgemm_views v;
+    v.a = gmm__qview_of(&args->a, args->a_along, 1, t->g, t->row, start, rows, args->a_cols);
+    v.b = gmm__qview_of(&args->b, args->b_along, k_grouped, t->g, k_grouped ? t->row : 0, k_grouped ? start : 0,
+                        k_grouped ? rows : args->b_rows, args->b_cols);
+    return v;
+}
+
+/* The scales of a tile's stages as a thread loads them: thread t those of row t of A and B together and, of the wide
+   tile, of row t + 256. Of block-scaled kinds the group's strides are `strides`; those of others follow from the
+   matrices. */
+typedef struct gmm_qgemm_scales {
+    const uint8_t *first[2];
+    uint32_t bits[2]; /* of the stage that is stored next */
+    gmm_qgemm_scale_strides strides;
+} gmm_qgemm_scales;
+
 /* Adds a block's four partial sums, times the scales of their two rows and two columns of D, to `sum`. `lift`: powers
    of two by which the rows' scales were divided and the columns' scales are multiplied (gmm__scale_lift). */
 GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float row_scales[2], const float col_scales[2],
@@ -2186,17 +2276,20 @@ GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, in
     b->least = b->first = b->count = b->below = 0;
     for (g = 0; g < groups; g++) {
         const int32_t k = ends[g + 1] - ends[g];
-        for (i = index = 0; i < groups; i++)
-            index += ends[i + 1] - ends[i] > k || (ends[i + 1] - ends[i] == k && i < g);
+        for (i = index = 0; i < g; i++) index += ends[i + 1] - ends[i] >= k;
+        for (; i < groups; i++) index += ends[i + 1] - ends[i] > k;
         b->order[index] = (unsigned char)g;
     }
 }
 /* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
 GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
+    const int32_t clusters = b->clusters;
     int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
-    for (c = 0; c < b->clusters; c++) before[c] = b->load[c];
-    for (c = 0; c < b->clusters; c++) {
-        for (i = below = 0; i < b->clusters; i++) below += before[i] < before[c] || (before[i] == before[c] && i < c);
+    for (c = 0; c < clusters; c++) before[c] = b->load[c];
+    for (c = 0; c < clusters; c++) {
+        const int32_t own = before[c];
+        for (i = below = 0; i < c; i++) below += before[i] <= own;
+        for (; i < clusters; i++) below += before[i] < own;
         if (below < rest) b->load[c] += load;
         if (c == b->cluster) b->below = below, b->count = below < rest;
     }
@@ -9259,6 +9352,7 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args);
 #undef GMM__ROW
 
+
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
@@ -9271,6 +9365,143 @@ GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
 #define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__INSTANCE(part), _), GMM__GATHERED)
+#define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
+#define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+/* Columns of a warp, blocks of 16 rows and of 8 columns in them, and steps of 16 values of k in a stage. */
+#define GMM__WN (GMM__CFG(bn) / GMM__CFG(wn))
+#define GMM__MT (GMM__CFG(bm) / GMM__CFG(wm) / 16)
+#define GMM__NT (GMM__WN / 8)
+#define GMM__KT (GMM__CFG(bk) / 16)
+/* Operands in a stage: bytes of their rows, of A, and of both. */
+#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads), \
+                                        GMM__GATHERED ? &args->a_index : NULL)
+#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads), \
+                                        GMM__GATHERED && GMM__K_GROUPED ? &args->b_index : NULL)
+#define GMM__A_ROW_BYTES (2 * (GMM__TA ? GMM__CFG(bm) : GMM__CFG(bk)))
+#define GMM__B_ROW_BYTES (2 * (GMM__TB ? GMM__CFG(bn) : GMM__CFG(bk)))
+#define GMM__A_BYTES (2 * GMM__CFG(bm) * GMM__CFG(bk))
+#define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__CFG(bn) * GMM__CFG(bk))
+
+/* Loads stage number q of a tile to `stage`. */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(const gmm_gemm_args *args, gmm_stage_loaders *load, char *stage,
+                                                   int q) {
+    (void)args; /* without gathered rows it is not read */
+    gmm_stage_load(&load->a, stage, q, GMM__A_SHAPE);
+    gmm_stage_load(&load->b, stage + GMM__A_BYTES, q, GMM__B_SHAPE);
+    gmm_cp_async_commit_group();
+}
+
+/* Loads the first stages of a tile. Returns how many stages it has; an empty group multiplies one stage of zeros. */
+GMM__DEVICE int GMM__PART(gmm_tensor_load_first_)(const gmm_gemm_args *args, const gmm_gemm_tile *t,
+                                                  gmm_stage_loaders *load, char *smem) {
+    const int k_tiles = t->k > 0 ? (t->k + GMM__CFG(bk) - 1) / GMM__CFG(bk) : 1;
+    int s;
+    load->a = gmm_stage_loader_init(&args->a, 0, GMM__K_GROUPED ? t->row : t->row + t->m0, GMM__K_GROUPED ? t->m0 : 0,
+                                    GMM__TA ? t->k : t->m - t->m0, GMM__TA ? t->m - t->m0 : t->k, GMM__A_SHAPE);
+    load->b = gmm_stage_loader_init(&args->b, GMM__K_GROUPED ? 0 : t->g, GMM__K_GROUPED ? t->row : GMM__TB ? 0 : t->n0,
+                                    GMM__TB ? t->n0 : 0, GMM__TB ? t->k : args->n - t->n0,
+                                    GMM__TB ? args->n - t->n0 : t->k, GMM__B_SHAPE);
+#pragma unroll
+    for (s = 0; s < GMM__CFG(stages) - 1; s++) {
+        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(args, load, smem + s * GMM__STAGE_BYTES, s);
+        else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
+    }
+    return k_tiles;
+}
+
+/* ldmatrix of K step s of the stage at `stage`: the warp's fragments of A and B. */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_fragments_)(const gmm_mma_warp *w, uint32_t stage, int s,
+                                                       uint32_t a[GMM__MT][4], uint32_t b[GMM__NT / 2][4]) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) gmm_mma_load_fragment(a[i], GMM__TA, stage, w->a, i, s, GMM__A_ROW_BYTES);
+#pragma unroll
+    for (j = 0; j < GMM__NT / 2; j++) gmm_mma_load_fragment(b[j], GMM__TB, stage, w->b, j, s, GMM__B_ROW_BYTES);
+}
+
+/* Adds the products of a K step to the sums of the warp's first `row_blocks` blocks of 16 rows. */
+GMM__DEVICE void GMM__PART(gmm_tensor_multiply_)(float acc[GMM__MT][GMM__NT][4], const uint32_t a[GMM__MT][4],
+                                                 const uint32_t b[GMM__NT / 2][4], int row_blocks) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) {
+        if (GMM__CFG(skip) && i >= row_blocks) continue;
+#pragma unroll
+        for (j = 0; j < GMM__NT; j++) GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
+    }
+}
+
+/* Multiplies the stages of a tile, of which the first are on their way, and loads the others. */
+GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, const gmm_mma_warp *w,
+                                                 gmm_stage_loaders *load, char *smem, int k_tiles, int row_blocks,
+                                                 float acc[GMM__MT][GMM__NT][4]) {
+    enum { STAGES = GMM__CFG(stages), STAGE = GMM__STAGE_BYTES, KT = GMM__KT };
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(smem);
+    uint32_t a[2][GMM__MT][4], b[2][GMM__NT / 2][4];
+    int s, k_tile, read_offset = 0, write_offset = (STAGES - 1) * STAGE;
+    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
+    __syncthreads();
+    GMM__PART(gmm_tensor_load_fragments_)(w, shared, 0, a[0], b[0]);
+    for (k_tile = 0; k_tile < k_tiles; k_tile++) {
+#pragma unroll
+        for (s = 0; s < KT; s++) {
+            /* fragments are loaded one K step ahead, also those of the next stage */
+            if (s + 1 < KT)
+                GMM__PART(gmm_tensor_load_fragments_)(w, shared + (uint32_t)read_offset, s + 1, a[(s + 1) & 1],
+                                                      b[(s + 1) & 1]);
+            else {
+                read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
+                GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
+                __syncthreads();
+                if (k_tile + 1 < k_tiles)
+                    GMM__PART(gmm_tensor_load_fragments_)(w, shared + (uint32_t)read_offset, 0, a[(s + 1) & 1],
+                                                          b[(s + 1) & 1]);
+            }
+            if (s == 0) {
+                if (k_tile + STAGES - 1 < k_tiles) {
+                    GMM__PART(gmm_tensor_load_stage_)(args, load, smem + write_offset, k_tile + STAGES - 1);
+                    write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
+                } else gmm_cp_async_commit_group();
+            }
+            GMM__PART(gmm_tensor_multiply_)(acc, a[s & 1], b[s & 1], row_blocks);
+        }
+    }
+}
+
+/* The epilogue of a tile. `sums`: the warp's 8 rows of shared memory. */
+GMM__DEVICE void GMM__PART(gmm_tensor_store_tile_)(const gmm_gemm_args *args, const gmm_gemm_tile *t,
+                                                   const gmm_mma_warp *w, float *sums,
+                                                   const float acc[GMM__MT][GMM__NT][4]) {
+    enum { LD = GMM__CFG(store_ld), LANES = GMM__WN / 4 };
+    const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(args, GMM__K_GROUPED, t);
+    const int lane = (int)threadIdx.x & 31;
+    const int32_t col = t->n0 + w->n + lane % LANES * 4;
+    float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    int i, j, s;
+    if (epilogue.bias) {
+        const int size = gmm_kmat_size(&args->bias);
+        gmm_read4(args->bias.dtype, epilogue.bias + (int64_t)col * size, args->n - col, epilogue.bias_vec4, bias);
+    }
+#pragma unroll 1
+    for (i = 0; i < 2 * GMM__MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+        const int32_t first_row = t->m0 + w->m + i * 8;
+        if (first_row >= t->m) break;
+#pragma unroll
+        for (s = 0; s < 2 * GMM__MT; s++)
+            if (s == i) {
+#pragma unroll
+                for (j = 0; j < GMM__NT; j++)
+                    *(float2 *)&sums[(lane >> 2) * LD + j * 8 + (lane & 3) * 2] =
+                        make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
+            }
+        __syncwarp();
+        gmm_gemm_store_8_rows(args, &epilogue, t, first_row, t->n0 + w->n, 32 / LANES, sums, bias);
+        __syncwarp();
+    }
+}
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
    loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
@@ -9278,183 +9509,62 @@ GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args)
    are stored by vector accesses, while the first stages of the next tile are in flight. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
-    enum {
-        TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
-        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
-        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
-        A_ROW_BYTES = TA ? 2 * BM : 2 * BK, B_ROW_BYTES = TB ? 2 * BN : 2 * BK, /* of a row of a stage */
-        A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
-    };
-    const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
-                                      BM * BK / 8 / THREADS, GMM__GATHERED ? &args.a_index : NULL };
-    const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
-                                      BN * BK / 8 / THREADS, GMM__GATHERED && RAGGED_K ? &args.b_index : NULL };
     extern __shared__ __align__(1024) char gmm_shared[];
-    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
-    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    const int warp = (int)threadIdx.x >> 5;
+    const gmm_mma_warp w = gmm_mma_warp_init(warp / GMM__CFG(wn) * GMM__MT * 16, warp % GMM__CFG(wn) * GMM__WN, GMM__TA,
+                                             GMM__TB, GMM__A_ROW_BYTES, GMM__B_ROW_BYTES, GMM__A_BYTES);
+    float *const sums = (float *)(gmm_shared + GMM__CFG(stages) * GMM__STAGE_BYTES) + warp * 8 * GMM__CFG(store_ld);
     gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
-    gmm_stage_loader load_a, load_b;
-    float acc[MT][NT][4];
-    uint32_t a[2][MT][4], b[2][NT / 2][4];
+    gmm_stage_loaders load;
+    float acc[GMM__MT][GMM__NT][4];
     int64_t tile_index = blockIdx.x;
-    int first_tile, i, j, h, r, s, k_tile, k_tiles = 0, row_blocks, read_offset, write_offset;
-
-    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
-       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
-    if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_ROW_BYTES);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
-    else
-        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
-                               B_ROW_BYTES);
-    b_offset += A_BYTES;
-
-/* Loads stage number q of the tile to byte `offset` of shared memory. */
-#define GMM__LOAD_STAGE(q, offset) \
-    gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
-    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
-    gmm_cp_async_commit_group()
-/* ldmatrix of K step s of the stage at `base`: the warp's fragments of A and B. */
-#define GMM__LOAD_A(frag, base, s) \
-    _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_ROW_BYTES); \
-        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_ROW_BYTES)
-#define GMM__LOAD_B(frag, base, s) \
-    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
-        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
+    int first_tile, i, j, h, row_blocks, k_tiles = 0;
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
         /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
            previous tile */
-        const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
-        if (has_tile) {
-            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
-                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
-                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, a_shape);
-            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
-                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
-                                           TB ? load_tile.k : args.n - load_tile.n0,
-                                           TB ? args.n - load_tile.n0 : load_tile.k, b_shape);
-            /* an empty group multiplies one stage of zeros */
-            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
-#pragma unroll
-            for (s = 0; s < STAGES - 1; s++) {
-                if (s < k_tiles) {
-                    GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
-            }
-        }
-        if (!first_tile) { /* epilogue */
-            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
-            const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (epilogue.bias) {
-                const int size = gmm_kmat_size(&args.bias);
-                gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
-            }
-#pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
-                const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
-                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
-                if (first_row >= mma_tile.m) break;
-#pragma unroll
-                for (s = 0; s < 2 * MT; s++)
-                    if (s == i) {
-#pragma unroll
-                        for (j = 0; j < NT; j++)
-                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
-                    }
-                __syncwarp();
-                if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
-                    const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &epilogue,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
-                } else {
-#pragma unroll 1
-                    for (r = 0; r < 8; r += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(src + r * STORE_LD);
-                        float v[4];
-                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + r < mma_tile.m && col < args.n)
-                            gmm_gemm_store(&args, &epilogue, row + r, col, bias, v);
-                    }
-                }
-                __syncwarp();
-            }
-        }
+        const int has_tile = gmm_gemm_next_tile(&args, GMM__K_GROUPED, GMM__CFG(bm), GMM__CFG(bn), &tile_index,
+                                                &load_tile);
+        if (has_tile) k_tiles = GMM__PART(gmm_tensor_load_first_)(&args, &load_tile, &load, gmm_shared);
+        if (!first_tile) GMM__PART(gmm_tensor_store_tile_)(&args, &mma_tile, &w, sums, acc);
         if (!has_tile) break;
 
         mma_tile = load_tile;
-        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
-        read_offset = 0;
-        write_offset = (STAGES - 1) * STAGE;
+        row_blocks = (mma_tile.m - mma_tile.m0 - w.m + 15) / 16; /* blocks of 16 rows that this warp has */
 #pragma unroll
-        for (i = 0; i < MT; i++)
+        for (i = 0; i < GMM__MT; i++)
 #pragma unroll
-            for (j = 0; j < NT; j++)
+            for (j = 0; j < GMM__NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args, RAGGED_K, &mma_tile, BM, BN);
-        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
-        __syncthreads();
-        GMM__LOAD_A(a[0], shared, 0);
-        GMM__LOAD_B(b[0], shared, 0);
-        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
-#pragma unroll
-            for (s = 0; s < KT; s++) {
-                /* fragments are loaded one K step ahead, also those of the next stage */
-                if (s + 1 < KT) {
-                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
-                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
-                } else {
-                    read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
-                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
-                    __syncthreads();
-                    if (k_tile + 1 < k_tiles) {
-                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
-                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
-                    }
-                }
-                if (s == 0) {
-                    if (k_tile + STAGES - 1 < k_tiles) {
-                        GMM__LOAD_STAGE(k_tile + STAGES - 1, write_offset);
-                        write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
-                    } else gmm_cp_async_commit_group();
-                }
-#pragma unroll
-                for (i = 0; i < MT; i++) {
-                    if (GMM__CFG(skip) && i >= row_blocks) continue;
-#pragma unroll
-                    for (j = 0; j < NT; j++)
-                        GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
-                }
-            }
-        }
+        gmm_gemm_prefetch(&args, GMM__K_GROUPED, &mma_tile, GMM__CFG(bm), GMM__CFG(bn));
+        GMM__PART(gmm_tensor_mainloop_)(&args, &w, &load, gmm_shared, k_tiles, row_blocks, acc);
     }
-    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
+    gmm_gemm_finish(&args, GMM__K_GROUPED, GMM__GATHERED);
 }
-#undef GMM__LOAD_STAGE
-#undef GMM__LOAD_A
-#undef GMM__LOAD_B
+#undef GMM__A_SHAPE
+#undef GMM__B_SHAPE
+#undef GMM__A_ROW_BYTES
+#undef GMM__B_ROW_BYTES
+#undef GMM__A_BYTES
+#undef GMM__STAGE_BYTES
+#undef GMM__WN
+#undef GMM__MT
+#undef GMM__NT
+#undef GMM__KT
+#undef GMM__TA
+#undef GMM__TB
+#undef GMM__K_GROUPED
+#undef GMM__PART
+#undef GMM__INSTANCE
+#undef GMM__GATHERED
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__TILE
-#undef GMM__GATHERED
 #undef GMM__ROW
-
 /* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
 
@@ -9555,6 +9665,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__GATHERED
 #undef GMM__ROW
 
+
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
 
@@ -9564,320 +9675,412 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__KIND)
+#define GMM__TA (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND)
+#define GMM__TB (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND)
+#define GMM__BLOCK_SCALED (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND)
+#define GMM__DTYPE (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+/* The tile's columns, its rows of A and B together, and log2 of its columns in units of 64. */
+#define GMM__BN (GMM__BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0)
+#define GMM__MN (GMM_QGEMM_TILE_M + GMM__BN)
+#define GMM__B_LOG2_MN64 (GMM__BLOCK_SCALED ? 1 : 2)
+/* Of a warp, 2 x 4 of which have a tile: columns, blocks of 16 rows and of 8 columns; steps of 16 values of k in a
+   stage; blocks of rows whose sums are promoted. */
+#define GMM__WN (GMM__BN / 4)
+#define GMM__MT 4
+#define GMM__NT (GMM__WN / 8)
+#define GMM__KT (GMM_QGEMM_TILE_K / 16)
+#define GMM__SUM_MT (GMM__BLOCK_SCALED ? GMM__MT : 1)
+/* Bytes of elements in a stage: of a row of A and of B, of A, of both. Bytes of a stage's scales. */
+#define GMM__A_ROW_BYTES (2 * (GMM__TA ? GMM_QGEMM_TILE_M : GMM_QGEMM_TILE_K))
+#define GMM__B_ROW_BYTES (2 * (GMM__TB ? GMM__BN : GMM_QGEMM_TILE_K))
+#define GMM__A_BYTES (2 * GMM_QGEMM_TILE_M * GMM_QGEMM_TILE_K)
+#define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__BN * GMM_QGEMM_TILE_K)
+#define GMM__SLOT_BYTES (GMM__BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0)
+/* The tile at hand, in shared memory behind the stages and the ring of scales. */
+#define GMM__SMEM_TILE(smem) ((gmm_gemm_tile *)(void *)((smem) + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES))
+/* Whether A holds 16-bit tokens, which are copied without conversion; whether scales are applied in the mainloop. */
+#define GMM__A_IS_16BIT(args) (!GMM__K_GROUPED && (args)->a.scaling == GMM_SCALING_NONE)
+#define GMM__HAS_SCALES(args) \
+    (GMM__BLOCK_SCALED || (args)->b.scaling == GMM_SCALING_MX32 || (args)->b.scaling == GMM_SCALING_NV16)
+/* Chunks of codes that a thread has in a stage. */
+#define GMM__A_CHUNKS(args) (GMM__A_IS_16BIT(args) ? 0 : (args)->a.dtype == GMM_E2M1 ? 1 : 2)
+#define GMM__B_CHUNKS(args) (((args)->b.dtype == GMM_E2M1 ? 1 : 2) * (GMM__BN / 128))
+
+/* What a thread loads of a tile's operands. Its codes, those of the stage that is dequantized next, have a struct of
+   their own: in one with the rest, an instance spills registers. */
+typedef struct GMM__PART(gmm_qgemm_codes_) { uint4 a[2], b[GMM__BN / 64]; } GMM__PART(gmm_qgemm_codes_);
+typedef struct GMM__PART(gmm_qgemm_loads_) {
+    gmm_qgemm_operand a, b;
+    gmm_qgemm_scales scales;
+    char *smem, *slots; /* elements of two stages; scales of four */
+    int k, k_tiles;
+} GMM__PART(gmm_qgemm_loads_);
+
+/* Loads the scales of stage q. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_load_scales_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
+                                                   int q) {
+    const int tid = (int)threadIdx.x;
+    gmm_qgemm_scales *const t = &load->scales;
+    t->bits[0] = gmm_qgemm_load_scales(
+        t->first[0],
+        GMM__BLOCK_SCALED        ? t->strides
+        : tid < GMM_QGEMM_TILE_M ? gmm_qgemm_scale_strides_of(&args->a, GMM__TA, args->a_cols)
+                                 : gmm_qgemm_scale_strides_of(&args->b, GMM__TB, args->b_cols),
+        tid < GMM_QGEMM_TILE_M ? args->a.scaling : args->b.scaling, q, load->k);
+    if (GMM__MN > 256 && tid < 128)
+        t->bits[1] = gmm_qgemm_load_scales(t->first[1], gmm_qgemm_scale_strides_of(&args->b, GMM__TB, args->b_cols),
+                                           args->b.scaling, q, load->k);
+}
+/* Stores the scales of stage q, which were loaded before, and loads those of the next stage. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_store_scales_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
+                                                    int q) {
+    const int tid = (int)threadIdx.x;
+    char *const slot = load->slots + (q & 3) * GMM__SLOT_BYTES;
+    gmm_qgemm_store_scales(GMM__DTYPE, GMM__BLOCK_SCALED, tid < GMM_QGEMM_TILE_M ? args->a.scaling : args->b.scaling,
+                           load->scales.bits[0], slot, tid, GMM__MN);
+    if (GMM__MN > 256 && tid < 128)
+        gmm_qgemm_store_scales(GMM__DTYPE, GMM__BLOCK_SCALED, args->b.scaling, load->scales.bits[1], slot, tid + 256,
+                               GMM__MN);
+    GMM__PART(gmm_qgemm_load_scales_)(args, load, q + 1);
+}
+
+/* Dequantizes chunk i of A or B in stage q to shared memory and loads the same chunk of the following stage into its
+   registers. Scales that are not applied to elements are NULL. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_a_)(const gmm_qgemm_args *args, const GMM__PART(gmm_qgemm_loads_) *load,
+                                                    GMM__PART(gmm_qgemm_codes_) *codes, int i, int q) {
+    gmm_qgemm_dequantize_chunk(GMM__DTYPE, &args->a, GMM__TA, 1, i, codes->a[i],
+                               load->smem + (q & 1) * GMM__STAGE_BYTES,
+                               GMM__HAS_SCALES(args) && !GMM__BLOCK_SCALED
+                                   ? (const uint16_t *)(void *)(load->slots + (q & 3) * GMM__SLOT_BYTES) : NULL);
+    codes->a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
+}
+GMM__DEVICE void GMM__PART(gmm_qgemm_dequantize_b_)(const gmm_qgemm_args *args, const GMM__PART(gmm_qgemm_loads_) *load,
+                                                    GMM__PART(gmm_qgemm_codes_) *codes, int i, int q) {
+    gmm_qgemm_dequantize_chunk(
+        GMM__DTYPE, &args->b, GMM__TB, GMM__B_LOG2_MN64, i, codes->b[i],
+        load->smem + (q & 1) * GMM__STAGE_BYTES + GMM__A_BYTES,
+        GMM__HAS_SCALES(args) && !GMM__BLOCK_SCALED
+            ? (const uint16_t *)(void *)(load->slots + (q & 3) * GMM__SLOT_BYTES) + GMM_QGEMM_TILE_M : NULL);
+    codes->b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
+}
+
+/* Begins a tile: the thread's part of its operands and scales. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_loads_begin_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
+                                                   const gmm_gemm_tile *t) {
+    const int tid = (int)threadIdx.x;
+    const int k = GMM__K_GROUPED ? (t->k + args->k_round - 1) / args->k_round * args->k_round : t->k;
+    const gmm_qgemm_views v = gmm_qgemm_views_of(args, GMM__K_GROUPED, t);
+    gmm_qgemm_scales *const s = &load->scales;
+    load->k = k;
+    load->a = gmm_qgemm_operand_init(&args->a, &v.a, GMM__TA, 1, t->row, t->m0, t->m, k);
+    load->b = gmm_qgemm_operand_init(&args->b, &v.b, GMM__TB, GMM__B_LOG2_MN64, 0, t->n0, args->p.n, k);
+    s->first[0] = tid < GMM_QGEMM_TILE_M
+                      ? gmm_qgemm_first_scale(&v.a, args->a.scaling, t->m0 + tid, t->m)
+                      : gmm_qgemm_first_scale(&v.b, args->b.scaling, t->n0 + tid - GMM_QGEMM_TILE_M, args->p.n);
+    s->first[1] = gmm_qgemm_first_scale(&v.b, args->b.scaling, t->n0 + tid + 128, args->p.n);
+    if (GMM__BLOCK_SCALED)
+        s->strides = tid < GMM_QGEMM_TILE_M ? gmm_qgemm_scale_strides_of(&args->a, GMM__TA, v.a.lines)
+                                            : gmm_qgemm_scale_strides_of(&args->b, GMM__TB, v.b.lines);
+    /* an empty group multiplies one stage of zeros */
+    load->k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
+}
+
+/* Dequantizes a tile's first stage, and leaves the scales and codes of the next ones on their way. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_load_first_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
+                                                  GMM__PART(gmm_qgemm_codes_) *codes, const gmm_gemm_tile *t,
+                                                  gmm_gemm_tile *smem_tile) {
+    const int chunks_a = GMM__A_CHUNKS(args), chunks_b = GMM__B_CHUNKS(args);
+    int i;
+#pragma unroll
+    for (i = 0; i < 2; i++)
+        if (i < chunks_a) codes->a[i] = gmm_qgemm_load_chunk(&load->a, &args->a, GMM__TA, 1, i);
+#pragma unroll
+    for (i = 0; i < GMM__BN / 64; i++)
+        if (i < chunks_b) codes->b[i] = gmm_qgemm_load_chunk(&load->b, &args->b, GMM__TB, GMM__B_LOG2_MN64, i);
+    if (GMM__HAS_SCALES(args)) {
+        load->scales.bits[1] = 0;
+        GMM__PART(gmm_qgemm_load_scales_)(args, load, 0);
+        GMM__PART(gmm_qgemm_store_scales_)(args, load, 0);
+    }
+    __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
+    if (threadIdx.x == 0) *smem_tile = *t; /* in shared memory, so that it takes no registers in the mainloop */
+    if (GMM__HAS_SCALES(args)) GMM__PART(gmm_qgemm_store_scales_)(args, load, 1);
+    if (GMM__A_IS_16BIT(args)) gmm_qgemm_copy_tokens(&load->a, args, t, load->smem);
+    gmm_cp_async_commit_group();
+    gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
+    gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
+#pragma unroll
+    for (i = 0; i < 2; i++)
+        if (i < chunks_a) GMM__PART(gmm_qgemm_dequantize_a_)(args, load, codes, i, 0);
+#pragma unroll
+    for (i = 0; i < GMM__BN / 64; i++)
+        if (i < chunks_b) GMM__PART(gmm_qgemm_dequantize_b_)(args, load, codes, i, 0);
+}
+
+/* Adds the sums of a block to `sum`, times the scales at `scale`, and zeroes them. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_promote_)(const gmm_mma_warp *w, const float *scale,
+                                               float acc[GMM__MT][GMM__NT][4], float sum[GMM__SUM_MT][GMM__NT][4]) {
+    const int lane = (int)threadIdx.x & 31;
+    const float ones[2] = { 1.0f, 1.0f }, *const col_scales = scale + GMM_QGEMM_TILE_M + w->n + (lane & 3) * 2;
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) {
+        const float *const first = scale + w->m + i * 16 + (lane >> 2);
+        float row_scales[2] = { first[0], first[8] };
+        const float lift[2] = { gmm__scale_lift(row_scales[0]), gmm__scale_lift(row_scales[1]) };
+        if (lift[0] == 1.0f && lift[1] == 1.0f) {
+#pragma unroll
+            for (j = 0; j < GMM__NT; j++)
+                gmm_qgemm_promote(sum[GMM__BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales, col_scales + 8 * j, ones);
+        } else {
+            row_scales[0] *= 1.0f / lift[0];
+            row_scales[1] *= 1.0f / lift[1];
+#pragma unroll
+            for (j = 0; j < GMM__NT; j++)
+                gmm_qgemm_promote(sum[GMM__BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales, col_scales + 8 * j, lift);
+        }
+    }
+}
+
+/* Adds the products of step s of the stage at `stage` to the sums of the warp's first `row_blocks` blocks of 16 rows.
+   The fragments of the step's first block of A and of B are loaded; those of the next blocks are, one ahead. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_multiply_)(const gmm_mma_warp *w, uint32_t stage, int s, int row_blocks,
+                                                uint32_t a[2][4], const uint32_t b[GMM__NT / 2][4],
+                                                float acc[GMM__MT][GMM__NT][4]) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) {
+        if (i + 1 < GMM__MT)
+            gmm_mma_load_fragment(a[(i + 1) & 1], GMM__TA, stage, w->a, i + 1, s, GMM__A_ROW_BYTES);
+        if (i >= row_blocks) continue;
+#pragma unroll
+        for (j = 0; j < GMM__NT; j++)
+            if (GMM__DTYPE == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+            else gmm_mma_f16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
+    }
+}
+GMM__DEVICE void GMM__PART(gmm_qgemm_load_fragments_)(const gmm_mma_warp *w, uint32_t stage, int s, uint32_t a[2][4],
+                                                      uint32_t b[GMM__NT / 2][4]) {
+    int j;
+    gmm_mma_load_fragment(a[0], GMM__TA, stage, w->a, 0, s, GMM__A_ROW_BYTES);
+#pragma unroll
+    for (j = 0; j < GMM__NT / 2; j++) gmm_mma_load_fragment(b[j], GMM__TB, stage, w->b, j, s, GMM__B_ROW_BYTES);
+}
+
+/* Multiplies the stages of a tile, of which the first is dequantized; the dequantization of the next one is interleaved
+   with the products. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_mainloop_)(const gmm_qgemm_args *args, GMM__PART(gmm_qgemm_loads_) *load,
+                                                GMM__PART(gmm_qgemm_codes_) *codes, const gmm_mma_warp *w,
+                                                int row_blocks, float acc[GMM__MT][GMM__NT][4],
+                                                float sum[GMM__SUM_MT][GMM__NT][4]) {
+    const int chunks_a = GMM__A_CHUNKS(args), chunks_b = GMM__B_CHUNKS(args);
+    uint32_t a[2][4], b[GMM__NT / 2][4];
+    int k_tile, s;
+    for (k_tile = 0; k_tile < load->k_tiles; k_tile++) {
+        const uint32_t stage = (uint32_t)__cvta_generic_to_shared(load->smem) +
+                               (uint32_t)((k_tile & 1) * GMM__STAGE_BYTES);
+        const int has_next = k_tile + 1 < load->k_tiles;
+        GMM__CP_ASYNC_WAIT_GROUP(0);
+        __syncthreads(); /* stage k_tile is complete, and the one before has been read */
+        if (GMM__A_IS_16BIT(args) && has_next)
+            gmm_qgemm_copy_tokens(&load->a, args, GMM__SMEM_TILE(load->smem),
+                                  load->smem + ((k_tile + 1) & 1) * GMM__STAGE_BYTES);
+        gmm_cp_async_commit_group();
+        if (!GMM__A_IS_16BIT(args) || has_next) gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
+        gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
+        if (GMM__HAS_SCALES(args)) GMM__PART(gmm_qgemm_store_scales_)(args, load, k_tile + 2);
+        GMM__PART(gmm_qgemm_load_fragments_)(w, stage, 0, a, b);
+#pragma unroll
+        for (s = 0; s < GMM__KT; s++) {
+            GMM__PART(gmm_qgemm_multiply_)(w, stage, s, row_blocks, a, b, acc);
+            if (s + 1 < GMM__KT) GMM__PART(gmm_qgemm_load_fragments_)(w, stage, s + 1, a, b);
+            if (s < 2 && has_next && s < chunks_a)
+                GMM__PART(gmm_qgemm_dequantize_a_)(args, load, codes, s % 2, k_tile + 1);
+            if (s < GMM__BN / 64 && has_next && s < chunks_b)
+                GMM__PART(gmm_qgemm_dequantize_b_)(args, load, codes, s % (GMM__BN / 64), k_tile + 1);
+            if (GMM__BLOCK_SCALED && (s & 1) &&
+                (args->block == 32 || (s == GMM__KT - 1 && (k_tile & 1 || !has_next))))
+                GMM__PART(gmm_qgemm_promote_)(
+                    w, (const float *)(void *)(load->slots + (k_tile & 3) * GMM__SLOT_BYTES) +
+                           (args->block == 32 ? s / 2 * GMM__MN : 0), acc, sum);
+        }
+    }
+}
+
+/* The scales of a tile that are constant along k. */
+typedef struct GMM__PART(gmm_qgemm_outer_) {
+    float col[GMM__NT][2]; /* of the thread's columns */
+    float alpha, inverse;  /* inverse: of the product of the operands' divisors */
+    int empty;             /* an empty sum is +0 */
+    int extreme;           /* plain products of scales may leave the range of normal numbers */
+} GMM__PART(gmm_qgemm_outer_);
+GMM__DEVICE void GMM__PART(gmm_qgemm_outer_begin_)(const gmm_qgemm_args *args, const gmm_qgemm_views *v,
+                                                   const gmm_gemm_tile *t, int first_col, float alpha,
+                                                   GMM__PART(gmm_qgemm_outer_) *o) {
+    const int lane = (int)threadIdx.x & 31;
+    const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&v->a, args->a.scaling),
+                                    gmm_qgemm_outer_divisor(&v->b, args->b.scaling));
+    int j, h;
+    o->inverse = gmm__fdiv(1.0f, divisor);
+    o->alpha = alpha;
+    o->empty = t->k == 0;
+    o->extreme = !gmm__scale_moderate(alpha);
+#pragma unroll
+    for (j = 0; j < GMM__NT; j++)
+#pragma unroll
+        for (h = 0; h < 2; h++) {
+            const int32_t n = first_col + j * 8 + (lane & 3) * 2 + h;
+            o->col[j][h] = !o->empty && n < args->p.n ? gmm_qgemm_outer_scale(&v->b, args->b.scaling, n) : 1.0f;
+            o->extreme |= !gmm__scale_moderate(o->col[j][h]);
+        }
+    o->extreme = __any_sync(0xFFFFFFFFu, o->extreme);
+}
+
+/* Stores rows 8 i to 8 i + 7 of the warp's sums to shared memory at `sums`, scaled unless in_smem, which says that they
+   are scaled there. row_scale: of the thread's row. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_pass_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
+                                                 float row_scale, float *sums,
+                                                 const float acc[GMM__MT][GMM__NT][4],
+                                                 const float sum[GMM__SUM_MT][GMM__NT][4]) {
+    const int lane = (int)threadIdx.x & 31;
+    int s, j;
+#pragma unroll
+    for (s = 0; s < 2 * GMM__MT; s++)
+        if (s == i) {
+#pragma unroll
+            for (j = 0; j < GMM__NT; j++) {
+                const float *v = GMM__BLOCK_SCALED ? &sum[GMM__BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
+                                                   : &acc[s / 2][j][s % 2 * 2];
+                const float scale0 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, o->col[j][0]), o->inverse);
+                const float scale1 = in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, o->col[j][1]), o->inverse);
+                *(float2 *)&sums[(lane >> 2) * (GMM__WN + 8) + j * 8 + (lane & 3) * 2] =
+                    make_float2(gmm__fmul(v[0], scale0), gmm__fmul(v[1], scale1));
+            }
+        }
+    __syncwarp();
+}
+/* Scales 8 rows in shared memory one by one, which is rare: the tile and the views are read anew, so that they take no
+   registers elsewhere. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_scale_rows_)(const gmm_qgemm_args *args, const gmm_gemm_tile *smem_tile,
+                                                  const GMM__PART(gmm_qgemm_outer_) *o, int first_row, int first_col,
+                                                  float *sums) {
+    const gmm_gemm_tile t = *smem_tile;
+    const gmm_qgemm_views v = gmm_qgemm_views_of(args, GMM__K_GROUPED, &t);
+    int r;
+#pragma unroll 1
+    for (r = (int)threadIdx.x & 31; r < 8 * GMM__WN; r += 32) {
+        const int32_t m = first_row + r / GMM__WN, n = first_col + r % GMM__WN;
+        float *const f = &sums[r / GMM__WN * (GMM__WN + 8) + r % GMM__WN];
+        if (m < t.m && n < args->p.n)
+            *f = gmm__scale_sum(*f, o->alpha, gmm_qgemm_outer_scale(&v.a, args->a.scaling, m),
+                                gmm_qgemm_outer_scale(&v.b, args->b.scaling, n), o->inverse);
+    }
+    __syncwarp();
+}
+
+/* The epilogue of a tile: applies the scales that are constant along k, then stores as mma/body_tensor.cuh does. */
+GMM__DEVICE void GMM__PART(gmm_qgemm_store_tile_)(const gmm_qgemm_args *args, const gmm_gemm_tile *smem_tile,
+                                                  const gmm_mma_warp *w, float *sums,
+                                                  const float acc[GMM__MT][GMM__NT][4],
+                                                  const float sum[GMM__SUM_MT][GMM__NT][4]) {
+    const gmm_gemm_tile tile = *smem_tile;
+    const gmm_qgemm_views v = gmm_qgemm_views_of(args, GMM__K_GROUPED, &tile);
+    const int lane = (int)threadIdx.x & 31;
+    const int32_t first_col = tile.n0 + w->n, col = first_col + lane % (GMM__WN / 4) * 4;
+    gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args->p, GMM__K_GROUPED, &tile);
+    GMM__PART(gmm_qgemm_outer_) outer;
+    float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    int i;
+    GMM__PART(gmm_qgemm_outer_begin_)(args, &v, &tile, first_col, epilogue.alpha, &outer);
+    epilogue.alpha = 1.0f;
+    if (epilogue.bias)
+        gmm_read4(args->p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args->p.bias), args->p.n - col,
+                  epilogue.bias_vec4, bias);
+#pragma unroll 1
+    for (i = 0; i < 2 * GMM__MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+        const int32_t first_row = tile.m0 + w->m + i * 8, frag_row = first_row + (lane >> 2);
+        float row_scale = 1.0f;
+        int in_smem; /* the accumulators are scaled one by one in shared memory */
+        if (first_row >= tile.m) break;
+        if (!outer.empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&v.a, args->a.scaling, frag_row);
+        in_smem = outer.extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
+        if (!outer.empty && frag_row < tile.m) row_scale = gmm__fmul(outer.alpha, row_scale);
+        GMM__PART(gmm_qgemm_pass_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
+        if (in_smem) GMM__PART(gmm_qgemm_scale_rows_)(args, smem_tile, &outer, first_row, first_col, sums);
+        gmm_gemm_store_8_rows(&args->p, &epilogue, &tile, first_row, first_col, 128 / GMM__WN, sums, bias);
+        __syncwarp();
+    }
+}
 
 /* The GEMM of mma/body_tensor.cuh with quantized operands. Pipeline: codes of stage d + 2 are loaded into registers
    while those of stage d + 1 are dequantized into one of two shared buffers and stage d is multiplied from the
    other. Scales are loaded one stage earlier and stored in a ring of four slots. 8 warps, 2 along M and 4 along N. */
 GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const __grid_constant__ gmm_qgemm_args args) {
-    enum {
-        TA = (int)GMM__CAT(gmm_qgemm_ta_, GMM__KIND), TB = (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND),
-        BLOCK_SCALED = (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND),
-        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM_QGEMM_TILE_M, BN = BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0,
-        MN = BM + BN, B_LOG2_MN64 = BLOCK_SCALED ? 1 : 2,
-        WN = BN / 4, MT = 4, NT = WN / 8, KT = GMM_QGEMM_TILE_K / 16, /* 2 x 4 warps */
-        /* of a row of a stage */
-        A_ROW_BYTES = TA ? 2 * BM : 2 * GMM_QGEMM_TILE_K, B_ROW_BYTES = TB ? 2 * BN : 2 * GMM_QGEMM_TILE_K,
-        A_BYTES = 2 * BM * GMM_QGEMM_TILE_K, STAGE = A_BYTES + 2 * BN * GMM_QGEMM_TILE_K,
-        SLOT = BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0, /* of scales */
-        STORE_LD = WN + 8, STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
-    };
-    const gmm_dtype dtype = (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND);
     extern __shared__ __align__(1024) char gmm_shared[];
-    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const int tid = (int)threadIdx.x, lane = tid & 31, warp = tid >> 5, warp_m = warp / 4 * 64, warp_n = warp % 4 * WN;
-    const gmm_scaling scaling_a = args.a.scaling, scaling_b = args.b.scaling;
-    const gmm_scaling scaling0 = tid < BM ? scaling_a : scaling_b;
-    /* A holds 16-bit tokens, which are copied without conversion */
-    const int a_is_16bit = !RAGGED_K && scaling_a == GMM_SCALING_NONE;
-    const int has_scales = BLOCK_SCALED || scaling_b == GMM_SCALING_MX32 || scaling_b == GMM_SCALING_NV16;
-    const int a_passes = a_is_16bit ? 0 : args.a.dtype == GMM_E2M1 ? 1 : 2;
-    const int b_passes = (args.b.dtype == GMM_E2M1 ? 1 : 2) * (BN / 128);
-    char *const slots = gmm_shared + 2 * STAGE;
-    gmm_gemm_tile *const smem_tile = (gmm_gemm_tile *)(void *)(slots + 4 * SLOT);
-    float *store_smem = (float *)(void *)gmm_shared + warp * 8 * STORE_LD;
-    uint32_t a_offset, b_offset, a[2][4], b[NT / 2][4], scale_bits0, scale_bits1;
-    uint4 codes_a[2], codes_b[BN / 64];
+    const int warp = (int)threadIdx.x >> 5;
+    const gmm_mma_warp w = gmm_mma_warp_init(warp / 4 * 64, warp % 4 * GMM__WN, GMM__TA, GMM__TB, GMM__A_ROW_BYTES,
+                                             GMM__B_ROW_BYTES, GMM__A_BYTES);
+    float *const sums = (float *)(void *)gmm_shared + warp * 8 * (GMM__WN + 8); /* the warp's, where stages were */
+    gmm_gemm_tile *const smem_tile = GMM__SMEM_TILE(gmm_shared);
+    GMM__PART(gmm_qgemm_loads_) load;
+    GMM__PART(gmm_qgemm_codes_) codes;
     gmm_gemm_tile tile;
-    gmm_qgemm_operand operand_a, operand_b;
-    /* thread t loads the scales of row t of A and B together and, of the wide tile, of row t + 256 */
-    const uint8_t *first_scale0, *first_scale1;
-    gmm_qgemm_scale_strides strides;
-    float acc[MT][NT][4], sum[BLOCK_SCALED ? MT : 1][NT][4];
+    float acc[GMM__MT][GMM__NT][4], sum[GMM__SUM_MT][GMM__NT][4];
     int64_t tile_index = blockIdx.x;
-    int i, j, h, r, s, k_tile, k_tiles;
+    int i, j, h, row_blocks;
 
-    strides.block = strides.block4 = 0;
-    if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_ROW_BYTES);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
-    else
-        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
-                               B_ROW_BYTES);
-    b_offset += A_BYTES;
-
-/* ldmatrix of step s of the stage at `base`: fragments of 16 rows of A, and of all columns of B. */
-#define GMM__LOAD_A(base, s, i) \
-    if (TA) gmm_ldmatrix_x4_trans(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((i) * 32)) + (s) * 16 * A_ROW_BYTES); \
-    else gmm_ldmatrix_x4(a[(i) & 1], (base) + (a_offset ^ (uint32_t)((s) * 32)) + (i) * 16 * A_ROW_BYTES)
-#define GMM__LOAD_B(base, s) \
-    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans(b[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
-        else gmm_ldmatrix_x4(b[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
-/* Views of the operands of the tile's group. */
-#define GMM__VIEWS \
-    const int64_t start = (int64_t)args.p.tiles[tile.g] * GMM_QGEMM_TILE_M, rows = RAGGED_K ? tile.k : tile.m; \
-    const gmm__qview view_a = gmm__qview_of(&args.a, args.a_along, 1, tile.g, tile.row, start, rows, args.a_cols); \
-    const gmm__qview view_b = gmm__qview_of(&args.b, args.b_along, RAGGED_K, tile.g, RAGGED_K ? tile.row : 0, \
-                                        RAGGED_K ? start : 0, RAGGED_K ? rows : args.b_rows, args.b_cols)
-/* Stores the scales of stage q, which were loaded into registers before, and loads those of the next stage. */
-#define GMM__STORE_SCALES(q) \
-    gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling0, scale_bits0, slots + ((q) & 3) * SLOT, tid, MN); \
-    if (MN > 256 && tid < 128) \
-        gmm_qgemm_store_scales(dtype, BLOCK_SCALED, scaling_b, scale_bits1, slots + ((q) & 3) * SLOT, tid + 256, MN); \
-    GMM__LOAD_SCALES((q) + 1)
-#define GMM__LOAD_SCALES(q) \
-    scale_bits0 = gmm_qgemm_load_scales(first_scale0, \
-                                        BLOCK_SCALED ? strides \
-                                        : tid < BM   ? GMM__SCALE_STRIDES(a) \
-                                                     : GMM__SCALE_STRIDES(b), \
-                                        scaling0, q, k); \
-    if (MN > 256 && tid < 128) \
-        scale_bits1 = gmm_qgemm_load_scales(first_scale1, GMM__SCALE_STRIDES(b), scaling_b, q, k)
-#define GMM__SCALE_STRIDES(x) gmm_qgemm_scale_strides_of(&args.x, GMM__CAT(gmm_qgemm_t##x##_, GMM__KIND), args.x##_cols)
-/* Scales of stage t for the operand at byte `offset` of the stage; NULL: its elements are not scaled. */
-#define GMM__ELEMENT_SCALES(t, offset) \
-    (has_scales && !BLOCK_SCALED ? (const uint16_t *)(void *)(slots + ((t) & 3) * SLOT) + ((offset) ? BM : 0) : NULL)
-/* Dequantizes chunk i of stage t into shared memory and loads the same chunk of the following stage into its
-   registers. */
-#define GMM__DEQUANTIZE_CHUNK(x, mn_major, log2_mn64, i, t, offset) \
-    gmm_qgemm_dequantize_chunk(dtype, &args.x, mn_major, log2_mn64, i, codes_##x[i], \
-                               gmm_shared + ((t) & 1) * STAGE + (offset), GMM__ELEMENT_SCALES(t, offset)); \
-    codes_##x[i] = gmm_qgemm_load_chunk(&operand_##x, &args.x, mn_major, log2_mn64, i)
-
-    for (tile.g = 0; gmm_gemm_next_tile(&args.p, RAGGED_K, BM, BN, &tile_index, &tile); tile_index += gridDim.x) {
-        const int k = RAGGED_K ? (tile.k + args.k_round - 1) / args.k_round * args.k_round : tile.k;
-        const int row_blocks = (tile.m - tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
-        {
-            GMM__VIEWS;
-            operand_a = gmm_qgemm_operand_init(&args.a, &view_a, TA, 1, tile.row, tile.m0, tile.m, k);
-            operand_b = gmm_qgemm_operand_init(&args.b, &view_b, TB, B_LOG2_MN64, 0, tile.n0, args.p.n, k);
-            first_scale0 = tid < BM ? gmm_qgemm_first_scale(&view_a, scaling_a, tile.m0 + tid, tile.m)
-                                    : gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid - BM, args.p.n);
-            first_scale1 = gmm_qgemm_first_scale(&view_b, scaling_b, tile.n0 + tid + 128, args.p.n);
-            if (BLOCK_SCALED)
-                strides = tid < BM ? gmm_qgemm_scale_strides_of(&args.a, TA, view_a.lines)
-                                   : gmm_qgemm_scale_strides_of(&args.b, TB, view_b.lines);
-        }
-        /* an empty group multiplies one stage of zeros */
-        k_tiles = k > 0 ? (k + GMM_QGEMM_TILE_K - 1) / GMM_QGEMM_TILE_K : 1;
+    load.smem = gmm_shared;
+    load.slots = gmm_shared + 2 * GMM__STAGE_BYTES;
+    load.scales.strides.block = load.scales.strides.block4 = 0;
+    for (tile.g = 0;
+         gmm_gemm_next_tile(&args.p, GMM__K_GROUPED, GMM_QGEMM_TILE_M, GMM__BN, &tile_index, &tile);
+         tile_index += gridDim.x) {
+        row_blocks = (tile.m - tile.m0 - w.m + 15) / 16; /* blocks of 16 rows that this warp has */
+        GMM__PART(gmm_qgemm_loads_begin_)(&args, &load, &tile);
+        GMM__PART(gmm_qgemm_load_first_)(&args, &load, &codes, &tile, smem_tile);
 #pragma unroll
-        for (i = 0; i < 2; i++)
-            if (i < a_passes) codes_a[i] = gmm_qgemm_load_chunk(&operand_a, &args.a, TA, 1, i);
+        for (i = 0; i < GMM__MT; i++)
 #pragma unroll
-        for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) codes_b[i] = gmm_qgemm_load_chunk(&operand_b, &args.b, TB, B_LOG2_MN64, i);
-        if (has_scales) {
-            scale_bits1 = 0;
-            GMM__LOAD_SCALES(0);
-            GMM__STORE_SCALES(0);
-        }
-        __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
-        if (tid == 0) *smem_tile = tile; /* in shared memory, so that it takes no registers in the mainloop */
-        if (has_scales) {
-            GMM__STORE_SCALES(1);
-        }
-        if (a_is_16bit) gmm_qgemm_copy_tokens(&operand_a, &args, &tile, gmm_shared);
-        gmm_cp_async_commit_group();
-        gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
-        gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
+            for (j = 0; j < GMM__NT; j++)
 #pragma unroll
-        for (i = 0; i < 2; i++)
-            if (i < a_passes) {
-                GMM__DEQUANTIZE_CHUNK(a, TA, 1, i, 0, 0);
-            }
-#pragma unroll
-        for (i = 0; i < BN / 64; i++)
-            if (i < b_passes) {
-                GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, i, 0, A_BYTES);
-            }
-#pragma unroll
-        for (i = 0; i < MT; i++)
-#pragma unroll
-            for (j = 0; j < NT; j++)
-#pragma unroll
-                for (h = 0; h < 4; h++) acc[i][j][h] = sum[BLOCK_SCALED ? i : 0][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args.p, RAGGED_K, &tile, BM, BN);
-
-        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
-            const uint32_t base = shared + (uint32_t)((k_tile & 1) * STAGE);
-            const int has_next = k_tile + 1 < k_tiles;
-            GMM__CP_ASYNC_WAIT_GROUP(0);
-            __syncthreads(); /* stage k_tile is complete, and the one before has been read */
-            if (a_is_16bit && has_next)
-                gmm_qgemm_copy_tokens(&operand_a, &args, smem_tile, gmm_shared + ((k_tile + 1) & 1) * STAGE);
-            gmm_cp_async_commit_group();
-            if (!a_is_16bit || has_next) gmm_qgemm_operand_advance(&operand_a, &args.a, TA);
-            gmm_qgemm_operand_advance(&operand_b, &args.b, TB);
-            if (has_scales) {
-                GMM__STORE_SCALES(k_tile + 2);
-            }
-            GMM__LOAD_A(base, 0, 0);
-            GMM__LOAD_B(base, 0);
-#pragma unroll
-            for (s = 0; s < KT; s++) { /* dequantization of the next stage is interleaved with the products */
-#pragma unroll
-                for (i = 0; i < MT; i++) {
-                    if (i + 1 < MT) {
-                        GMM__LOAD_A(base, s, i + 1);
-                    }
-                    if (i >= row_blocks) continue;
-#pragma unroll
-                    for (j = 0; j < NT; j++)
-                        if (dtype == GMM_BF16) gmm_mma_bf16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
-                        else gmm_mma_f16(acc[i][j], a[i & 1], &b[j / 2][j % 2 * 2]);
-                }
-                if (s + 1 < KT) {
-                    GMM__LOAD_A(base, s + 1, 0);
-                    GMM__LOAD_B(base, s + 1);
-                }
-                if (s < 2 && has_next && s < a_passes) {
-                    GMM__DEQUANTIZE_CHUNK(a, TA, 1, s % 2, k_tile + 1, 0);
-                }
-                if (s < BN / 64 && has_next && s < b_passes) {
-                    GMM__DEQUANTIZE_CHUNK(b, TB, B_LOG2_MN64, s % (BN / 64), k_tile + 1, A_BYTES);
-                }
-                if (BLOCK_SCALED && (s & 1) && (args.block == 32 || (s == KT - 1 && (k_tile & 1 || !has_next)))) {
-                    const float *scale = (const float *)(void *)(slots + (k_tile & 3) * SLOT) +
-                                         (args.block == 32 ? s / 2 * MN : 0);
-                    const float ones[2] = { 1.0f, 1.0f }, *const col_scales = scale + BM + warp_n + (lane & 3) * 2;
-#pragma unroll
-                    for (i = 0; i < MT; i++) {
-                        const float *const first = scale + warp_m + i * 16 + (lane >> 2);
-                        float row_scales[2] = { first[0], first[8] };
-                        const float lift[2] = { gmm__scale_lift(row_scales[0]), gmm__scale_lift(row_scales[1]) };
-                        if (lift[0] == 1.0f && lift[1] == 1.0f) {
-#pragma unroll
-                            for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
-                                                  col_scales + 8 * j, ones);
-                        } else {
-                            row_scales[0] *= 1.0f / lift[0];
-                            row_scales[1] *= 1.0f / lift[1];
-#pragma unroll
-                            for (j = 0; j < NT; j++)
-                                gmm_qgemm_promote(sum[BLOCK_SCALED ? i : 0][j], acc[i][j], row_scales,
-                                                  col_scales + 8 * j, lift);
-                        }
-                    }
-                }
-            }
-        }
-
-        { /* epilogue: applies the scales that are constant along k, then stores as body 1 does */
-            gmm_gemm_epilogue epilogue;
-            __syncthreads(); /* all stages have been read: their memory is reused for the results */
-            tile = *smem_tile;
-            GMM__VIEWS;
-            const float divisor = gmm__fmul(gmm_qgemm_outer_divisor(&view_a, scaling_a),
-                                            gmm_qgemm_outer_divisor(&view_b, scaling_b));
-            const float inverse = gmm__fdiv(1.0f, divisor);
-            const int32_t col = tile.n0 + warp_n + lane % STORE_LANES * 4;
-            const int empty = tile.k == 0; /* an empty sum is +0 */
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f }, col_scale[NT][2], alpha;
-            int extreme; /* plain products of scales may leave the range of normal numbers */
-            epilogue = gmm_gemm_epilogue_begin(&args.p, RAGGED_K, &tile);
-            alpha = epilogue.alpha;
-            epilogue.alpha = 1.0f;
-            extreme = !gmm__scale_moderate(alpha);
-#pragma unroll
-            for (j = 0; j < NT; j++)
-#pragma unroll
-                for (h = 0; h < 2; h++) {
-                    const int32_t n = tile.n0 + warp_n + j * 8 + (lane & 3) * 2 + h;
-                    col_scale[j][h] = !empty && n < args.p.n ? gmm_qgemm_outer_scale(&view_b, scaling_b, n) : 1.0f;
-                    extreme |= !gmm__scale_moderate(col_scale[j][h]);
-                }
-            extreme = __any_sync(0xFFFFFFFFu, extreme);
-            if (epilogue.bias)
-                gmm_read4(args.p.bias.dtype, epilogue.bias + (int64_t)col * gmm_kmat_size(&args.p.bias), args.p.n - col,
-                          epilogue.bias_vec4, bias);
-#pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
-                const int32_t first_row = tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
-                const int32_t frag_row = first_row + (lane >> 2);
-                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
-                float row_scale = 1.0f;
-                int in_smem; /* the accumulators are scaled one by one in shared memory */
-                if (first_row >= tile.m) break;
-                if (!empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&view_a, scaling_a, frag_row);
-                in_smem = extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
-                if (!empty && frag_row < tile.m) row_scale = gmm__fmul(alpha, row_scale);
-#pragma unroll
-                for (s = 0; s < 2 * MT; s++)
-                    if (s == i) {
-#pragma unroll
-                        for (j = 0; j < NT; j++) {
-                            const float *v = BLOCK_SCALED ? &sum[BLOCK_SCALED ? s / 2 : 0][j][s % 2 * 2]
-                                                          : &acc[s / 2][j][s % 2 * 2];
-                            const float scale0 =
-                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][0]), inverse);
-                            const float scale1 =
-                                in_smem ? 1.0f : gmm__fmul(gmm__fmul(row_scale, col_scale[j][1]), inverse);
-                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(gmm__fmul(v[0], scale0), gmm__fmul(v[1], scale1));
-                        }
-                    }
-                __syncwarp();
-                if (in_smem) { /* rare; the views are recomputed, so that they take no registers elsewhere */
-                    const gmm_gemm_tile tile = *smem_tile;
-                    GMM__VIEWS;
-#pragma unroll 1
-                    for (r = lane; r < 8 * WN; r += 32) {
-                        const int32_t m = first_row + r / WN, n = tile.n0 + warp_n + r % WN;
-                        float *const v = &store_smem[r / WN * STORE_LD + r % WN];
-                        if (m < tile.m && n < args.p.n)
-                            *v = gmm__scale_sum(*v, alpha, gmm_qgemm_outer_scale(&view_a, scaling_a, m),
-                                                gmm_qgemm_outer_scale(&view_b, scaling_b, n), inverse);
-                    }
-                    __syncwarp();
-                }
-                if (epilogue.vec4 && tile.m - first_row >= 8 && tile.n0 + warp_n + WN <= args.p.n) {
-                    const int64_t pitch = args.p.d.ld * gmm_kmat_size(&args.p.d);
-                    gmm_gemm_store_rows(&args.p, &epilogue,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.p.d),
-                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
-                } else {
-#pragma unroll 1
-                    for (r = 0; r < 8; r += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(const void *)(src + r * STORE_LD);
-                        float v[4];
-                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + r < tile.m && col < args.p.n)
-                            gmm_gemm_store(&args.p, &epilogue, row + r, col, bias, v);
-                    }
-                }
-                __syncwarp();
-            }
-        }
+                for (h = 0; h < 4; h++) acc[i][j][h] = sum[GMM__BLOCK_SCALED ? i : 0][j][h] = 0.0f;
+        gmm_gemm_prefetch(&args.p, GMM__K_GROUPED, &tile, GMM_QGEMM_TILE_M, GMM__BN);
+        GMM__PART(gmm_qgemm_mainloop_)(&args, &load, &codes, &w, row_blocks, acc, sum);
+        __syncthreads(); /* all stages have been read: their memory is reused for the results */
+        GMM__PART(gmm_qgemm_store_tile_)(&args, smem_tile, &w, sums, acc, sum);
     }
-    gmm_gemm_finish(&args.p, RAGGED_K, !RAGGED_K);
+    gmm_gemm_finish(&args.p, GMM__K_GROUPED, !GMM__K_GROUPED);
 }
-#undef GMM__LOAD_A
-#undef GMM__LOAD_B
-#undef GMM__VIEWS
-#undef GMM__STORE_SCALES
-#undef GMM__LOAD_SCALES
-#undef GMM__SCALE_STRIDES
-#undef GMM__DEQUANTIZE_CHUNK
-#undef GMM__ELEMENT_SCALES
+#undef GMM__A_IS_16BIT
+#undef GMM__SMEM_TILE
+#undef GMM__HAS_SCALES
+#undef GMM__A_CHUNKS
+#undef GMM__B_CHUNKS
+#undef GMM__BN
+#undef GMM__MN
+#undef GMM__B_LOG2_MN64
+#undef GMM__WN
+#undef GMM__MT
+#undef GMM__NT
+#undef GMM__KT
+#undef GMM__SUM_MT
+#undef GMM__A_ROW_BYTES
+#undef GMM__B_ROW_BYTES
+#undef GMM__A_BYTES
+#undef GMM__STAGE_BYTES
+#undef GMM__SLOT_BYTES
+#undef GMM__TA
+#undef GMM__TB
+#undef GMM__BLOCK_SCALED
+#undef GMM__DTYPE
+#undef GMM__K_GROUPED
+#undef GMM__PART
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
 #undef GMM__KIND
 #undef GMM__ROW
-
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
 

@@ -124,6 +124,175 @@ typedef struct quant_run {
     gmm_quantization d;
 } quant_run;
 
+/* A group or matrix of a case: its rows, the rows before it, and the rows before it with groups padded to 128. */
+typedef struct quant_unit { int32_t u; int64_t m, row, start; } quant_unit;
+static int64_t padded_rows(const quant_case *c, int64_t m) { return c->grouped ? up(m, 128) : m; }
+
+/* The source's values, and the values that formats read besides. */
+static void build_source(quant_run *r) {
+    const quant_case *c = &r->c;
+    r->src = t_mat_make(c->source, c->grouped ? 1 : c->units, r->capacity, c->cols, c->pad, c->grouped ? 0 : 2 * c->pad,
+                        c->table ? T_TABLE : T_PACKED, T_REALS);
+    for (int64_t i = 0; i < r->src.count * r->src.rows * c->cols; i++) {
+        double v = ref_round(c->source, r->src.v[i] * ldexp(1.0, (int)t_int(-4, 4)));
+        if (c->specials && t_int(0, 40) == 0) v = t_int(0, 3) ? 0.0 : t_int(0, 1) ? (double)NAN : -(double)INFINITY;
+        if (c->specials == 2) v = 0.0;
+        if (c->grouped && i / c->cols >= r->live) /* values that would change an amax, and NaN, which would not */
+            v = i % 3 == 0 ? (double)NAN : i % 3 == 1 ? 1e4 : -(double)INFINITY;
+        r->src.v[i] = v;
+    }
+    t_mat_put(&r->src);
+    r->random_values[0] = t_rand();
+    r->random_values[1] = t_rand();
+    if (c->f.stochastic) r->random = (uint64_t *)t_in(r->random_values, 16);
+    r->scale_values = (float *)t_host((size_t)c->units * 4);
+    for (int32_t u = 0; u < c->units; u++) r->scale_values[u] = (float)(1.0 + fabs(t_real()) * 30.0);
+    r->scale_in = (float *)t_in(r->scale_values, (size_t)c->units * 4);
+}
+
+/* A poisoned destination of layout l, and its expected bytes before anything is stored. */
+static void build_destination(quant_run *r, int k, const gmm_layout *l) {
+    const quant_case *c = &r->c;
+    const gmm_format *f = &c->f;
+    ref_image *w = &r->want[k];
+    const int64_t ld = l->data_cols + 2 * c->pad, stride = c->grouped ? 0 : l->data_rows * ld + 4 * c->pad;
+    w->data_bytes = l->data_rows == 0 ? 0 : (c->units - 1) * stride + (l->data_rows - 1) * ld + l->data_cols;
+    if (f->dtype == GMM_E2M1) w->data_bytes = (w->data_bytes + 1) / 2;
+    w->scale_bytes = c->grouped ? l->scale_bytes : c->units * l->scale_bytes;
+    w->amaxes = f->scaling != GMM_SCALING_NV16 && f->scaling != GMM_SCALING_TENSOR ? 0
+                : f->row_amax ? (c->grouped ? r->capacity : c->units * c->rows0) : c->units;
+    w->data = (uint8_t *)t_host((size_t)w->data_bytes + 1);
+    w->scale = (uint8_t *)t_host((size_t)w->scale_bytes + 1);
+    w->amax = (float *)t_host((size_t)w->amaxes * 4 + 4);
+    memset(w->data, 0xFF, (size_t)w->data_bytes);
+    memset(w->scale, 0xFF, (size_t)w->scale_bytes);
+    memset(w->amax, 0xFF, (size_t)w->amaxes * 4);
+    r->copy[k] = gmm_mat_quantized(f, k ? GMM_COLUMNWISE : GMM_ROWWISE, t_alloc((size_t)w->data_bytes),
+                                   c->loose && l->scale_dtype != GMM_F32 ? t_alloc_aligned((size_t)w->scale_bytes, 1)
+                                                                         : t_alloc((size_t)w->scale_bytes), NULL);
+    if (w->amaxes || f->row_amax) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4); /* without rows too */
+    r->copy[k].ld = ld == l->data_cols ? 0 : ld;
+    r->copy[k].group_stride = c->grouped || ld == l->data_cols ? 0 : stride;
+    if (f->delayed) { /* amaxes are updated by maximum */
+        for (int64_t i = 0; i < w->amaxes; i++) w->amax[i] = i % 2 ? 1e6f : 0.0f;
+        t_upload(r->copy[k].amax, w->amax, (size_t)w->amaxes * 4);
+    }
+}
+
+/* Quantizes a unit by the formulas. */
+static void quantize_unit(const quant_run *r, int k, const quant_unit *at, ref_copy *q) {
+    const quant_case *c = &r->c;
+    const int64_t m = at->m, cols = c->cols, P = padded_rows(c, m);
+    memset(q, 0, sizeof *q);
+    q->f = &c->f;
+    q->source = c->source;
+    q->direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
+    q->live = m;
+    q->lines = k ? cols : m;
+    q->along = k ? P : cols;
+    q->x = (float *)t_host((size_t)(q->lines * q->along) * 4 + 4);
+    for (int64_t i = 0; i < m; i++)
+        for (int64_t j = 0; j < cols; j++)
+            q->x[k ? j * q->along + i : i * cols + j] =
+                (float)r->src.v[c->grouped ? (at->row + i) * cols + j : (at->u * m + i) * cols + j];
+    if (k && c->f.hadamard)
+        for (int64_t i = 0; i < q->lines; i++)
+            for (int64_t j = 0; j < (c->grouped ? P : m / 16 * 16); j += 16)
+                ref_hadamard(q->x + i * q->along + j, 1, (unsigned)c->f.hadamard & 0xFFFFu);
+    q->quant_scale = r->scale_values[at->u];
+    q->seed = r->random_values[0];
+    q->offset = r->random_values[1];
+    q->group = c->first_group + at->u;
+    quantized(q);
+}
+
+/* Stores the expected scales of a unit, by the layout table. */
+static void expect_scales(const quant_case *c, int k, const gmm_layout *l, const quant_unit *at, const ref_copy *q,
+                          uint8_t *scales) {
+    const gmm_format *f = &c->f;
+    const int64_t m = at->m, cols = c->cols, start = at->start, P = padded_rows(c, m);
+    const int64_t R = k ? up(cols, 128) : up(P, 128), R4 = k ? up(cols, 4) : up(P, 4);
+    const int64_t width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
+    const int64_t J = up(blocks(k ? P : cols, width), 4);
+    float *of_unit = (float *)scales;
+    uint32_t *bits = (uint32_t *)scales;
+    switch (f->scaling) {
+    case GMM_SCALING_TENSOR:
+        of_unit[at->u] = 1.0f / (f->delayed ? q->quant_scale
+                                            : gmm_scale_from_amax(q->amax, f->dtype == GMM_E4M3 ? 448.0f : 57344.0f,
+                                                                  float_of(0x7F7FFFFFu), f->eps, f->pow2));
+        break;
+    case GMM_SCALING_ROW:
+        for (int64_t i = 0; i < q->lines; i++)
+            bits[k ? at->u * cols + i : c->grouped ? at->row + i : at->u * m + i] =
+                q->per_line ? q->scale[i * q->per_line] : gmm_f32_bits(1.0f);
+        break;
+    case GMM_SCALING_1X128:
+        bits += !c->grouped ? at->u * l->scale_bytes / 4
+                : k ? start / 128 * up(cols, 4) : blocks(cols, 128) * start;
+        for (int64_t b = 0; b < blocks(k ? P : cols, 128); b++)
+            for (int64_t i = 0; i < R4; i++) bits[b * R4 + i] = i < q->lines ? q->scale[i * q->per_line + b] : 0;
+        break;
+    case GMM_SCALING_128X128:
+        bits += at->u * l->scale_bytes / 4;
+        for (int64_t i = 0; i < blocks(q->lines, 128); i++)
+            for (int64_t b = 0; b < J; b++)
+                bits[i * J + b] = b < q->per_line ? q->scale[i * 128 * q->per_line + b] : 0;
+        break;
+    default:
+        scales += !c->grouped ? at->u * l->scale_bytes : k ? start / width * up(cols, 128) : start * J;
+        for (int64_t i = 0; i < R; i++)
+            for (int64_t b = 0; b < J; b++) {
+                const int64_t to = f->order == GMM_SCALES_SWIZZLED
+                    ? ((i / 128) * (J / 4) + b / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + b % 4
+                    : k && f->scaling == GMM_SCALING_MX32 ? b * R + i : i * J + b;
+                const int there = i < q->lines && b < q->per_line;
+                scales[to] = there ? (uint8_t)q->scale[i * q->per_line + b] : 0;
+            }
+    }
+}
+
+/* A copy of direction k: its destination and the bytes expected there. */
+static void build_copy(quant_run *r, int k) {
+    const quant_case *c = &r->c;
+    const gmm_format *f = &c->f;
+    const int turned = k && f->scaling != GMM_SCALING_MX32;
+    gmm_layout l = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    ref_image *w = &r->want[k];
+    quant_unit at;
+    int64_t ld, stride;
+    T_CHECK((c->grouped ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, k ? GMM_COLUMNWISE : GMM_ROWWISE,
+                                               c->units, r->capacity, c->cols, &l, &e)
+                        : gmm_layout_of(f->dtype, f->scaling, f->order, k ? GMM_COLUMNWISE : GMM_ROWWISE, c->rows0,
+                                        c->cols, &l, &e)) == GMM_OK, "%s", e.text);
+    build_destination(r, k, &l);
+    ld = l.data_cols + 2 * c->pad;
+    stride = r->copy[k].group_stride ? r->copy[k].group_stride : l.data_rows * ld;
+    memset(&at, 0, sizeof at);
+    for (; at.u < c->units; at.u++) {
+        ref_copy q;
+        int64_t data0;
+        at.m = c->grouped ? c->sizes[at.u] : c->rows0;
+        data0 = !c->grouped ? at.u * stride : turned ? at.start : at.row * ld;
+        quantize_unit(r, k, &at, &q);
+        if (w->amaxes && !f->row_amax && !(f->delayed && w->amax[at.u] > q.amax)) w->amax[at.u] = q.amax;
+        if (f->row_amax) memcpy(w->amax + (c->grouped ? at.row : at.u * at.m), q.line_amax, (size_t)at.m * 4);
+        for (int64_t i = 0; i < q.lines; i++)
+            for (int64_t j = 0; j < q.along; j++) {
+                if (k && !turned && j >= at.m) continue; /* columns in the order of the source are not padded */
+                ref_put_code(f->dtype, w->data, data0 + (k && !turned ? j * ld + i : i * ld + j),
+                             q.code[i * q.along + j]);
+            }
+        expect_scales(c, k, &l, &at, &q, w->scale);
+        at.row += at.m;
+        at.start += padded_rows(c, at.m);
+    }
+    if (c->grouped && c->tail == GMM_TAIL_ZERO && !turned)
+        for (int64_t i = r->live; i < r->capacity; i++)
+            for (int64_t j = 0; j < c->cols; j++) ref_put_code(f->dtype, w->data, i * ld + j, 0);
+}
+
 /* Builds the source, poisoned destinations and the expected bytes. */
 static void build(quant_run *r, const quant_case *c) {
     const gmm_format *f = &c->f;
@@ -140,144 +309,9 @@ static void build(quant_run *r, const quant_case *c) {
             gmm_dtype_name(c->source), (int)c->units, c->grouped ? "groups" : "matrices", (long long)r->capacity,
             (long long)c->cols, (long long)c->pad);
     if (c->grouped) t_splits(c->sizes, c->units);
-    r->src = t_mat_make(c->source, c->grouped ? 1 : c->units, r->capacity, c->cols, c->pad, c->grouped ? 0 : 2 * c->pad,
-                        c->table ? T_TABLE : T_PACKED, T_REALS);
-    for (int64_t i = 0; i < r->src.count * r->src.rows * c->cols; i++) {
-        double v = ref_round(c->source, r->src.v[i] * ldexp(1.0, (int)t_int(-4, 4)));
-        if (c->specials && t_int(0, 40) == 0) v = t_int(0, 3) ? 0.0 : t_int(0, 1) ? (double)NAN : -(double)INFINITY;
-        if (c->specials == 2) v = 0.0;
-        if (c->grouped && i / c->cols >= r->live) /* values that would change an amax, and NaN, which would not */
-            v = i % 3 == 0 ? (double)NAN : i % 3 == 1 ? 1e4 : -(double)INFINITY;
-        r->src.v[i] = v;
-    }
-    t_mat_put(&r->src);
-    r->random_values[0] = t_rand();
-    r->random_values[1] = t_rand();
-    if (f->stochastic) r->random = (uint64_t *)t_in(r->random_values, 16);
-    r->scale_values = (float *)t_host((size_t)c->units * 4);
-    for (int32_t u = 0; u < c->units; u++) r->scale_values[u] = (float)(1.0 + fabs(t_real()) * 30.0);
-    r->scale_in = (float *)t_in(r->scale_values, (size_t)c->units * 4);
-
-    for (int k = 0; k < 2; k++) {
-        const gmm_direction direction = k ? GMM_COLUMNWISE : GMM_ROWWISE;
-        const int turned = k && f->scaling != GMM_SCALING_MX32;
-        gmm_layout l = GMM_ZERO;
-        gmm_error e = GMM_ZERO;
-        ref_image *w = &r->want[k];
-        int64_t row = 0, start = 0, ld, stride = 0;
-        if (k && f->row_amax) continue;
-        T_CHECK((c->grouped ? gmm_layout_of_groups(f->dtype, f->scaling, f->order, direction, c->units, r->capacity,
-                                                   c->cols, &l, &e)
-                            : gmm_layout_of(f->dtype, f->scaling, f->order, direction, c->rows0, c->cols, &l, &e)) ==
-                GMM_OK, "%s", e.text);
-        ld = l.data_cols + 2 * c->pad;
-        stride = c->grouped ? 0 : l.data_rows * ld + 4 * c->pad;
-        w->data_bytes = l.data_rows == 0 ? 0 : (c->units - 1) * stride + (l.data_rows - 1) * ld + l.data_cols;
-        if (f->dtype == GMM_E2M1) w->data_bytes = (w->data_bytes + 1) / 2;
-        w->scale_bytes = c->grouped ? l.scale_bytes : c->units * l.scale_bytes;
-        w->amaxes = f->scaling != GMM_SCALING_NV16 && f->scaling != GMM_SCALING_TENSOR ? 0
-                    : f->row_amax ? (c->grouped ? r->capacity : c->units * c->rows0) : c->units;
-        w->data = (uint8_t *)t_host((size_t)w->data_bytes + 1);
-        w->scale = (uint8_t *)t_host((size_t)w->scale_bytes + 1);
-        w->amax = (float *)t_host((size_t)w->amaxes * 4 + 4);
-        memset(w->data, 0xFF, (size_t)w->data_bytes);
-        memset(w->scale, 0xFF, (size_t)w->scale_bytes);
-        memset(w->amax, 0xFF, (size_t)w->amaxes * 4);
-        r->copy[k] = gmm_mat_quantized(f, direction, t_alloc((size_t)w->data_bytes),
-                                       c->loose && l.scale_dtype != GMM_F32
-                                           ? t_alloc_aligned((size_t)w->scale_bytes, 1)
-                                           : t_alloc((size_t)w->scale_bytes), NULL);
-        if (w->amaxes || f->row_amax) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4); /* without rows too */
-        r->copy[k].ld = ld == l.data_cols ? 0 : ld;
-        r->copy[k].group_stride = c->grouped || ld == l.data_cols ? 0 : stride;
-        if (!c->grouped && ld == l.data_cols) stride = l.data_rows * ld;
-        if (f->delayed) { /* amaxes are updated by maximum */
-            for (int64_t i = 0; i < w->amaxes; i++) w->amax[i] = i % 2 ? 1e6f : 0.0f;
-            t_upload(r->copy[k].amax, w->amax, (size_t)w->amaxes * 4);
-        }
-        for (int32_t u = 0; u < c->units; u++) {
-            const int64_t m = c->grouped ? c->sizes[u] : c->rows0, P = c->grouped ? up(m, 128) : m;
-            const int64_t cols = c->cols, data0 = !c->grouped ? u * stride : turned ? start : row * ld;
-            const int64_t R = k ? up(cols, 128) : up(P, 128), R4 = k ? up(cols, 4) : up(P, 4);
-            ref_copy q;
-            int64_t scale0 = 0, width, J;
-            memset(&q, 0, sizeof q);
-            q.f = f;
-            q.source = c->source;
-            q.direction = direction;
-            q.live = m;
-            q.lines = k ? cols : m;
-            q.along = k ? P : cols;
-            q.x = (float *)t_host((size_t)(q.lines * q.along) * 4 + 4);
-            for (int64_t i = 0; i < m; i++)
-                for (int64_t j = 0; j < cols; j++)
-                    q.x[k ? j * q.along + i : i * cols + j] =
-                        (float)r->src.v[c->grouped ? (row + i) * cols + j : (u * m + i) * cols + j];
-            if (k && f->hadamard)
-                for (int64_t i = 0; i < q.lines; i++)
-                    for (int64_t j = 0; j < (c->grouped ? P : m / 16 * 16); j += 16)
-                        ref_hadamard(q.x + i * q.along + j, 1, (unsigned)f->hadamard & 0xFFFFu);
-            q.quant_scale = r->scale_values[u];
-            q.seed = r->random_values[0];
-            q.offset = r->random_values[1];
-            q.group = c->first_group + u;
-            quantized(&q);
-            if (w->amaxes && !f->row_amax && !(f->delayed && w->amax[u] > q.amax)) w->amax[u] = q.amax;
-            if (f->row_amax) memcpy(w->amax + (c->grouped ? row : u * m), q.line_amax, (size_t)m * 4);
-            for (int64_t i = 0; i < q.lines; i++)
-                for (int64_t j = 0; j < q.along; j++) {
-                    if (k && !turned && j >= m) continue; /* columns in the order of the source are not padded */
-                    ref_put_code(f->dtype, w->data, data0 + (k && !turned ? j * ld + i : i * ld + j),
-                                 q.code[i * q.along + j]);
-                }
-            /* scales, by the layout table */
-            width = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
-            J = up(blocks(k ? P : cols, width), 4);
-            switch (f->scaling) {
-            case GMM_SCALING_TENSOR: {
-                const float s = f->delayed ? q.quant_scale
-                                           : gmm_scale_from_amax(q.amax, f->dtype == GMM_E4M3 ? 448.0f : 57344.0f,
-                                                                 float_of(0x7F7FFFFFu), f->eps, f->pow2);
-                ((float *)w->scale)[u] = 1.0f / s;
-                break;
-            }
-            case GMM_SCALING_ROW:
-                for (int64_t i = 0; i < q.lines; i++)
-                    ((uint32_t *)w->scale)[k ? u * cols + i : c->grouped ? row + i : u * m + i] =
-                        q.per_line ? q.scale[i * q.per_line] : gmm_f32_bits(1.0f);
-                break;
-            case GMM_SCALING_1X128:
-                scale0 = !c->grouped ? u * l.scale_bytes / 4
-                         : k ? start / 128 * up(cols, 4) : blocks(cols, 128) * start;
-                for (int64_t b = 0; b < blocks(k ? P : cols, 128); b++)
-                    for (int64_t i = 0; i < R4; i++)
-                        ((uint32_t *)w->scale)[scale0 + b * R4 + i] = i < q.lines ? q.scale[i * q.per_line + b] : 0;
-                break;
-            case GMM_SCALING_128X128:
-                scale0 = u * l.scale_bytes / 4;
-                for (int64_t i = 0; i < blocks(q.lines, 128); i++)
-                    for (int64_t b = 0; b < J; b++)
-                        ((uint32_t *)w->scale)[scale0 + i * J + b] =
-                            b < q.per_line ? q.scale[i * 128 * q.per_line + b] : 0;
-                break;
-            default:
-                scale0 = !c->grouped ? u * l.scale_bytes : k ? start / width * up(cols, 128) : start * J;
-                for (int64_t i = 0; i < R; i++)
-                    for (int64_t b = 0; b < J; b++) {
-                        const int64_t at = f->order == GMM_SCALES_SWIZZLED
-                            ? ((i / 128) * (J / 4) + b / 4) * 512 + (i % 32) * 16 + ((i % 128) / 32) * 4 + b % 4
-                            : k && f->scaling == GMM_SCALING_MX32 ? b * R + i : i * J + b;
-                        const int there = i < q.lines && b < q.per_line;
-                        w->scale[scale0 + at] = there ? (uint8_t)q.scale[i * q.per_line + b] : 0;
-                    }
-            }
-            row += m;
-            start += P;
-        }
-        if (c->grouped && c->tail == GMM_TAIL_ZERO && !turned)
-            for (int64_t i = r->live; i < r->capacity; i++)
-                for (int64_t j = 0; j < c->cols; j++) ref_put_code(f->dtype, w->data, i * ld + j, 0);
-    }
+    build_source(r);
+    build_copy(r, 0);
+    if (!f->row_amax) build_copy(r, 1);
     r->groups.count = c->units;
     r->groups.capacity = r->capacity;
     r->groups.dtype = GMM_I64;

@@ -6,7 +6,7 @@ object=$1 stem=${1%.o} here=tests/emulator
 echo "  CXX    $here/gmm.cpp"
 sh $here/headers.sh "$stem.headers"
 flags="-std=c++17 -g -fno-pie -fno-strict-aliasing -Wno-attributes -I$here -I$stem.headers $(cat "$P/cudaheaders")"
-flags="$flags -DGMM_NO_CUBLASLT $(cat "$P/pthread.cflags")"
+flags="$flags -DGMM_NO_CUBLASLT $(cat "$P/pthread.cflags") $CXXFLAGS"
 # Two units side by side. Warnings of the implementation are nvcc's to give.
 for part in 0 1; do
     $CXX $flags -O1 -w -DGMM_PARTS=2 -DGMM_PART=$part -c -o "$stem.$part.o" $here/gmm.cpp &

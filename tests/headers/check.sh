@@ -20,15 +20,29 @@ skip() { printf 'skip  %s: %s\n' "$1" "$2"; }
 check() {
     what=$1 began=$(date +%s)
     shift
-    if "$@" > "$W/log" 2>&1; then
+    if "$@" > "$W/log$lane" 2>&1; then
         took=$(($(date +%s) - began))
         if [ $took -gt 1 ]; then printf 'ok    %s, %d s\n' "$what" $took; else printf 'ok    %s\n' "$what"; fi
     else
         printf 'FAIL  %s\n' "$what"
-        head -n 30 "$W/log" | sed 's/^/        /'
+        head -n 30 "$W/log$lane" | sed 's/^/        /'
         failures=$((failures + 1))
     fi
 }
+# beside NAME FUNCTION: the checks of the function, side by side with those that follow. joined NAME waits for them,
+# prints what they printed and counts what failed.
+beside() {
+    ( lane=.$1 failures=0
+      "$2"
+      echo $failures > "$W/failed.$1" ) > "$W/printed.$1" 2>&1 &
+    eval "beside_$1=$!"
+}
+joined() {
+    eval "wait \$beside_$1"
+    cat "$W/printed.$1"
+    failures=$((failures + $(cat "$W/failed.$1" 2> /dev/null || echo 1)))
+}
+lane=
 # empty command...: succeeds if the command prints nothing
 empty() { out=$("$@" 2>&1); [ -z "$out" ] || { printf '%s\n' "$out"; return 1; }; }
 works() { "$@" --version > /dev/null 2>&1; }
@@ -44,7 +58,16 @@ if works clang++ && printf '#include <vector>\n' | clang++ -x c++ -fsyntax-only 
 fi
 openmp=$(cat $P/openmp 2> /dev/null)
 
-# ---- The longest first, beside what needs one core
+# ---- CUDA, side by side with what needs one core: the longest first
+
+# unit FILE HEADER...: a file that includes the headers in this order; the word "define" stands for GMM_IMPLEMENTATION
+unit() {
+    file=$1
+    shift
+    for h in "$@"; do
+        if [ "$h" = define ]; then printf '#define GMM_IMPLEMENTATION\n'; else printf '#include "%s"\n' "$h"; fi
+    done > "$file"
+}
 
 cuda="-Werror all-warnings -Xcompiler=-Wall,-Wextra -I."
 # All kernels as users get them: what ptxas says of spills and wgmma depends on every optimisation.
@@ -52,8 +75,90 @@ cuda_hopper() {
     $nvcc -std=c++17 $cuda -gencode arch=compute_90a,code=sm_90a -Xptxas -v -c -o "$W/cuda.o" $UNIT.cu \
         > "$W/ptxas" 2>&1 || { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas"; return 1; }
 }
-cuda_hopper_done() { wait $hopper || { cat "$W/hopper"; return 1; }; }
-if [ -n "$nvcc" ]; then cuda_hopper > "$W/hopper" 2>&1 & hopper=$!; fi
+# What ptxas said: a kernel for sm_90a that spills, or whose wgmma instructions wait for one another (C75xx)
+cuda_spills() { # FILE
+    awk '/Compiling entry function/ { name = $7 " " $9; kernels++ }
+         /bytes spill stores/ && name ~ /sm_90a/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name ": " $0 }
+         END { if (!kernels) print "ptxas named no kernel" }' "$1"
+    grep -E 'C75[0-9][0-9]' "$1"
+}
+# Every kernel of the Hopper section multiplies by wgmma.
+cuda_hgmma() {
+    PATH="$(dirname "$(command -v "$cuobjdump")"):$PATH" $cuobjdump -sass -arch sm_90a "$W/cuda.o" |
+        awk '/Function :/ { name = $3 ~ /_sm90/ ? $3 : ""; if (name) lacks[name] = 1; kernels += name != "" }
+             name && /HGMMA/ { delete lacks[name] }
+             END { if (!kernels) print "no kernel of sm_90a"; for (name in lacks) print name ": no HGMMA" }'
+}
+# Names of kernels, as profilers show them, that a search of the headers does not find.
+cuda_names() {
+    awk -F "'" '/Compiling entry function/ && match($2, /^_Z[0-9]+/) {
+                    print substr($2, RLENGTH + 1, substr($2, 3, RLENGTH - 2)); n++ }
+                END { if (!n) print "ptxas named no kernel" }' "$W/ptxas" | sort -u > "$W/kernels"
+    cat $TEXTS | grep -ow 'gmm_[a-z0-9_]*' | sort -u | comm -23 "$W/kernels" -
+}
+cuda_symbols() {
+    nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
+    nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
+}
+# An epilogue that the library does not have, in the body of its Hopper products.
+cuda_gated() {
+    $nvcc -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
+        tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
+        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
+    cuda_spills "$W/ptxas_gated"
+}
+# What nvcc makes of the headers, in two orders, with kernels that are empty: soon, and the host compiler reads all of
+# the rest. Casts in the toolkit's own headers are not ours.
+cuda_host() {
+    unit "$W/order1.cu" gmm_kernels.cuh gmm_gtp.h define gmm_gtp.h gmm.h gmm_quant.h gmm_kernels.cuh
+    unit "$W/order2.cu" define gmm_kernels.cuh gmm_gtp.h
+    nccl=
+    ! printf '#include <nccl.h>\n' | $nvcc -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
+    $nvcc -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
+        -DGMM_WITH_CPU_RANKS $nccl -c -o "$W/order.o" "$W/order1.cu" > "$W/casts" 2>&1 || { cat "$W/casts"; return 1; }
+    empty grep -E '(^|/)gmm[a-z_]*\.(h|cuh):.*warning' "$W/casts" || return 1
+    $nvcc -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
+}
+# For checks of what compiles and links, which code the compiler generates does not matter.
+fast=
+! $nvcc --help 2> /dev/null | grep -q Ofast-compile || fast=--Ofast-compile=max
+cuda_torch() {
+    $nvcc -std=c++20 $fast $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
+        -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
+}
+# cuda_units ARCHITECTURE FLAGS FIRST_FLAGS SECOND_FLAGS: the first holds all kernels. -arch=sm_100a would compile the
+# same text for compute_100 once more: no line of ours depends on the features that 100a adds.
+cuda_units() {
+    gencode="-gencode arch=compute_$1,code=sm_$1"
+    easy="-std=c++17 $fast -Xptxas -O0 $gencode $2 -x cu -c tests/headers/units.c"
+    $nvcc $easy -DFIRST $3 $cuda -o "$W/$1a.o" & first=$!
+    $nvcc $easy $4 $cuda -o "$W/$1b.o"; second=$?
+    wait $first && [ $second = 0 ] && $nvcc $gencode $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
+}
+cuda_kernels() {
+    check "CUDA: sm_90a, warnings are errors" cuda_hopper
+    check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills "$W/ptxas"
+    cuobjdump=
+    for c in cuobjdump "$(dirname "$(command -v ${nvcc%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
+    if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
+    else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
+    check "CUDA: the name of every kernel stands in the headers" empty cuda_names
+    check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
+    check "CUDA: a gated epilogue in the Hopper products' body, no spills" empty cuda_gated
+}
+cuda_compilations() {
+    check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch
+    check "CUDA: sm_80, warnings are errors, two units with -rdc=true" cuda_units 80 -rdc=true -DGMM_IMPLEMENTATION ""
+    check "CUDA: declarations first or last, no useless casts" cuda_host
+    check "CUDA: sm_100a, warnings are errors, GMM_STATIC in two units" cuda_units 100a \
+        "-DGMM_STATIC -DGMM_IMPLEMENTATION" "" -I$B/empty
+}
+if [ -n "$nvcc" ]; then
+    beside kernels cuda_kernels
+    beside compilations cuda_compilations
+else
+    skip "CUDA compilation" "no CUDA toolkit"
+fi
 
 # ---- Parts
 
@@ -140,14 +245,6 @@ leaks_of_implementation() {
 check "the implementation leaks no macro" empty leaks_of_implementation "$CC -x c"
 [ -z "$compilers_cxx" ] || check "the implementation leaks no macro in C++" empty leaks_of_implementation "$CXX -x c++"
 
-# unit FILE HEADER...: a file that includes the headers in this order; the word "define" stands for GMM_IMPLEMENTATION
-unit() {
-    file=$1
-    shift
-    for h in "$@"; do
-        if [ "$h" = define ]; then printf '#define GMM_IMPLEMENTATION\n'; else printf '#include "%s"\n' "$h"; fi
-    done > "$file"
-}
 # Lines of code after preprocessing, whatever their order.
 lines_of() { $CC -std=c11 -I. -Itests/headers -E "$1" | grep -v '^#' | grep . | sort; }
 # same_unit REFERENCE HEADER...: compiles in C and C++, and holds what REFERENCE holds
@@ -334,90 +431,6 @@ static_alone() { ! printf '#define GMM_STATIC\n#include "gmm.h"\n' | $CC -I. -fs
     grep -q 'GMM_STATIC needs GMM_IMPLEMENTATION' "$W/err"; }
 check "GMM_STATIC without the implementation is a worded error" static_alone
 
-# ---- CUDA
-
-# What ptxas said: a kernel for sm_90a that spills, or whose wgmma instructions wait for one another (C75xx)
-cuda_spills() { # FILE
-    awk '/Compiling entry function/ { name = $7 " " $9; kernels++ }
-         /bytes spill stores/ && name ~ /sm_90a/ && !/ 0 bytes spill stores, 0 bytes spill loads/ { print name ": " $0 }
-         END { if (!kernels) print "ptxas named no kernel" }' "$1"
-    grep -E 'C75[0-9][0-9]' "$1"
-}
-# Every kernel of the Hopper section multiplies by wgmma.
-cuda_hgmma() {
-    PATH="$(dirname "$(command -v "$cuobjdump")"):$PATH" $cuobjdump -sass -arch sm_90a "$W/cuda.o" |
-        awk '/Function :/ { name = $3 ~ /_sm90/ ? $3 : ""; if (name) lacks[name] = 1; kernels += name != "" }
-             name && /HGMMA/ { delete lacks[name] }
-             END { if (!kernels) print "no kernel of sm_90a"; for (name in lacks) print name ": no HGMMA" }'
-}
-# Names of kernels, as profilers show them, that a search of the headers does not find.
-cuda_names() {
-    awk -F "'" '/Compiling entry function/ && match($2, /^_Z[0-9]+/) {
-                    print substr($2, RLENGTH + 1, substr($2, 3, RLENGTH - 2)); n++ }
-                END { if (!n) print "ptxas named no kernel" }' "$W/ptxas" | sort -u > "$W/kernels"
-    cat $TEXTS | grep -ow 'gmm_[a-z0-9_]*' | sort -u | comm -23 "$W/kernels" -
-}
-cuda_symbols() {
-    nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
-    nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
-}
-# An epilogue that the library does not have, in the body of its Hopper products.
-cuda_gated() {
-    $nvcc -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
-        tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
-        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
-    cuda_spills "$W/ptxas_gated"
-}
-# What nvcc makes of the headers, in two orders, with kernels that are empty: soon, and the host compiler reads all of
-# the rest. Casts in the toolkit's own headers are not ours.
-cuda_host() {
-    unit "$W/order1.cu" gmm_kernels.cuh gmm_gtp.h define gmm_gtp.h gmm.h gmm_quant.h gmm_kernels.cuh
-    unit "$W/order2.cu" define gmm_kernels.cuh gmm_gtp.h
-    nccl=
-    ! printf '#include <nccl.h>\n' | $nvcc -E -x cu - > /dev/null 2>&1 || nccl=-DGMM_WITH_NCCL
-    $nvcc -std=c++17 -I$B/empty -Xcompiler=-Wall,-Wextra,-Wuseless-cast -arch=sm_80 -Xptxas -O0 \
-        -DGMM_WITH_CPU_RANKS $nccl -c -o "$W/order.o" "$W/order1.cu" > "$W/casts" 2>&1 || { cat "$W/casts"; return 1; }
-    empty grep -E '(^|/)gmm[a-z_]*\.(h|cuh):.*warning' "$W/casts" || return 1
-    $nvcc -std=c++17 -I$B/empty $cuda -arch=sm_80 -Xptxas -O0 -c -o "$W/order.o" "$W/order2.cu"
-}
-cuda_gated_done() { wait $gated; empty cat "$W/gated"; } # what it finds it prints; a subshell could not wait
-# For checks of what compiles and links, which code the compiler generates does not matter.
-fast=
-! $nvcc --help 2> /dev/null | grep -q Ofast-compile || fast=--Ofast-compile=max
-cuda_torch() {
-    $nvcc -std=c++20 $fast $cuda -arch=sm_90a -D__CUDA_NO_HALF_OPERATORS__ -D__CUDA_NO_HALF_CONVERSIONS__ -O1 \
-        -D__CUDA_NO_BFLOAT16_CONVERSIONS__ -D__CUDA_NO_HALF2_OPERATORS__ -ptx -o "$W/cuda_torch.ptx" $UNIT.cu
-}
-cuda_torch_done() { wait $torch || { cat "$W/torch"; return 1; }; }
-# cuda_units ARCHITECTURE FLAGS FIRST_FLAGS SECOND_FLAGS: the first holds all kernels
-cuda_units() {
-    easy="-std=c++17 $fast -Xptxas -O0 -arch=$1 $2 -x cu -c tests/headers/units.c"
-    $nvcc $easy -DFIRST $3 $cuda -o "$W/$1a.o" & first=$!
-    $nvcc $easy $4 $cuda -o "$W/$1b.o"; second=$?
-    wait $first && [ $second = 0 ] && $nvcc -arch=$1 $2 -o "$W/$1" "$W/$1a.o" "$W/$1b.o" && "$W/$1"
-}
-if [ -n "$nvcc" ]; then
-    check "CUDA: sm_90a, warnings are errors" cuda_hopper_done
-    check "CUDA: no kernel for sm_90a spills, no wgmma is serialized" empty cuda_spills "$W/ptxas"
-    cuobjdump=
-    for c in cuobjdump "$(dirname "$(command -v ${nvcc%% *})")/cuobjdump"; do works $c && cuobjdump=$c && break; done
-    if [ -n "$cuobjdump" ]; then check "CUDA: HGMMA in every kernel for sm_90a" empty cuda_hgmma
-    else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
-    check "CUDA: the name of every kernel stands in the headers" empty cuda_names
-    check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
-    cuda_torch > "$W/torch" 2>&1 & torch=$! # the next needs one core
-    check "CUDA: sm_80, warnings are errors, two units with -rdc=true" cuda_units sm_80 -rdc=true \
-        -DGMM_IMPLEMENTATION ""
-    cuda_gated > "$W/gated" 2>&1 & gated=$!
-    check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch_done
-    check "CUDA: a gated epilogue in the Hopper products' body, no spills" cuda_gated_done
-    check "CUDA: declarations first or last, no useless casts" cuda_host
-    check "CUDA: sm_100a, warnings are errors, GMM_STATIC in two units" cuda_units sm_100a \
-        "-DGMM_STATIC -DGMM_IMPLEMENTATION" "" -I$B/empty
-else
-    skip "CUDA compilation" "no CUDA toolkit"
-fi
-
 # ---- Oracles
 
 ml_dtypes() {
@@ -588,7 +601,7 @@ check "make help lists every target" help_lists_targets
 # From a copy without build folder, in parallel, without a C++ compiler: what needs one says so.
 from_clean() {
     mkdir -p "$W/copy" && cp -R $TEXTS tests examples Makefile README.md LICENSE CHANGELOG.md "$W/copy/" || return 1
-    (cd "$W/copy" && $MAKE -j2 CONFIG=debug WERROR=1 CC="$CC" CXX=no-such-compiler all > make.log 2>&1 &&
+    (cd "$W/copy" && $MAKE -j2 CONFIG=debug CFLAGS=-g0 WERROR=1 CC="$CC" CXX=no-such-compiler all > make.log 2>&1 &&
         grep -q 'skip.*no C++ compiler' make.log) || { tail -n 20 "$W/copy/make.log"; return 1; }
 }
 check "make -j from clean, without a C++ compiler, at -O0, warnings are errors" from_clean
@@ -622,7 +635,8 @@ cmake_example() {
     grep -q '^add_executable' "$W/cmake/CMakeLists.txt" || { echo "no example of this name"; return 1; }
     shift
     cmake -S "$W/cmake" -B "$W/cmake/build" -DCMAKE_C_COMPILER="$CC" -DCMAKE_BUILD_TYPE=Release \
-        -DCMAKE_C_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 "$@" > "$W/cmake.log" 2>&1 &&
+        -DCMAKE_C_FLAGS_RELEASE=-O0 -DCMAKE_CXX_FLAGS_RELEASE=-O0 -DCMAKE_CUDA_FLAGS_RELEASE=-O0 "$@" \
+        > "$W/cmake.log" 2>&1 &&
         cmake --build "$W/cmake/build" >> "$W/cmake.log" 2>&1 && "$W/cmake/build/app" ||
         { cat "$W/cmake.log"; return 1; }
 }
@@ -631,15 +645,16 @@ cmake_warns() { # in the project that cmake_example has left
     cmake -S "$W/cmake" -B "$W/cmake/warns" -DCMAKE_DISABLE_FIND_PACKAGE_OpenMP=ON > "$W/cmake.log" 2>&1 &&
         grep -q 'no OpenMP: the CPU engine' "$W/cmake.log" && grep -q 'compiled with -O3, though' "$W/cmake.log"
 }
-# Configures the project with these settings, and looks for the words in what CMake says.
+# Configures the project with these settings, and looks for the words in what CMake says. Settings replace those of the
+# call before; what CMake has found out about compilers stays.
 cmake_says() { # WORDS SETTING...
     words=$1
     shift
-    rm -rf "$W/cmake/says"
     cmake -S "$W/cmake" -B "$W/cmake/says" "$@" 2>&1 | tr -s '\n ' '  ' > "$W/cmake.log"
     grep -q -- "$words" "$W/cmake.log" || { echo "no \"$words\" with $*"; cat "$W/cmake.log"; return 1; }
 }
 cmake_parts() {
+    rm -rf "$W/cmake/says"
     for n in 0 9 -1 two ""; do cmake_says "gmm: GMM_PARTS=$n must be 1 to 8" -DGMM_PARTS="$n" || return 1; done
 }
 cmake_find() { # in the folder that make install has filled, and in the one that cmake --install fills
@@ -661,6 +676,7 @@ cmake_gpu() {
         grep -rqE 'compute_90a' "$W/cmake/raised" || { cat "$W/cmake.log"; return 1; }
     sed '/ARCHITECTURES/d' "$W/cmake/CMakeLists.txt" > "$W/cmake/new" && mv "$W/cmake/new" "$W/cmake/CMakeLists.txt"
     set -- -DCMAKE_CUDA_COMPILER="$(command -v ${nvcc%% *})"
+    rm -rf "$W/cmake/says"
     for a in 75 "75-real;90a"; do
         cmake_says "gmm::impl does not compile for CMAKE_CUDA_ARCHITECTURES=$a: the kernels need 80" "$@" \
             -DCMAKE_CUDA_ARCHITECTURES="$a" || return 1
@@ -736,5 +752,9 @@ scarce() {
 }
 check "cases that need more memory than there is are skipped, large ones run alone" scarce
 
+if [ -n "$nvcc" ]; then
+    joined kernels
+    joined compilations
+fi
 if [ $failures -gt 0 ]; then printf '%d header or build checks failed\n' $failures; exit 1; fi
 printf 'all header and build checks passed\n'

@@ -229,17 +229,20 @@ GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, in
     b->least = b->first = b->count = b->below = 0;
     for (g = 0; g < groups; g++) {
         const int32_t k = ends[g + 1] - ends[g];
-        for (i = index = 0; i < groups; i++)
-            index += ends[i + 1] - ends[i] > k || (ends[i + 1] - ends[i] == k && i < g);
+        for (i = index = 0; i < g; i++) index += ends[i + 1] - ends[i] >= k;
+        for (; i < groups; i++) index += ends[i + 1] - ends[i] > k;
         b->order[index] = (unsigned char)g;
     }
 }
 /* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
 GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
+    const int32_t clusters = b->clusters;
     int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
-    for (c = 0; c < b->clusters; c++) before[c] = b->load[c];
-    for (c = 0; c < b->clusters; c++) {
-        for (i = below = 0; i < b->clusters; i++) below += before[i] < before[c] || (before[i] == before[c] && i < c);
+    for (c = 0; c < clusters; c++) before[c] = b->load[c];
+    for (c = 0; c < clusters; c++) {
+        const int32_t own = before[c];
+        for (i = below = 0; i < c; i++) below += before[i] <= own;
+        for (; i < clusters; i++) below += before[i] < own;
         if (below < rest) b->load[c] += load;
         if (c == b->cluster) b->below = below, b->count = below < rest;
     }

@@ -1,3 +1,4 @@
+
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
 
@@ -10,6 +11,143 @@
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
 #define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__INSTANCE(part), _), GMM__GATHERED)
+#define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
+#define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+/* Columns of a warp, blocks of 16 rows and of 8 columns in them, and steps of 16 values of k in a stage. */
+#define GMM__WN (GMM__CFG(bn) / GMM__CFG(wn))
+#define GMM__MT (GMM__CFG(bm) / GMM__CFG(wm) / 16)
+#define GMM__NT (GMM__WN / 8)
+#define GMM__KT (GMM__CFG(bk) / 16)
+/* Operands in a stage: bytes of their rows, of A, and of both. */
+#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads), \
+                                        GMM__GATHERED ? &args->a_index : NULL)
+#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads), \
+                                        GMM__GATHERED && GMM__K_GROUPED ? &args->b_index : NULL)
+#define GMM__A_ROW_BYTES (2 * (GMM__TA ? GMM__CFG(bm) : GMM__CFG(bk)))
+#define GMM__B_ROW_BYTES (2 * (GMM__TB ? GMM__CFG(bn) : GMM__CFG(bk)))
+#define GMM__A_BYTES (2 * GMM__CFG(bm) * GMM__CFG(bk))
+#define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__CFG(bn) * GMM__CFG(bk))
+
+/* Loads stage number q of a tile to `stage`. */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(const gmm_gemm_args *args, gmm_stage_loaders *load, char *stage,
+                                                   int q) {
+    (void)args; /* without gathered rows it is not read */
+    gmm_stage_load(&load->a, stage, q, GMM__A_SHAPE);
+    gmm_stage_load(&load->b, stage + GMM__A_BYTES, q, GMM__B_SHAPE);
+    gmm_cp_async_commit_group();
+}
+
+/* Loads the first stages of a tile. Returns how many stages it has; an empty group multiplies one stage of zeros. */
+GMM__DEVICE int GMM__PART(gmm_tensor_load_first_)(const gmm_gemm_args *args, const gmm_gemm_tile *t,
+                                                  gmm_stage_loaders *load, char *smem) {
+    const int k_tiles = t->k > 0 ? (t->k + GMM__CFG(bk) - 1) / GMM__CFG(bk) : 1;
+    int s;
+    load->a = gmm_stage_loader_init(&args->a, 0, GMM__K_GROUPED ? t->row : t->row + t->m0, GMM__K_GROUPED ? t->m0 : 0,
+                                    GMM__TA ? t->k : t->m - t->m0, GMM__TA ? t->m - t->m0 : t->k, GMM__A_SHAPE);
+    load->b = gmm_stage_loader_init(&args->b, GMM__K_GROUPED ? 0 : t->g, GMM__K_GROUPED ? t->row : GMM__TB ? 0 : t->n0,
+                                    GMM__TB ? t->n0 : 0, GMM__TB ? t->k : args->n - t->n0,
+                                    GMM__TB ? args->n - t->n0 : t->k, GMM__B_SHAPE);
+#pragma unroll
+    for (s = 0; s < GMM__CFG(stages) - 1; s++) {
+        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(args, load, smem + s * GMM__STAGE_BYTES, s);
+        else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
+    }
+    return k_tiles;
+}
+
+/* ldmatrix of K step s of the stage at `stage`: the warp's fragments of A and B. */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_fragments_)(const gmm_mma_warp *w, uint32_t stage, int s,
+                                                       uint32_t a[GMM__MT][4], uint32_t b[GMM__NT / 2][4]) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) gmm_mma_load_fragment(a[i], GMM__TA, stage, w->a, i, s, GMM__A_ROW_BYTES);
+#pragma unroll
+    for (j = 0; j < GMM__NT / 2; j++) gmm_mma_load_fragment(b[j], GMM__TB, stage, w->b, j, s, GMM__B_ROW_BYTES);
+}
+
+/* Adds the products of a K step to the sums of the warp's first `row_blocks` blocks of 16 rows. */
+GMM__DEVICE void GMM__PART(gmm_tensor_multiply_)(float acc[GMM__MT][GMM__NT][4], const uint32_t a[GMM__MT][4],
+                                                 const uint32_t b[GMM__NT / 2][4], int row_blocks) {
+    int i, j;
+#pragma unroll
+    for (i = 0; i < GMM__MT; i++) {
+        if (GMM__CFG(skip) && i >= row_blocks) continue;
+#pragma unroll
+        for (j = 0; j < GMM__NT; j++) GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[i], &b[j / 2][j % 2 * 2]);
+    }
+}
+
+/* Multiplies the stages of a tile, of which the first are on their way, and loads the others. */
+GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, const gmm_mma_warp *w,
+                                                 gmm_stage_loaders *load, char *smem, int k_tiles, int row_blocks,
+                                                 float acc[GMM__MT][GMM__NT][4]) {
+    enum { STAGES = GMM__CFG(stages), STAGE = GMM__STAGE_BYTES, KT = GMM__KT };
+    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(smem);
+    uint32_t a[2][GMM__MT][4], b[2][GMM__NT / 2][4];
+    int s, k_tile, read_offset = 0, write_offset = (STAGES - 1) * STAGE;
+    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
+    __syncthreads();
+    GMM__PART(gmm_tensor_load_fragments_)(w, shared, 0, a[0], b[0]);
+    for (k_tile = 0; k_tile < k_tiles; k_tile++) {
+#pragma unroll
+        for (s = 0; s < KT; s++) {
+            /* fragments are loaded one K step ahead, also those of the next stage */
+            if (s + 1 < KT)
+                GMM__PART(gmm_tensor_load_fragments_)(w, shared + (uint32_t)read_offset, s + 1, a[(s + 1) & 1],
+                                                      b[(s + 1) & 1]);
+            else {
+                read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
+                GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
+                __syncthreads();
+                if (k_tile + 1 < k_tiles)
+                    GMM__PART(gmm_tensor_load_fragments_)(w, shared + (uint32_t)read_offset, 0, a[(s + 1) & 1],
+                                                          b[(s + 1) & 1]);
+            }
+            if (s == 0) {
+                if (k_tile + STAGES - 1 < k_tiles) {
+                    GMM__PART(gmm_tensor_load_stage_)(args, load, smem + write_offset, k_tile + STAGES - 1);
+                    write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
+                } else gmm_cp_async_commit_group();
+            }
+            GMM__PART(gmm_tensor_multiply_)(acc, a[s & 1], b[s & 1], row_blocks);
+        }
+    }
+}
+
+/* The epilogue of a tile. `sums`: the warp's 8 rows of shared memory. */
+GMM__DEVICE void GMM__PART(gmm_tensor_store_tile_)(const gmm_gemm_args *args, const gmm_gemm_tile *t,
+                                                   const gmm_mma_warp *w, float *sums,
+                                                   const float acc[GMM__MT][GMM__NT][4]) {
+    enum { LD = GMM__CFG(store_ld), LANES = GMM__WN / 4 };
+    const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(args, GMM__K_GROUPED, t);
+    const int lane = (int)threadIdx.x & 31;
+    const int32_t col = t->n0 + w->n + lane % LANES * 4;
+    float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+    int i, j, s;
+    if (epilogue.bias) {
+        const int size = gmm_kmat_size(&args->bias);
+        gmm_read4(args->bias.dtype, epilogue.bias + (int64_t)col * size, args->n - col, epilogue.bias_vec4, bias);
+    }
+#pragma unroll 1
+    for (i = 0; i < 2 * GMM__MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
+        const int32_t first_row = t->m0 + w->m + i * 8;
+        if (first_row >= t->m) break;
+#pragma unroll
+        for (s = 0; s < 2 * GMM__MT; s++)
+            if (s == i) {
+#pragma unroll
+                for (j = 0; j < GMM__NT; j++)
+                    *(float2 *)&sums[(lane >> 2) * LD + j * 8 + (lane & 3) * 2] =
+                        make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
+            }
+        __syncwarp();
+        gmm_gemm_store_8_rows(args, &epilogue, t, first_row, t->n0 + w->n, 32 / LANES, sums, bias);
+        __syncwarp();
+    }
+}
 
 /* The 16-bit product on tensor cores (mma.sync), persistent: a CTA computes every gridDim.x-th tile. Operands are
    loaded by cp.async into a ring of STAGES stages; the fragments of the next K step are loaded while those of the
@@ -17,180 +155,59 @@
    are stored by vector accesses, while the first stages of the next tile are in flight. */
 GMM__ROW_KERNEL __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas))
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
-    enum {
-        TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
-        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
-        BM = GMM__CFG(bm), BN = GMM__CFG(bn), BK = GMM__CFG(bk), STAGES = GMM__CFG(stages), THREADS = GMM__CFG(threads),
-        WARPS_N = GMM__CFG(wn), WM = BM / GMM__CFG(wm), WN = BN / WARPS_N, MT = WM / 16, NT = WN / 8, KT = BK / 16,
-        A_ROW_BYTES = TA ? 2 * BM : 2 * BK, B_ROW_BYTES = TB ? 2 * BN : 2 * BK, /* of a row of a stage */
-        A_BYTES = 2 * BM * BK, B_BYTES = 2 * BN * BK, STAGE = A_BYTES + B_BYTES,
-        STORE_LD = GMM__CFG(store_ld), STORE_LANES = WN / 4, STORE_ROWS = 32 / STORE_LANES
-    };
-    const gmm_stage_shape a_shape = { A_ROW_BYTES, BM, TA ? BK : 0, TA ? 0 : BK, THREADS * 16 / A_ROW_BYTES,
-                                      BM * BK / 8 / THREADS, GMM__GATHERED ? &args.a_index : NULL };
-    const gmm_stage_shape b_shape = { B_ROW_BYTES, BN, TB ? BK : 0, TB ? 0 : BK, THREADS * 16 / B_ROW_BYTES,
-                                      BN * BK / 8 / THREADS, GMM__GATHERED && RAGGED_K ? &args.b_index : NULL };
     extern __shared__ __align__(1024) char gmm_shared[];
-    const uint32_t shared = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const int lane = (int)threadIdx.x & 31, warp = (int)threadIdx.x >> 5;
-    const int warp_m = warp / WARPS_N * WM, warp_n = warp % WARPS_N * WN;
-    float *store_smem = (float *)(gmm_shared + STAGES * STAGE) + warp * 8 * STORE_LD;
-    uint32_t a_offset, b_offset; /* offset of this lane's row of the first 8 x 8 blocks in a stage */
+    const int warp = (int)threadIdx.x >> 5;
+    const gmm_mma_warp w = gmm_mma_warp_init(warp / GMM__CFG(wn) * GMM__MT * 16, warp % GMM__CFG(wn) * GMM__WN, GMM__TA,
+                                             GMM__TB, GMM__A_ROW_BYTES, GMM__B_ROW_BYTES, GMM__A_BYTES);
+    float *const sums = (float *)(gmm_shared + GMM__CFG(stages) * GMM__STAGE_BYTES) + warp * 8 * GMM__CFG(store_ld);
     gmm_gemm_tile load_tile, mma_tile; /* the tile whose operands are loaded; the tile that is multiplied and stored */
-    gmm_stage_loader load_a, load_b;
-    float acc[MT][NT][4];
-    uint32_t a[2][MT][4], b[2][NT / 2][4];
+    gmm_stage_loaders load;
+    float acc[GMM__MT][GMM__NT][4];
     int64_t tile_index = blockIdx.x;
-    int first_tile, i, j, h, r, s, k_tile, k_tiles = 0, row_blocks, read_offset, write_offset;
-
-    /* Order of the four 8 x 8 blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k),
-       (n, k + 8), (n + 8, k), (n + 8, k + 8). */
-    if (TA)
-        a_offset = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(warp_m / 8 + (lane >> 3 & 1)),
-                               A_ROW_BYTES);
-    else a_offset = gmm_swizzle((uint32_t)(warp_m + (lane & 15)), (uint32_t)(lane >> 4), A_ROW_BYTES);
-    if (TB) b_offset = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(warp_n / 8 + (lane >> 4)), B_ROW_BYTES);
-    else
-        b_offset = gmm_swizzle((uint32_t)(warp_n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1),
-                               B_ROW_BYTES);
-    b_offset += A_BYTES;
-
-/* Loads stage number q of the tile to byte `offset` of shared memory. */
-#define GMM__LOAD_STAGE(q, offset) \
-    gmm_stage_load(&load_a, gmm_shared + (offset), q, a_shape); \
-    gmm_stage_load(&load_b, gmm_shared + (offset) + A_BYTES, q, b_shape); \
-    gmm_cp_async_commit_group()
-/* ldmatrix of K step s of the stage at `base`: the warp's fragments of A and B. */
-#define GMM__LOAD_A(frag, base, s) \
-    _Pragma("unroll") for (i = 0; i < MT; i++) \
-        if (TA) gmm_ldmatrix_x4_trans((frag)[i], (base) + (a_offset ^ (uint32_t)(i * 32)) + (s) * 16 * A_ROW_BYTES); \
-        else gmm_ldmatrix_x4((frag)[i], (base) + (a_offset ^ (uint32_t)((s) * 32)) + i * 16 * A_ROW_BYTES)
-#define GMM__LOAD_B(frag, base, s) \
-    _Pragma("unroll") for (j = 0; j < NT / 2; j++) \
-        if (TB) gmm_ldmatrix_x4_trans((frag)[j], (base) + (b_offset ^ (uint32_t)(j * 32)) + (s) * 16 * B_ROW_BYTES); \
-        else gmm_ldmatrix_x4((frag)[j], (base) + (b_offset ^ (uint32_t)((s) * 32)) + j * 16 * B_ROW_BYTES)
+    int first_tile, i, j, h, row_blocks, k_tiles = 0;
 
     load_tile.g = mma_tile.g = 0;
     for (first_tile = 1;; first_tile = 0, tile_index += gridDim.x) {
         /* all stages have been read: the first stages of the next tile are loaded while the epilogue stores the
            previous tile */
-        const int has_tile = gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &load_tile);
-        if (has_tile) {
-            load_a = gmm_stage_loader_init(&args.a, 0, RAGGED_K ? load_tile.row : load_tile.row + load_tile.m0,
-                                           RAGGED_K ? load_tile.m0 : 0, TA ? load_tile.k : load_tile.m - load_tile.m0,
-                                           TA ? load_tile.m - load_tile.m0 : load_tile.k, a_shape);
-            load_b = gmm_stage_loader_init(&args.b, RAGGED_K ? 0 : load_tile.g,
-                                           RAGGED_K ? load_tile.row : TB ? 0 : load_tile.n0, TB ? load_tile.n0 : 0,
-                                           TB ? load_tile.k : args.n - load_tile.n0,
-                                           TB ? args.n - load_tile.n0 : load_tile.k, b_shape);
-            /* an empty group multiplies one stage of zeros */
-            k_tiles = load_tile.k > 0 ? (load_tile.k + BK - 1) / BK : 1;
-#pragma unroll
-            for (s = 0; s < STAGES - 1; s++) {
-                if (s < k_tiles) {
-                    GMM__LOAD_STAGE(s, s * STAGE);
-                } else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
-            }
-        }
-        if (!first_tile) { /* epilogue */
-            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &mma_tile);
-            const int32_t col = mma_tile.n0 + warp_n + lane % STORE_LANES * 4;
-            float bias[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (epilogue.bias) {
-                const int size = gmm_kmat_size(&args.bias);
-                gmm_read4(args.bias.dtype, epilogue.bias + (int64_t)col * size, args.n - col, epilogue.bias_vec4, bias);
-            }
-#pragma unroll 1
-            for (i = 0; i < 2 * MT; i++) { /* 8 rows at a time; a loop, so that the store code is expanded once */
-                const int32_t first_row = mma_tile.m0 + warp_m + i * 8, row = first_row + lane / STORE_LANES;
-                const float *src = store_smem + lane / STORE_LANES * STORE_LD + lane % STORE_LANES * 4;
-                if (first_row >= mma_tile.m) break;
-#pragma unroll
-                for (s = 0; s < 2 * MT; s++)
-                    if (s == i) {
-#pragma unroll
-                        for (j = 0; j < NT; j++)
-                            *(float2 *)&store_smem[(lane >> 2) * STORE_LD + j * 8 + (lane & 3) * 2] =
-                                make_float2(acc[s / 2][j][s % 2 * 2], acc[s / 2][j][s % 2 * 2 + 1]);
-                    }
-                __syncwarp();
-                if (epilogue.vec4 && mma_tile.m - first_row >= 8 && mma_tile.n0 + warp_n + WN <= args.n) {
-                    const int64_t pitch = args.d.ld * gmm_kmat_size(&args.d);
-                    gmm_gemm_store_rows(&args, &epilogue,
-                                        epilogue.d + row * pitch + (int64_t)col * gmm_kmat_size(&args.d),
-                                        pitch * STORE_ROWS, row, STORE_ROWS, src, bias);
-                } else {
-#pragma unroll 1
-                    for (r = 0; r < 8; r += STORE_ROWS) {
-                        const float4 f = *(const float4 *)(src + r * STORE_LD);
-                        float v[4];
-                        v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                        if (row + r < mma_tile.m && col < args.n)
-                            gmm_gemm_store(&args, &epilogue, row + r, col, bias, v);
-                    }
-                }
-                __syncwarp();
-            }
-        }
+        const int has_tile = gmm_gemm_next_tile(&args, GMM__K_GROUPED, GMM__CFG(bm), GMM__CFG(bn), &tile_index,
+                                                &load_tile);
+        if (has_tile) k_tiles = GMM__PART(gmm_tensor_load_first_)(&args, &load_tile, &load, gmm_shared);
+        if (!first_tile) GMM__PART(gmm_tensor_store_tile_)(&args, &mma_tile, &w, sums, acc);
         if (!has_tile) break;
 
         mma_tile = load_tile;
-        row_blocks = (mma_tile.m - mma_tile.m0 - warp_m + 15) / 16; /* blocks of 16 rows that this warp has */
-        read_offset = 0;
-        write_offset = (STAGES - 1) * STAGE;
+        row_blocks = (mma_tile.m - mma_tile.m0 - w.m + 15) / 16; /* blocks of 16 rows that this warp has */
 #pragma unroll
-        for (i = 0; i < MT; i++)
+        for (i = 0; i < GMM__MT; i++)
 #pragma unroll
-            for (j = 0; j < NT; j++)
+            for (j = 0; j < GMM__NT; j++)
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
-        gmm_gemm_prefetch(&args, RAGGED_K, &mma_tile, BM, BN);
-        GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
-        __syncthreads();
-        GMM__LOAD_A(a[0], shared, 0);
-        GMM__LOAD_B(b[0], shared, 0);
-        for (k_tile = 0; k_tile < k_tiles; k_tile++) {
-#pragma unroll
-            for (s = 0; s < KT; s++) {
-                /* fragments are loaded one K step ahead, also those of the next stage */
-                if (s + 1 < KT) {
-                    GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
-                    GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, s + 1);
-                } else {
-                    read_offset = read_offset + STAGE == STAGES * STAGE ? 0 : read_offset + STAGE;
-                    GMM__CP_ASYNC_WAIT_GROUP(STAGES - 2);
-                    __syncthreads();
-                    if (k_tile + 1 < k_tiles) {
-                        GMM__LOAD_A(a[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
-                        GMM__LOAD_B(b[(s + 1) & 1], shared + (uint32_t)read_offset, 0);
-                    }
-                }
-                if (s == 0) {
-                    if (k_tile + STAGES - 1 < k_tiles) {
-                        GMM__LOAD_STAGE(k_tile + STAGES - 1, write_offset);
-                        write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
-                    } else gmm_cp_async_commit_group();
-                }
-#pragma unroll
-                for (i = 0; i < MT; i++) {
-                    if (GMM__CFG(skip) && i >= row_blocks) continue;
-#pragma unroll
-                    for (j = 0; j < NT; j++)
-                        GMM__CAT(gmm_mma_, GMM__TAG)(acc[i][j], a[s & 1][i], &b[s & 1][j / 2][j % 2 * 2]);
-                }
-            }
-        }
+        gmm_gemm_prefetch(&args, GMM__K_GROUPED, &mma_tile, GMM__CFG(bm), GMM__CFG(bn));
+        GMM__PART(gmm_tensor_mainloop_)(&args, &w, &load, gmm_shared, k_tiles, row_blocks, acc);
     }
-    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
+    gmm_gemm_finish(&args, GMM__K_GROUPED, GMM__GATHERED);
 }
-#undef GMM__LOAD_STAGE
-#undef GMM__LOAD_A
-#undef GMM__LOAD_B
+#undef GMM__A_SHAPE
+#undef GMM__B_SHAPE
+#undef GMM__A_ROW_BYTES
+#undef GMM__B_ROW_BYTES
+#undef GMM__A_BYTES
+#undef GMM__STAGE_BYTES
+#undef GMM__WN
+#undef GMM__MT
+#undef GMM__NT
+#undef GMM__KT
+#undef GMM__TA
+#undef GMM__TB
+#undef GMM__K_GROUPED
+#undef GMM__PART
+#undef GMM__INSTANCE
+#undef GMM__GATHERED
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
 #undef GMM__TAG
 #undef GMM__TILE
-#undef GMM__GATHERED
 #undef GMM__ROW
-

@@ -241,6 +241,30 @@ GMM__DEVICE void gmm_gemm_store_rows(const gmm_gemm_args *args, const gmm_gemm_e
                                                            gmm_pack2(args->d.dtype, v[r][2], v[r][3]));
 }
 
+/* Stores 8 rows of the tile, from `first_row` and `first_col` of the group on, whose sums a warp holds in shared memory
+   at `sums`, with the pitch that gmm_gemm_store_rows names; rows and columns beyond the tile are left out. */
+GMM__DEVICE void gmm_gemm_store_8_rows(const gmm_gemm_args *args, const gmm_gemm_epilogue *o, const gmm_gemm_tile *t,
+                                       int32_t first_row, int32_t first_col, int row_step, const float *sums,
+                                       const float bias[4]) {
+    const int lanes = 32 / row_step, lane = (int)threadIdx.x & 31, ld = 4 * lanes + 8;
+    const int32_t row = first_row + lane / lanes, col = first_col + lane % lanes * 4;
+    const float *src = sums + lane / lanes * ld + lane % lanes * 4;
+    int r;
+    if (o->vec4 && t->m - first_row >= 8 && first_col + 4 * lanes <= args->n) {
+        const int64_t pitch = args->d.ld * gmm_kmat_size(&args->d);
+        gmm_gemm_store_rows(args, o, o->d + row * pitch + (int64_t)col * gmm_kmat_size(&args->d), pitch * row_step, row,
+                            row_step, src, bias);
+    } else {
+#pragma unroll 1
+        for (r = 0; r < 8; r += row_step) {
+            const float4 f = *(const float4 *)(const void *)(src + r * ld);
+            float v[4];
+            v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+            if (row + r < t->m && col < args->n) gmm_gemm_store(args, o, row + r, col, bias, v);
+        }
+    }
+}
+
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
 GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */

@@ -317,6 +317,26 @@ GMM__DEVICE float gmm_qgemm_outer_divisor(const gmm__qview *v, gmm_scaling scali
     return scaling == GMM_SCALING_NV16 ? 6.0f * v->e4m3_max : 1.0f;
 }
 
+/* Views of the operands of a tile's group. */
+typedef struct gmm_qgemm_views { gmm__qview a, b; } gmm_qgemm_views;
+GMM__DEVICE gmm_qgemm_views gmm_qgemm_views_of(const gmm_qgemm_args *args, int k_grouped, const gmm_gemm_tile *t) {
+    const int64_t start = (int64_t)args->p.tiles[t->g] * GMM_QGEMM_TILE_M, rows = k_grouped ? t->k : t->m;
+    gmm_qgemm_views v;
+    v.a = gmm__qview_of(&args->a, args->a_along, 1, t->g, t->row, start, rows, args->a_cols);
+    v.b = gmm__qview_of(&args->b, args->b_along, k_grouped, t->g, k_grouped ? t->row : 0, k_grouped ? start : 0,
+                        k_grouped ? rows : args->b_rows, args->b_cols);
+    return v;
+}
+
+/* The scales of a tile's stages as a thread loads them: thread t those of row t of A and B together and, of the wide
+   tile, of row t + 256. Of block-scaled kinds the group's strides are `strides`; those of others follow from the
+   matrices. */
+typedef struct gmm_qgemm_scales {
+    const uint8_t *first[2];
+    uint32_t bits[2]; /* of the stage that is stored next */
+    gmm_qgemm_scale_strides strides;
+} gmm_qgemm_scales;
+
 /* Adds a block's four partial sums, times the scales of their two rows and two columns of D, to `sum`. `lift`: powers
    of two by which the rows' scales were divided and the columns' scales are multiplied (gmm__scale_lift). */
 GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float row_scales[2], const float col_scales[2],

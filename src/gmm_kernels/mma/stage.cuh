@@ -13,6 +13,19 @@ typedef struct gmm_stage_shape {
     const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
 } gmm_stage_shape;
 
+GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads,
+                                               const gmm_row_index *index) {
+    gmm_stage_shape shape;
+    shape.row_bytes = 2 * (mn_major ? mn : k);
+    shape.mn = mn;
+    shape.k_rows = mn_major ? k : 0;
+    shape.k_cols = mn_major ? 0 : k;
+    shape.row_step = threads * 16 / shape.row_bytes;
+    shape.chunks = mn * k / 8 / threads;
+    shape.index = index;
+    return shape;
+}
+
 /* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
    apart. Of a gathered operand `src` is in row 0 of the matrix, chunk_stride is the distance of its rows, and `gathered`
    says which rows there are: stored as [mn][k], those of the thread's chunks in every stage, or -1 for zeros; stored as
@@ -145,6 +158,39 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
         }
     }
     loader->src += loader->stage_stride;
+}
+
+typedef struct gmm_stage_loaders { gmm_stage_loader a, b; } gmm_stage_loaders;
+
+/* A warp's part of a tile: its first row and column, and in a stage the byte offsets of the row of the first four 8 x 8
+   blocks of A and of B that this lane names to ldmatrix. A stage has A before B. */
+typedef struct gmm_mma_warp {
+    int m, n;
+    uint32_t a, b;
+} gmm_mma_warp;
+
+/* Order of the four blocks of an ldmatrix. A: (m, k), (m + 8, k), (m, k + 8), (m + 8, k + 8). B: (n, k), (n, k + 8),
+   (n + 8, k), (n + 8, k + 8). `ta`, `tb`: whether A, B are stored as [k][mn]; row bytes: of a stage. */
+GMM__DEVICE gmm_mma_warp gmm_mma_warp_init(int m, int n, int ta, int tb, uint32_t a_row_bytes, uint32_t b_row_bytes,
+                                           uint32_t a_bytes) {
+    const int lane = (int)threadIdx.x & 31;
+    gmm_mma_warp w;
+    w.m = m;
+    w.n = n;
+    if (ta)
+        w.a = gmm_swizzle((uint32_t)((lane & 7) + (lane >> 4) * 8), (uint32_t)(m / 8 + (lane >> 3 & 1)), a_row_bytes);
+    else w.a = gmm_swizzle((uint32_t)(m + (lane & 15)), (uint32_t)(lane >> 4), a_row_bytes);
+    if (tb) w.b = gmm_swizzle((uint32_t)(lane & 15), (uint32_t)(n / 8 + (lane >> 4)), b_row_bytes);
+    else w.b = gmm_swizzle((uint32_t)(n + (lane & 7) + (lane >> 4) * 8), (uint32_t)(lane >> 3 & 1), b_row_bytes);
+    w.b += a_bytes;
+    return w;
+}
+
+/* ldmatrix of 16 rows of A or B, block i of the warp, and 16 values of k, step s of the stage at `stage`. */
+GMM__DEVICE void gmm_mma_load_fragment(uint32_t fragment[4], int mn_major, uint32_t stage, uint32_t offset, int i,
+                                       int s, int row_bytes) {
+    if (mn_major) gmm_ldmatrix_x4_trans(fragment, stage + (offset ^ (uint32_t)(i * 32)) + s * 16 * row_bytes);
+    else gmm_ldmatrix_x4(fragment, stage + (offset ^ (uint32_t)(s * 32)) + i * 16 * row_bytes);
 }
 
 /* Tile of the fp32 product, which uses the CUDA cores. */

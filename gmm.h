@@ -8490,8 +8490,8 @@ enum {
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
-    GMM__WGMMA_COPY_A,        /* operands as 16-bit elements: quantized ones, or gathered rows */
-    GMM__WGMMA_COPY_B,
+    GMM__COPY_A,              /* copies of operands: gathered rows; WGMMA: quantized ones as 16-bit elements */
+    GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
@@ -8639,6 +8639,58 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+/* The index of an operand whose rows are gathered, else NULL. */
+static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+}
+/* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
+static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
+    const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
+    return gmm__gathers(call, role) ? (cols * size + 15) / 16 * 16 : 0;
+}
+/* Reserves the copies of gathered operands, and says so in the note. Declines what options.workspace_limit forbids. */
+static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int64_t a = gmm__copy_pitch(call, gmm__mma_role_a(op)), b = gmm__copy_pitch(call, gmm__mma_role_b(op));
+    const int64_t limit = call->options.workspace_limit;
+    const size_t used = strlen(plan->note);
+    if (!(a + b)) return 1;
+    if (limit && a + b > limit / (call->rows + 1))
+        return gmm__decline(plan, "copies rows of %lld bytes, more than options.workspace_limit %lld",
+                            (long long)(a + b), (long long)limit);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
+    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * a));
+    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * b));
+    (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
+                   (long long)(call->rows * (a + b) >> 20));
+    return 1;
+}
+/* Enqueues the copies of gathered operands, and makes `args` address them. `groups` has its splits on the device. */
+static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, const gmm_groups *groups,
+                                   gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    cudaError_t e = cudaSuccess;
+    int operand;
+    for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
+        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        const int64_t pitch = gmm__copy_pitch(call, role), size = gmm_dtype_bits(call->mat[role].dtype) / 8;
+        gmm_kmat *m = operand ? &args->b : &args->a;
+        gmm_gather_args copy;
+        if (!pitch) continue;
+        memset(&copy, 0, sizeof copy);
+        copy.src = (const char *)m->data;
+        copy.dst = (char *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        copy.ld = m->ld * size;
+        copy.pitch = pitch;
+        copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
+        copy.index = operand ? args->b_index : args->a_index;
+        copy.groups = *groups;
+        e = gmm_launch_gather(plan->grid[1], &copy, stream);
+        m->data = copy.dst;
+        m->ld = pitch / size;
+    }
+    return e;
+}
+
 #ifndef GMM_NO_QUANT
 /* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
 static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
@@ -8701,7 +8753,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
-    return 1;
+    return gmm__mma_plan_gather(call, plan, op);
 }
 #endif /* GMM_NO_QUANT */
 
@@ -8716,7 +8768,6 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
-    const int32_t gathered = call->d.linear.x_index || call->d.linear.dy_index;
     double best = 0.0;
     int32_t i;
 #ifndef GMM_NO_QUANT
@@ -8732,7 +8783,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
                                                    : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
-        if (k->op != op || k->dtype != dtype || k->gathered != gathered || k->shared > shared) continue;
+        if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
@@ -8750,7 +8801,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
                    plan->grid[0]);
-    return 1;
+    return gmm__mma_plan_gather(call, plan, op);
 }
 
 /* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
@@ -8802,6 +8853,10 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     memset(&args, 0, sizeof args);
     args.p = *p;
     args.a = call->mat[role_a];
+    if (gmm__gathers(call, role_a)) { /* the copy of gathered floats */
+        args.a.data = p->a.data;
+        args.a.ld = p->a.ld;
+    }
     args.b = call->mat[role_b];
     args.b.table = p->b.table;
     args.a_along = call->direction[role_a];
@@ -8826,6 +8881,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     const gmm__call *call = plan->call;
     int32_t tile_rows;
     gmm_gemm_args args;
+    gmm_groups groups;
     gmm_status s;
 
     tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
@@ -8835,6 +8891,12 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                  (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
+    groups = call->groups;
+    groups.splits = args.offsets;
+    groups.form = GMM_SPLIT_OFFSETS;
+    groups.dtype = GMM_I64;
+    groups.on_host = groups.row_align = 0;
+    if ((s = gmm__cuda_status(call, gmm__mma_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
 #ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
 #endif
@@ -9978,7 +10040,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* ............................................................................ 14.14 WGMMA engine: prices of tiles ... */
+/* .......................................................................... 14.14 WGMMA engine: prices of tiles ... */
 
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
@@ -10016,7 +10078,7 @@ static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_copy_rate = 950.0;          /* elements per clock: gathered rows to the workspace */
+static const double gmm__wgmma_copy_rate = 1900.0;         /* bytes per clock: gathered rows to the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
@@ -10070,16 +10132,6 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* The index of an operand whose rows are gathered, else NULL. */
-static const int32_t *gmm__gathers(const gmm__call *call, int role) {
-    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
-}
-/* Elements from row to row of an operand's gathered copy in the workspace, whose rows are at multiples of 16 bytes; 0:
-   the rows are not gathered. */
-static int64_t gmm__wgmma_copy_cols(const gmm__call *call, int role) {
-    return gmm__gathers(call, role) ? ((role == GMM__X_ ? call->in : call->out) + 7) / 8 * 8 : 0;
-}
-
 /* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
    kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
    them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
@@ -10096,9 +10148,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     const double k_tiles = (double)steps;
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
-    const int64_t copied = gmm__wgmma_copy_cols(call, role_a) + gmm__wgmma_copy_cols(call, role_b);
+    const int64_t copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, role_b); /* bytes per row */
     const int64_t limit = call->options.workspace_limit;
-    const int copies = !limit || 2 * copied <= limit / (call->rows + 1);
+    const int copies = !limit || copied <= limit / (call->rows + 1);
     /* a gather warp counts rows in units of 16 bytes */
     const int gathers = gmm__gathers(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
@@ -10408,6 +10460,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
+    if (gmm__gathers(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -10428,7 +10481,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, operand ? GMM__COPY_B : GMM__COPY_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_transposes(call, op)) {
@@ -10447,23 +10500,6 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 }
 #endif /* GMM_NO_QUANT */
 
-/* Reserves the copies of gathered operands where the kernel does not gather, and says in the note what is done. */
-static void gmm__wgmma_plan_gather(const gmm__call *call, gmm__plan *plan, int role_a, int role_b) {
-    const uint64_t bytes_a = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_a);
-    const uint64_t bytes_b = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_b);
-    const size_t used = strlen(plan->note);
-    if (gmm_sm90_kernels[plan->kernel].gather) {
-        (void)snprintf(plan->note + used, sizeof plan->note - used, ", which gathers rows");
-        return;
-    }
-    if (!gmm__gathers(call, role_a) && !gmm__gathers(call, role_b)) return;
-    (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
-                   (long long)((bytes_a + bytes_b) >> 20));
-    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
-    gmm__reserve(plan, GMM__WGMMA_COPY_A, (size_t)bytes_a);
-    gmm__reserve(plan, GMM__WGMMA_COPY_B, (size_t)bytes_b);
-}
-
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
@@ -10481,37 +10517,10 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
-    gmm__wgmma_plan_gather(call, plan, role_a, role_b);
+    if (!gmm_sm90_kernels[plan->kernel].gather) return gmm__mma_plan_gather(call, plan, op);
+    (void)snprintf(plan->note, sizeof plan->note, "%s, which gathers rows, %d blocks",
+                   gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
-}
-
-/* Enqueues the copies of gathered operands, and makes `product` address them. */
-static cudaError_t gmm__wgmma_gather(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    cudaError_t e = cudaSuccess;
-    int operand;
-    for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
-        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-        const int64_t cols = gmm__wgmma_copy_cols(call, role);
-        gmm_kmat *m = operand ? &product->p.b : &product->p.a;
-        gmm_gather_args args;
-        if (!cols) continue;
-        if (!m->data) m->data = plan->workspace; /* no row is read, but a tensor map needs an address */
-        if (gmm_sm90_kernels[plan->kernel].gather) continue;
-        memset(&args, 0, sizeof args);
-        args.src = (const char *)m->data;
-        args.dst = (char *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
-        args.ld = 2 * m->ld;
-        args.pitch = 2 * cols;
-        args.bytes = (int32_t)(2 * (role == GMM__X_ ? call->in : call->out));
-        args.index = operand ? product->p.b_index : product->p.a_index;
-        args.groups = product->groups;
-        e = gmm_launch_gather(plan->grid[1], &args, stream);
-        m->data = args.dst;
-        m->ld = cols;
-    }
-    return e;
 }
 
 #ifndef GMM_NO_QUANT
@@ -10582,7 +10591,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
+        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -10619,7 +10628,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int wgrad = op == gmm_gemm_wgrad;
 #ifdef GMM_NO_QUANT
-    const int quantized_tokens = 0;
+    const int fp8 = 0, quantized_tokens = 0;
 #else
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
@@ -10661,7 +10670,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if ((e = gmm__wgmma_gather(plan, &args, stream)) != cudaSuccess) return gmm__cuda_status(call, e);
+    if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
+        e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    if (!args.p.a.data) args.p.a.data = plan->workspace; /* gathered from no rows; a tensor map needs an address */
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;

@@ -926,34 +926,21 @@ GMM__DEVICE float gmm_epilogue_apply(const gmm_epilogue_step step, float sum, fl
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
-/* Instances: X(op, dtype, precision, tile, gathered, kernel); the includes below follow the same list. The names of GEMM
-   kernels are explained above GMM_SM90_KERNEL_LIST. Instances with gathered 1 read rows of token matrices through
-   a_index and b_index. */
+/* Instances: X(op, dtype, precision, tile, kernel); the includes below follow the same list. The names
+   of GEMM kernels are explained above GMM_SM90_KERNEL_LIST. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256, 0, gmm_gemm_fwd_bf16_128x256x64_mma) \
-    X(fwd, GMM_BF16, bf16, 64x128, 0, gmm_gemm_fwd_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 0, gmm_gemm_fwd_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 0, gmm_gemm_fwd_f16_64x128x32_mma)) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_dgrad_bf16_128x256x64_mma) \
-    X(dgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_dgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_dgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_dgrad_f16_64x128x32_mma)) \
-    X(wgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_wgrad_bf16_128x256x64_mma) \
-    X(wgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_wgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_wgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_wgrad_f16_64x128x32_mma)) \
-    X(fwd, GMM_BF16, bf16, 128x256, 1, gmm_gemm_fwd_bf16_128x256x64_gathered_mma) \
-    X(fwd, GMM_BF16, bf16, 64x128, 1, gmm_gemm_fwd_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 1, gmm_gemm_fwd_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 1, gmm_gemm_fwd_f16_64x128x32_gathered_mma)) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_dgrad_bf16_128x256x64_gathered_mma) \
-    X(dgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_dgrad_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_dgrad_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_dgrad_f16_64x128x32_gathered_mma)) \
-    X(wgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_wgrad_bf16_128x256x64_gathered_mma) \
-    X(wgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_wgrad_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_wgrad_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_wgrad_f16_64x128x32_gathered_mma))
+    X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma)) \
+    X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma)) \
+    X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -1205,16 +1192,6 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
 }
 
-/* Behind the tiles of a product: zeroes the tail of D, and reports entries of indices that are past their matrix. */
-GMM__DEVICE void gmm_gemm_finish(const gmm_gemm_args *args, int ragged_k, int gathered) {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, begin = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (!ragged_k && args->zero_tail)
-        gmm_gemm_zero_tail(&args->d, args->offsets[args->groups], args->capacity, args->n);
-    if (!gathered) return;
-    gmm_report_index_faults(&args->a_index, begin, args->offsets[args->groups], step);
-    if (ragged_k) gmm_report_index_faults(&args->b_index, begin, args->offsets[args->groups], step);
-}
-
 /* Stages of the portable products (loads by cp.async for 16 bits, through registers for fp32), and their instances. */
 
 /* Shape of one 16-bit operand's stages, constant per kernel. A stage has rows of contiguous elements, as the operand is
@@ -1227,11 +1204,9 @@ typedef struct gmm_stage_shape {
                            the other one is 0 */
     int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
     int chunks;         /* 16-byte chunks of a stage per thread */
-    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
 } gmm_stage_shape;
 
-GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads,
-                                               const gmm_row_index *index) {
+GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads) {
     gmm_stage_shape shape;
     shape.row_bytes = 2 * (mn_major ? mn : k);
     shape.mn = mn;
@@ -1239,15 +1214,11 @@ GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int 
     shape.k_cols = mn_major ? 0 : k;
     shape.row_step = threads * 16 / shape.row_bytes;
     shape.chunks = mn * k / 8 / threads;
-    shape.index = index;
     return shape;
 }
 
 /* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
-   apart. Of a gathered operand `src` is in row 0 of the matrix, chunk_stride is the distance of its rows, and `gathered`
-   says which rows there are: stored as [mn][k], those of the thread's chunks in every stage, or -1 for zeros; stored as
-   [k][mn], entries of the index for the next stage, a lane of each warp having every 32nd. */
-enum { GMM_STAGE_GATHERED = 4 };
+   apart. */
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
@@ -1255,42 +1226,12 @@ typedef struct gmm_stage_loader {
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
     uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
-    int32_t first_row, gathered[GMM_STAGE_GATHERED]; /* gathered: row of the tokens from which `rows` counts */
 } gmm_stage_loader;
 
 /* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
    rows are in different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
     return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
-}
-
-/* Entries of a gathered operand's stage that is stored as [k][mn]; -1 beyond the operand. */
-GMM__DEVICE void gmm_stage_entries(gmm_stage_loader *loader, int stage_index, gmm_stage_shape shape) {
-    const int32_t first = stage_index * shape.k_rows + (int32_t)(threadIdx.x & 31u);
-    int i;
-#pragma unroll
-    for (i = 0; i < shape.k_rows / 32; i++)
-        loader->gathered[i] = first + 32 * i < loader->rows
-                                  ? gmm_index_entry(shape.index, loader->first_row + first + 32 * i) : -1;
-}
-/* Makes a loader that was initialized for consecutive rows from row0 on one of gathered rows. */
-GMM__DEVICE void gmm_stage_loader_gather(gmm_stage_loader *loader, int64_t row0, int64_t pitch, gmm_stage_shape shape) {
-    const int row = (int)threadIdx.x / (shape.row_bytes / 16);
-    int i;
-    loader->src -= (row0 + row) * pitch;
-    loader->chunk_stride = pitch;
-    loader->stage_stride = 2 * shape.k_cols;
-    loader->first_row = (int32_t)row0;
-    loader->rows += row;
-    if (shape.k_rows) {
-        gmm_stage_entries(loader, 0, shape);
-        return;
-    }
-#pragma unroll
-    for (i = 0; i < shape.chunks; i++) {
-        const int32_t r = row + i * shape.row_step;
-        loader->gathered[i] = r < loader->rows ? gmm_indexed_row(shape.index, loader->first_row + r) : -1;
-    }
 }
 
 /* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
@@ -1311,36 +1252,7 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
                                       : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
     loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
-    if (shape.index) gmm_stage_loader_gather(&loader, row0, pitch, shape);
     return loader;
-}
-
-/* Copies stage number `stage_index` of a gathered operand. All lanes of the warp call it. */
-GMM__DEVICE void gmm_stage_load_gathered(gmm_stage_loader *loader, char *stage, int stage_index,
-                                         gmm_stage_shape shape) {
-    const int step_bytes = shape.row_step * shape.row_bytes, row = (int)threadIdx.x / (shape.row_bytes / 16);
-    const int cols = loader->cols - stage_index * shape.k_cols, valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
-    const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
-    int32_t rows[GMM_STAGE_GATHERED];
-    int i, e;
-#pragma unroll
-    for (i = 0; i < GMM_STAGE_GATHERED; i++)
-        rows[i] = i < shape.k_rows / 32 ? gmm_index_entry_row(shape.index, loader->gathered[i]) : 0;
-#pragma unroll
-    for (i = 0; i < shape.chunks; i++) {
-        const int32_t at = shape.k_rows ? __shfl_sync(0xFFFFFFFFu, rows[i * shape.row_step / 32 % GMM_STAGE_GATHERED],
-                                                      i * shape.row_step % 32 + row)
-                                        : loader->gathered[i % GMM_STAGE_GATHERED];
-        const char *src = loader->src + at * loader->chunk_stride;
-        const int count = at < 0 ? 0 : valid;
-        uint16_t *h = (uint16_t *)(stage + loader->offset + i * step_bytes);
-        if (loader->aligned) gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src, 2 * count);
-        else
-#pragma unroll 1
-            for (e = 0; e < 8; e++) h[e] = e < count ? ((const uint16_t *)src)[e] : (uint16_t)0;
-    }
-    loader->src += loader->stage_stride;
-    if (shape.k_rows) gmm_stage_entries(loader, stage_index + 1, shape);
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
@@ -1349,10 +1261,6 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
-    if (shape.index) {
-        gmm_stage_load_gathered(loader, stage, stage_index, shape);
-        return;
-    }
     if (stage_index < loader->full_stages) {
 #pragma unroll
         for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
@@ -1416,101 +1324,49 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY GMM__BODY_HERE(1)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation, precision, tile, gathered */
+/* kernel, operation, precision, tile */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128, 0)
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128, 0)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#endif
-#undef GMM__SLICE
-#define GMM__SLICE 0
-#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_gathered_mma, fwd, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_gathered_mma, fwd, bf16, 64x128, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_gathered_mma, dgrad, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_gathered_mma, dgrad, bf16, 64x128, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_gathered_mma, wgrad, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_gathered_mma, wgrad, bf16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_gathered_mma, fwd, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_gathered_mma, fwd, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_gathered_mma, dgrad, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_gathered_mma, dgrad, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_gathered_mma, wgrad, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_gathered_mma, wgrad, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
-/* An operand of a tile of the fp32 product: `rows` x `k` elements from `src` on. With an index `src` is in row 0 of the
-   matrix, and the tile begins at row `first_row` of the tokens. */
-typedef struct gmm_f32_operand {
-    const char *src;
-    int64_t ld;
-    int vec4, rows, k;
-    int32_t first_row;
-    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
-} gmm_f32_operand;
-
-GMM__DEVICE gmm_f32_operand gmm_f32_operand_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
-                                                 const gmm_row_index *index) {
-    gmm_f32_operand o;
-    o.src = gmm_kmat_data(m, g) + 4 * ((index ? 0 : row0 * m->ld) + col0);
-    o.ld = m->ld;
-    o.vec4 = gmm_vec4_aligned(GMM_F32, o.src, m->ld);
-    o.first_row = (int32_t)row0;
-    o.index = index;
-    return o;
-}
-
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
    stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
-GMM__DEVICE void gmm_f32_load_stage(int transposed, const gmm_f32_operand *o, int k0, float v[2][4]) {
+GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
+                                    float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        int count = row < (transposed ? o->k : o->rows) ? (transposed ? o->rows : o->k) - col : 0, at = row;
-        if (o->index) {
-            at = count > 0 ? gmm_indexed_row(o->index, o->first_row + row) : -1;
-            if (at < 0) count = 0;
-        }
-        gmm_read4(GMM_F32, o->src + 4 * (at * o->ld + col), count, o->vec4, v[i]);
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -1529,19 +1385,13 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 
 #define GMM__BODY GMM__BODY_HERE(2)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation, gathered */
+/* kernel, operation */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd, 0)
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_gathered_mma, fwd, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_gathered_mma, dgrad, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_gathered_mma, wgrad, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #undef GMM__ARGS
@@ -1551,29 +1401,24 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 typedef struct gmm_gemm_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t gathered, tile_rows, tile_cols, threads, blocks, shared;
+    int32_t tile_rows, tile_cols, threads, blocks, shared;
     const void *function;
     const char *name;
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, gathered, kernel) \
-    { GMM__CAT(gmm_gemm_, op), dtype, gathered, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), \
-      GMM__CAT(gmm_threads_, tile), GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, \
-      #kernel },
+#define GMM__X(op, dtype, tag, tile, kernel) \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(op, gathered, kernel) \
-    { GMM__CAT(gmm_gemm_, op), GMM_F32, gathered, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
-      (const void *)kernel, #kernel },
-    GMM__X(fwd, 0, gmm_gemm_fwd_f32_128x128x16_mma)
-    GMM__X(fwd, 1, gmm_gemm_fwd_f32_128x128x16_gathered_mma)
-    GMM__X(dgrad, 0, gmm_gemm_dgrad_f32_128x128x16_mma)
-    GMM__X(dgrad, 1, gmm_gemm_dgrad_f32_128x128x16_gathered_mma)
-    GMM__X(wgrad, 0, gmm_gemm_wgrad_f32_128x128x16_mma)
-    GMM__X(wgrad, 1, gmm_gemm_wgrad_f32_128x128x16_gathered_mma)
-#undef GMM__X
+    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
+    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
+    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */
@@ -1757,20 +1602,13 @@ GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat
     }
     return v;
 }
-/* Copies 16-bit tokens to the stage without conversion. The tile says where the rows of gathered tokens begin. */
-GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_qgemm_args *args,
-                                       const gmm_gemm_tile *tile, char *dst) {
-    const gmm_mat *m = &args->a;
+/* Copies 16-bit tokens to the stage without conversion. */
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
     const char *src;
     int i, e;
 #pragma unroll 1
     for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
-        int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
-        if (args->p.a_index.at && count > 0) {
-            const int32_t row = gmm_indexed_row(&args->p.a_index, tile->row + tile->m0 + (threadIdx.x / 8 + 32 * i));
-            src = (const char *)m->data + row * (m->ld * 2) + (2 * args->p.k - s->bytes);
-            if (row < 0) count = 0;
-        }
+        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
         char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
         if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else
@@ -2045,6 +1883,47 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 }
 #endif /* GMM__HOLDS(0) */
 
+/* ................................................................................................ Gathered rows ... */
+
+/* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
+enum { GMM_GATHER_THREADS = 256 };
+typedef struct gmm_gather_args {
+    const char *src;
+    char *dst;           /* 16-byte aligned */
+    int64_t ld, pitch;   /* bytes from row to row of src and dst; pitch is a multiple of 16 */
+    int64_t bytes;       /* of a row, an even number */
+    gmm_row_index index;
+    gmm_groups groups;   /* splits in device memory: rows behind the last group are not copied */
+} gmm_gather_args;
+
+#if GMM__HOLDS(0)
+/* One warp per row. */
+GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
+    const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
+    const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
+    const int64_t vectors = (((uint64_t)(uintptr_t)args.src | (uint64_t)args.ld) & 15) == 0 ? args.bytes / 16 : 0;
+    const int lane = (int)threadIdx.x & 31;
+    int64_t r, x;
+    gmm_report_index_faults(&args.index, thread, rows, warps * 32);
+    for (r = thread / 32; r < rows; r += warps) {
+        const int32_t row = gmm_indexed_row(&args.index, r);
+        const char *const from = args.src + (row < 0 ? 0 : row * args.ld);
+        char *const to = args.dst + r * args.pitch;
+#pragma unroll 4
+        for (x = lane; x < vectors; x += 32)
+            ((uint4 *)to)[x] = row < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)from)[x];
+        for (x = 8 * vectors + lane; x < args.bytes / 2; x += 32)
+            ((uint16_t *)to)[x] = row < 0 ? (uint16_t)0 : ((const uint16_t *)from)[x];
+    }
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
+                            stream);
+}
+#endif /* GMM__HOLDS(0) */
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
@@ -3674,13 +3553,13 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     GMM__BULK_WAIT_GROUP(0);
 }
 
-/* Gathered rows of the 16-bit Hopper products (gmm_row_index). Either the product gathers them itself (tiles with
-   `gather`), or gmm_gather_rows copies them to the workspace before the product; the plan takes what is faster.
+/* Gathered rows of the 16-bit Hopper products (gmm_row_index), in tiles with `gather`. Where it is faster, the plan
+   takes other tiles, and gmm_gather_rows copies the rows before the product.
 
-   In the product two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which
-   TMA with 128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full`
-   when their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
-   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
+   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their
+   copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the
+   async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
@@ -3760,46 +3639,6 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         }
     }
 }
-
-/* Copies gathered rows to a dense matrix of rows of `pitch` bytes, a multiple of 16. */
-enum { GMM_GATHER_THREADS = 256 };
-typedef struct gmm_gather_args {
-    const char *src;
-    char *dst;
-    int64_t ld, pitch;   /* bytes from row to row */
-    int32_t bytes;       /* of a row */
-    gmm_row_index index;
-    gmm_groups groups;   /* splits in device memory */
-} gmm_gather_args;
-
-#if GMM__HOLDS(0)
-/* One warp per row of the split; both matrices have rows at multiples of 16 bytes. */
-GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
-    const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
-    const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
-    const int32_t lane = (int32_t)threadIdx.x & 31;
-    int64_t r;
-    gmm_report_index_faults(&args.index, thread, rows, warps * 32);
-    for (r = thread / 32; r < rows; r += warps) {
-        const int32_t row = gmm_indexed_row(&args.index, r);
-        const char *const from = args.src + (row < 0 ? 0 : row * args.ld);
-        char *const to = args.dst + r * args.pitch;
-        int32_t x = 16 * lane;
-#pragma unroll 4
-        for (; x + 16 <= args.bytes; x += 512)
-            *(uint4 *)(to + x) = row < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(from + x);
-        for (; x < args.bytes; x += 2) /* one lane: the elements behind the last 16 bytes */
-            *(uint16_t *)(to + x) = row < 0 ? (uint16_t)0 : *(const uint16_t *)(from + x);
-    }
-}
-
-static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
-                            stream);
-}
-#endif /* GMM__HOLDS(0) */
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY GMM__BODY_HERE(9)
 #define GMM__ARGS gmm_sm90_args
@@ -9363,10 +9202,8 @@ GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
-#define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
-#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__INSTANCE(part), _), GMM__GATHERED)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 #define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
@@ -9376,19 +9213,15 @@ GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args)
 #define GMM__NT (GMM__WN / 8)
 #define GMM__KT (GMM__CFG(bk) / 16)
 /* Operands in a stage: bytes of their rows, of A, and of both. */
-#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads), \
-                                        GMM__GATHERED ? &args->a_index : NULL)
-#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads), \
-                                        GMM__GATHERED && GMM__K_GROUPED ? &args->b_index : NULL)
+#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads))
+#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads))
 #define GMM__A_ROW_BYTES (2 * (GMM__TA ? GMM__CFG(bm) : GMM__CFG(bk)))
 #define GMM__B_ROW_BYTES (2 * (GMM__TB ? GMM__CFG(bn) : GMM__CFG(bk)))
 #define GMM__A_BYTES (2 * GMM__CFG(bm) * GMM__CFG(bk))
 #define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__CFG(bn) * GMM__CFG(bk))
 
 /* Loads stage number q of a tile to `stage`. */
-GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(const gmm_gemm_args *args, gmm_stage_loaders *load, char *stage,
-                                                   int q) {
-    (void)args; /* without gathered rows it is not read */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(gmm_stage_loaders *load, char *stage, int q) {
     gmm_stage_load(&load->a, stage, q, GMM__A_SHAPE);
     gmm_stage_load(&load->b, stage + GMM__A_BYTES, q, GMM__B_SHAPE);
     gmm_cp_async_commit_group();
@@ -9406,7 +9239,7 @@ GMM__DEVICE int GMM__PART(gmm_tensor_load_first_)(const gmm_gemm_args *args, con
                                     GMM__TB ? args->n - t->n0 : t->k, GMM__B_SHAPE);
 #pragma unroll
     for (s = 0; s < GMM__CFG(stages) - 1; s++) {
-        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(args, load, smem + s * GMM__STAGE_BYTES, s);
+        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(load, smem + s * GMM__STAGE_BYTES, s);
         else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
     }
     return k_tiles;
@@ -9435,9 +9268,8 @@ GMM__DEVICE void GMM__PART(gmm_tensor_multiply_)(float acc[GMM__MT][GMM__NT][4],
 }
 
 /* Multiplies the stages of a tile, of which the first are on their way, and loads the others. */
-GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, const gmm_mma_warp *w,
-                                                 gmm_stage_loaders *load, char *smem, int k_tiles, int row_blocks,
-                                                 float acc[GMM__MT][GMM__NT][4]) {
+GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_mma_warp *w, gmm_stage_loaders *load, char *smem,
+                                                 int k_tiles, int row_blocks, float acc[GMM__MT][GMM__NT][4]) {
     enum { STAGES = GMM__CFG(stages), STAGE = GMM__STAGE_BYTES, KT = GMM__KT };
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(smem);
     uint32_t a[2][GMM__MT][4], b[2][GMM__NT / 2][4];
@@ -9462,7 +9294,7 @@ GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, cons
             }
             if (s == 0) {
                 if (k_tile + STAGES - 1 < k_tiles) {
-                    GMM__PART(gmm_tensor_load_stage_)(args, load, smem + write_offset, k_tile + STAGES - 1);
+                    GMM__PART(gmm_tensor_load_stage_)(load, smem + write_offset, k_tile + STAGES - 1);
                     write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
                 } else gmm_cp_async_commit_group();
             }
@@ -9539,9 +9371,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
         gmm_gemm_prefetch(&args, GMM__K_GROUPED, &mma_tile, GMM__CFG(bm), GMM__CFG(bn));
-        GMM__PART(gmm_tensor_mainloop_)(&args, &w, &load, gmm_shared, k_tiles, row_blocks, acc);
+        GMM__PART(gmm_tensor_mainloop_)(&w, &load, gmm_shared, k_tiles, row_blocks, acc);
     }
-    gmm_gemm_finish(&args, GMM__K_GROUPED, GMM__GATHERED);
+    if (!GMM__K_GROUPED && args.zero_tail)
+        gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__A_SHAPE
 #undef GMM__B_SHAPE
@@ -9557,8 +9390,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__TB
 #undef GMM__K_GROUPED
 #undef GMM__PART
-#undef GMM__INSTANCE
-#undef GMM__GATHERED
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
@@ -9573,7 +9404,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
-#define GMM__GATHERED GMM__COLUMN(3, GMM__ROW)
 
 /* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
@@ -9594,11 +9424,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     tile.g = 0;
     for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
          tile_index += gridDim.x) {
-        gmm_f32_operand a = gmm_f32_operand_init(&args.a, 0, tile.row + (TA ? 0 : tile.m0), TA ? tile.m0 : 0,
-                                                 GMM__GATHERED ? &args.a_index : NULL);
-        gmm_f32_operand b = gmm_f32_operand_init(&args.b, RAGGED_K ? 0 : tile.g,
-                                                 (RAGGED_K ? tile.row : 0) + (TB ? 0 : tile.n0), TB ? tile.n0 : 0,
-                                                 GMM__GATHERED && RAGGED_K ? &args.b_index : NULL);
+        const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
+                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
+        const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
         int i, j, k, k0, buffer = 0;
 #pragma unroll
@@ -9606,19 +9436,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
-        a.rows = tile.m - tile.m0;
-        b.rows = args.n - tile.n0;
-        a.k = b.k = tile.k;
-        gmm_f32_load_stage(TA, &a, 0, va);
-        gmm_f32_load_stage(TB, &b, 0, vb);
+        k0 = 0;
+        gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
         gmm_f32_store_stage(TA, as[0], va);
         gmm_f32_store_stage(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                gmm_f32_load_stage(TA, &a, k0, va);
-                gmm_f32_load_stage(TB, &b, k0, vb);
+                gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
@@ -9658,11 +9486,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
-#undef GMM__GATHERED
 #undef GMM__ROW
 
 
@@ -9698,8 +9525,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #define GMM__A_BYTES (2 * GMM_QGEMM_TILE_M * GMM_QGEMM_TILE_K)
 #define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__BN * GMM_QGEMM_TILE_K)
 #define GMM__SLOT_BYTES (GMM__BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0)
-/* The tile at hand, in shared memory behind the stages and the ring of scales. */
-#define GMM__SMEM_TILE(smem) ((gmm_gemm_tile *)(void *)((smem) + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES))
 /* Whether A holds 16-bit tokens, which are copied without conversion; whether scales are applied in the mainloop. */
 #define GMM__A_IS_16BIT(args) (!GMM__K_GROUPED && (args)->a.scaling == GMM_SCALING_NONE)
 #define GMM__HAS_SCALES(args) \
@@ -9807,7 +9632,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_load_first_)(const gmm_qgemm_args *args, GM
     __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
     if (threadIdx.x == 0) *smem_tile = *t; /* in shared memory, so that it takes no registers in the mainloop */
     if (GMM__HAS_SCALES(args)) GMM__PART(gmm_qgemm_store_scales_)(args, load, 1);
-    if (GMM__A_IS_16BIT(args)) gmm_qgemm_copy_tokens(&load->a, args, t, load->smem);
+    if (GMM__A_IS_16BIT(args)) gmm_qgemm_copy_tokens(&load->a, &args->a, load->smem);
     gmm_cp_async_commit_group();
     gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
     gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
@@ -9885,8 +9710,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_mainloop_)(const gmm_qgemm_args *args, GMM_
         GMM__CP_ASYNC_WAIT_GROUP(0);
         __syncthreads(); /* stage k_tile is complete, and the one before has been read */
         if (GMM__A_IS_16BIT(args) && has_next)
-            gmm_qgemm_copy_tokens(&load->a, args, GMM__SMEM_TILE(load->smem),
-                                  load->smem + ((k_tile + 1) & 1) * GMM__STAGE_BYTES);
+            gmm_qgemm_copy_tokens(&load->a, &args->a, load->smem + ((k_tile + 1) & 1) * GMM__STAGE_BYTES);
         gmm_cp_async_commit_group();
         if (!GMM__A_IS_16BIT(args) || has_next) gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
         gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
@@ -10023,7 +9847,8 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
     const gmm_mma_warp w = gmm_mma_warp_init(warp / 4 * 64, warp % 4 * GMM__WN, GMM__TA, GMM__TB, GMM__A_ROW_BYTES,
                                              GMM__B_ROW_BYTES, GMM__A_BYTES);
     float *const sums = (float *)(void *)gmm_shared + warp * 8 * (GMM__WN + 8); /* the warp's, where stages were */
-    gmm_gemm_tile *const smem_tile = GMM__SMEM_TILE(gmm_shared);
+    gmm_gemm_tile *const smem_tile =
+        (gmm_gemm_tile *)(void *)(gmm_shared + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES);
     GMM__PART(gmm_qgemm_loads_) load;
     GMM__PART(gmm_qgemm_codes_) codes;
     gmm_gemm_tile tile;
@@ -10051,10 +9876,10 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
         __syncthreads(); /* all stages have been read: their memory is reused for the results */
         GMM__PART(gmm_qgemm_store_tile_)(&args, smem_tile, &w, sums, acc, sum);
     }
-    gmm_gemm_finish(&args.p, GMM__K_GROUPED, !GMM__K_GROUPED);
+    if (!GMM__K_GROUPED && args.p.zero_tail)
+        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
 }
 #undef GMM__A_IS_16BIT
-#undef GMM__SMEM_TILE
 #undef GMM__HAS_SCALES
 #undef GMM__A_CHUNKS
 #undef GMM__B_CHUNKS

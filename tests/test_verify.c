@@ -150,6 +150,7 @@ static void indices(int arg) {
     gmm_status (*const call)(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) =
         arg == 3 ? gmm_linear_dgrad : gmm_linear_fwd;
     static int64_t sizes[GROUPS];
+    gmm_info info = GMM_ZERO;
     int32_t at[ROWS];
     layer l;
     build(&l, GMM_SPLIT_SIZES, GMM_I64);
@@ -171,6 +172,10 @@ static void indices(int arg) {
         l.d.out_features = K;
         l.d.dy_index = (const int32_t *)t_in(at, sizeof at);
     } else l.d.x_index = (const int32_t *)t_in(at, sizeof at);
+    T_OK_TEXT(gmm_linear_query(ctx, arg == 3 ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD, &l.d, &info),
+              gmm_last_error(ctx));
+    l.bytes = info.workspace_bytes;
+    l.workspace = t_workspace(l.bytes);
     if (arg) {
         T_REFUSED_TEXT(GMM_E_ARG, call(ctx, &l.d, l.workspace, l.bytes, T.stream), gmm_last_error(ctx), needle[arg],
                        "[597] is 120", "must be negative, or >= 0 and below 120", NULL);

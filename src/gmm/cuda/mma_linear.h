@@ -13,8 +13,8 @@ enum {
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
     GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
-    GMM__WGMMA_COPY_A,        /* operands as 16-bit elements: quantized ones, or gathered rows */
-    GMM__WGMMA_COPY_B,
+    GMM__COPY_A,              /* copies of operands: gathered rows; WGMMA: quantized ones as 16-bit elements */
+    GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
@@ -162,6 +162,58 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
+/* The index of an operand whose rows are gathered, else NULL. */
+static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+}
+/* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
+static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
+    const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
+    return gmm__gathers(call, role) ? (cols * size + 15) / 16 * 16 : 0;
+}
+/* Reserves the copies of gathered operands, and says so in the note. Declines what options.workspace_limit forbids. */
+static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int64_t a = gmm__copy_pitch(call, gmm__mma_role_a(op)), b = gmm__copy_pitch(call, gmm__mma_role_b(op));
+    const int64_t limit = call->options.workspace_limit;
+    const size_t used = strlen(plan->note);
+    if (!(a + b)) return 1;
+    if (limit && a + b > limit / (call->rows + 1))
+        return gmm__decline(plan, "copies rows of %lld bytes, more than options.workspace_limit %lld",
+                            (long long)(a + b), (long long)limit);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
+    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * a));
+    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * b));
+    (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
+                   (long long)(call->rows * (a + b) >> 20));
+    return 1;
+}
+/* Enqueues the copies of gathered operands, and makes `args` address them. `groups` has its splits on the device. */
+static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, const gmm_groups *groups,
+                                   gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    cudaError_t e = cudaSuccess;
+    int operand;
+    for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
+        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        const int64_t pitch = gmm__copy_pitch(call, role), size = gmm_dtype_bits(call->mat[role].dtype) / 8;
+        gmm_kmat *m = operand ? &args->b : &args->a;
+        gmm_gather_args copy;
+        if (!pitch) continue;
+        memset(&copy, 0, sizeof copy);
+        copy.src = (const char *)m->data;
+        copy.dst = (char *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        copy.ld = m->ld * size;
+        copy.pitch = pitch;
+        copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
+        copy.index = operand ? args->b_index : args->a_index;
+        copy.groups = *groups;
+        e = gmm_launch_gather(plan->grid[1], &copy, stream);
+        m->data = copy.dst;
+        m->ld = pitch / size;
+    }
+    return e;
+}
+
 #ifndef GMM_NO_QUANT
 /* Declines operands whose scaling the MMA kernels do not read or write: every one that is not listed here. */
 static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
@@ -224,7 +276,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
-    return 1;
+    return gmm__mma_plan_gather(call, plan, op);
 }
 #endif /* GMM_NO_QUANT */
 
@@ -239,7 +291,6 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
-    const int32_t gathered = call->d.linear.x_index || call->d.linear.dy_index;
     double best = 0.0;
     int32_t i;
 #ifndef GMM_NO_QUANT
@@ -255,7 +306,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         const int64_t tiles = op == gmm_gemm_wgrad ? max_tiles
                                                    : G * gmm__ceil_div(gmm__ceil_div(rows, G), k->tile_rows);
         double cost;
-        if (k->op != op || k->dtype != dtype || k->gathered != gathered || k->shared > shared) continue;
+        if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
         /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
@@ -273,7 +324,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
                    plan->grid[0]);
-    return 1;
+    return gmm__mma_plan_gather(call, plan, op);
 }
 
 /* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
@@ -325,6 +376,10 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     memset(&args, 0, sizeof args);
     args.p = *p;
     args.a = call->mat[role_a];
+    if (gmm__gathers(call, role_a)) { /* the copy of gathered floats */
+        args.a.data = p->a.data;
+        args.a.ld = p->a.ld;
+    }
     args.b = call->mat[role_b];
     args.b.table = p->b.table;
     args.a_along = call->direction[role_a];
@@ -349,6 +404,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     const gmm__call *call = plan->call;
     int32_t tile_rows;
     gmm_gemm_args args;
+    gmm_groups groups;
     gmm_status s;
 
     tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
@@ -358,6 +414,12 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                  (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
+    groups = call->groups;
+    groups.splits = args.offsets;
+    groups.form = GMM_SPLIT_OFFSETS;
+    groups.dtype = GMM_I64;
+    groups.on_host = groups.row_align = 0;
+    if ((s = gmm__cuda_status(call, gmm__mma_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
 #ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
 #endif

@@ -184,6 +184,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
+    if (gmm__gathers(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -204,7 +205,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
             return gmm__decline(plan, "converts no so many rows");
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
-        gmm__reserve(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A, (size_t)(rows * cols) * 2);
+        gmm__reserve(plan, operand ? GMM__COPY_B : GMM__COPY_A, (size_t)(rows * cols) * 2);
     }
     if (nv) gmm__reserve(plan, GMM__WGMMA_ALPHA, 2 * (size_t)G * sizeof(float));
     if (gmm__wgmma_transposes(call, op)) {
@@ -223,23 +224,6 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 }
 #endif /* GMM_NO_QUANT */
 
-/* Reserves the copies of gathered operands where the kernel does not gather, and says in the note what is done. */
-static void gmm__wgmma_plan_gather(const gmm__call *call, gmm__plan *plan, int role_a, int role_b) {
-    const uint64_t bytes_a = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_a);
-    const uint64_t bytes_b = 2 * (uint64_t)call->rows * (uint64_t)gmm__wgmma_copy_cols(call, role_b);
-    const size_t used = strlen(plan->note);
-    if (gmm_sm90_kernels[plan->kernel].gather) {
-        (void)snprintf(plan->note + used, sizeof plan->note - used, ", which gathers rows");
-        return;
-    }
-    if (!gmm__gathers(call, role_a) && !gmm__gathers(call, role_b)) return;
-    (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
-                   (long long)((bytes_a + bytes_b) >> 20));
-    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
-    gmm__reserve(plan, GMM__WGMMA_COPY_A, (size_t)bytes_a);
-    gmm__reserve(plan, GMM__WGMMA_COPY_B, (size_t)bytes_b);
-}
-
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
@@ -257,37 +241,10 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         return 0;
     (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
                    plan->grid[0]);
-    gmm__wgmma_plan_gather(call, plan, role_a, role_b);
+    if (!gmm_sm90_kernels[plan->kernel].gather) return gmm__mma_plan_gather(call, plan, op);
+    (void)snprintf(plan->note, sizeof plan->note, "%s, which gathers rows, %d blocks",
+                   gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
     return 1;
-}
-
-/* Enqueues the copies of gathered operands, and makes `product` address them. */
-static cudaError_t gmm__wgmma_gather(const gmm__plan *plan, gmm_sm90_args *product, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    cudaError_t e = cudaSuccess;
-    int operand;
-    for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
-        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-        const int64_t cols = gmm__wgmma_copy_cols(call, role);
-        gmm_kmat *m = operand ? &product->p.b : &product->p.a;
-        gmm_gather_args args;
-        if (!cols) continue;
-        if (!m->data) m->data = plan->workspace; /* no row is read, but a tensor map needs an address */
-        if (gmm_sm90_kernels[plan->kernel].gather) continue;
-        memset(&args, 0, sizeof args);
-        args.src = (const char *)m->data;
-        args.dst = (char *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
-        args.ld = 2 * m->ld;
-        args.pitch = 2 * cols;
-        args.bytes = (int32_t)(2 * (role == GMM__X_ ? call->in : call->out));
-        args.index = operand ? product->p.b_index : product->p.a_index;
-        args.groups = product->groups;
-        e = gmm_launch_gather(plan->grid[1], &args, stream);
-        m->data = args.dst;
-        m->ld = cols;
-    }
-    return e;
 }
 
 #ifndef GMM_NO_QUANT
@@ -358,7 +315,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__WGMMA_COPY_B : GMM__WGMMA_COPY_A);
+        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -395,7 +352,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int wgrad = op == gmm_gemm_wgrad;
 #ifdef GMM_NO_QUANT
-    const int quantized_tokens = 0;
+    const int fp8 = 0, quantized_tokens = 0;
 #else
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
@@ -437,7 +394,10 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if ((e = gmm__wgmma_gather(plan, &args, stream)) != cudaSuccess) return gmm__cuda_status(call, e);
+    if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
+        e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    if (!args.p.a.data) args.p.a.data = plan->workspace; /* gathered from no rows; a tensor map needs an address */
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
         args.p.a.data = plan->workspace;
         if (wgrad) args.p.b.data = plan->workspace;

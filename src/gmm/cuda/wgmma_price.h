@@ -1,4 +1,4 @@
-/* ............................................................................ 14.14 WGMMA engine: prices of tiles ... */
+/* .......................................................................... 14.14 WGMMA engine: prices of tiles ... */
 
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
@@ -36,7 +36,7 @@ static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_copy_rate = 950.0;          /* elements per clock: gathered rows to the workspace */
+static const double gmm__wgmma_copy_rate = 1900.0;         /* bytes per clock: gathered rows to the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
@@ -90,16 +90,6 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* The index of an operand whose rows are gathered, else NULL. */
-static const int32_t *gmm__gathers(const gmm__call *call, int role) {
-    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
-}
-/* Elements from row to row of an operand's gathered copy in the workspace, whose rows are at multiples of 16 bytes; 0:
-   the rows are not gathered. */
-static int64_t gmm__wgmma_copy_cols(const gmm__call *call, int role) {
-    return gmm__gathers(call, role) ? ((role == GMM__X_ ? call->in : call->out) + 7) / 8 * 8 : 0;
-}
-
 /* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
    kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
    them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
@@ -116,9 +106,9 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     const double k_tiles = (double)steps;
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
-    const int64_t copied = gmm__wgmma_copy_cols(call, role_a) + gmm__wgmma_copy_cols(call, role_b);
+    const int64_t copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, role_b); /* bytes per row */
     const int64_t limit = call->options.workspace_limit;
-    const int copies = !limit || 2 * copied <= limit / (call->rows + 1);
+    const int copies = !limit || copied <= limit / (call->rows + 1);
     /* a gather warp counts rows in units of 16 bytes */
     const int gathers = gmm__gathers(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;

@@ -1,10 +1,10 @@
-/* Gathered rows of the 16-bit Hopper products (gmm_row_index). Either the product gathers them itself (tiles with
-   `gather`), or gmm_gather_rows copies them to the workspace before the product; the plan takes what is faster.
+/* Gathered rows of the 16-bit Hopper products (gmm_row_index), in tiles with `gather`. Where it is faster, the plan
+   takes other tiles, and gmm_gather_rows copies the rows before the product.
 
-   In the product two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which
-   TMA with 128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full`
-   when their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
-   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
+   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their
+   copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the
+   async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
@@ -84,43 +84,3 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         }
     }
 }
-
-/* Copies gathered rows to a dense matrix of rows of `pitch` bytes, a multiple of 16. */
-enum { GMM_GATHER_THREADS = 256 };
-typedef struct gmm_gather_args {
-    const char *src;
-    char *dst;
-    int64_t ld, pitch;   /* bytes from row to row */
-    int32_t bytes;       /* of a row */
-    gmm_row_index index;
-    gmm_groups groups;   /* splits in device memory */
-} gmm_gather_args;
-
-#if GMM__HOLDS(0)
-/* One warp per row of the split; both matrices have rows at multiples of 16 bytes. */
-GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
-    const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
-    const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
-    const int32_t lane = (int32_t)threadIdx.x & 31;
-    int64_t r;
-    gmm_report_index_faults(&args.index, thread, rows, warps * 32);
-    for (r = thread / 32; r < rows; r += warps) {
-        const int32_t row = gmm_indexed_row(&args.index, r);
-        const char *const from = args.src + (row < 0 ? 0 : row * args.ld);
-        char *const to = args.dst + r * args.pitch;
-        int32_t x = 16 * lane;
-#pragma unroll 4
-        for (; x + 16 <= args.bytes; x += 512)
-            *(uint4 *)(to + x) = row < 0 ? make_uint4(0, 0, 0, 0) : *(const uint4 *)(from + x);
-        for (; x < args.bytes; x += 2) /* one lane: the elements behind the last 16 bytes */
-            *(uint16_t *)(to + x) = row < 0 ? (uint16_t)0 : *(const uint16_t *)(from + x);
-    }
-}
-
-static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
-                            stream);
-}
-#endif /* GMM__HOLDS(0) */

@@ -6,7 +6,6 @@
 #endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
-#define GMM__GATHERED GMM__COLUMN(3, GMM__ROW)
 
 /* D = A B^T in fp32 on the CUDA cores: every element is accumulated by FMAs in the order of k. A CTA of 256 threads
    computes 128 x 128 elements; a thread has 8 x 8 of them, in rows ty and ty + 64 and columns tx and tx + 64, four
@@ -27,11 +26,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     tile.g = 0;
     for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
          tile_index += gridDim.x) {
-        gmm_f32_operand a = gmm_f32_operand_init(&args.a, 0, tile.row + (TA ? 0 : tile.m0), TA ? tile.m0 : 0,
-                                                 GMM__GATHERED ? &args.a_index : NULL);
-        gmm_f32_operand b = gmm_f32_operand_init(&args.b, RAGGED_K ? 0 : tile.g,
-                                                 (RAGGED_K ? tile.row : 0) + (TB ? 0 : tile.n0), TB ? tile.n0 : 0,
-                                                 GMM__GATHERED && RAGGED_K ? &args.b_index : NULL);
+        const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
+        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
+                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
+        const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
         int i, j, k, k0, buffer = 0;
 #pragma unroll
@@ -39,19 +38,17 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #pragma unroll
             for (j = 0; j < 8; j++) acc[i][j] = 0.0f;
 
-        a.rows = tile.m - tile.m0;
-        b.rows = args.n - tile.n0;
-        a.k = b.k = tile.k;
-        gmm_f32_load_stage(TA, &a, 0, va);
-        gmm_f32_load_stage(TB, &b, 0, vb);
+        k0 = 0;
+        gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+        gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
         gmm_f32_store_stage(TA, as[0], va);
         gmm_f32_store_stage(TB, bs[0], vb);
         __syncthreads();
         for (k0 = BK;; k0 += BK) {
             const int last = k0 >= tile.k;
             if (!last) {
-                gmm_f32_load_stage(TA, &a, k0, va);
-                gmm_f32_load_stage(TB, &b, k0, vb);
+                gmm_f32_load_stage(TA, a, vec4_a, args.a.ld, m, k0, tile.k, va);
+                gmm_f32_load_stage(TB, b, vec4_b, args.b.ld, n, k0, tile.k, vb);
             }
 #pragma unroll
             for (k = 0; k < BK; k++) {
@@ -91,10 +88,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    gmm_gemm_finish(&args, RAGGED_K, GMM__GATHERED);
+    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
-#undef GMM__GATHERED
 #undef GMM__ROW
 

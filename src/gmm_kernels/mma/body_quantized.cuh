@@ -31,8 +31,6 @@
 #define GMM__A_BYTES (2 * GMM_QGEMM_TILE_M * GMM_QGEMM_TILE_K)
 #define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__BN * GMM_QGEMM_TILE_K)
 #define GMM__SLOT_BYTES (GMM__BLOCK_SCALED ? (int)gmm_qgemm_slot_bytes_1 : (int)gmm_qgemm_slot_bytes_0)
-/* The tile at hand, in shared memory behind the stages and the ring of scales. */
-#define GMM__SMEM_TILE(smem) ((gmm_gemm_tile *)(void *)((smem) + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES))
 /* Whether A holds 16-bit tokens, which are copied without conversion; whether scales are applied in the mainloop. */
 #define GMM__A_IS_16BIT(args) (!GMM__K_GROUPED && (args)->a.scaling == GMM_SCALING_NONE)
 #define GMM__HAS_SCALES(args) \
@@ -140,7 +138,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_load_first_)(const gmm_qgemm_args *args, GM
     __syncthreads(); /* scales are stored, and the epilogue of the previous tile has finished with shared memory */
     if (threadIdx.x == 0) *smem_tile = *t; /* in shared memory, so that it takes no registers in the mainloop */
     if (GMM__HAS_SCALES(args)) GMM__PART(gmm_qgemm_store_scales_)(args, load, 1);
-    if (GMM__A_IS_16BIT(args)) gmm_qgemm_copy_tokens(&load->a, args, t, load->smem);
+    if (GMM__A_IS_16BIT(args)) gmm_qgemm_copy_tokens(&load->a, &args->a, load->smem);
     gmm_cp_async_commit_group();
     gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
     gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
@@ -218,8 +216,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_mainloop_)(const gmm_qgemm_args *args, GMM_
         GMM__CP_ASYNC_WAIT_GROUP(0);
         __syncthreads(); /* stage k_tile is complete, and the one before has been read */
         if (GMM__A_IS_16BIT(args) && has_next)
-            gmm_qgemm_copy_tokens(&load->a, args, GMM__SMEM_TILE(load->smem),
-                                  load->smem + ((k_tile + 1) & 1) * GMM__STAGE_BYTES);
+            gmm_qgemm_copy_tokens(&load->a, &args->a, load->smem + ((k_tile + 1) & 1) * GMM__STAGE_BYTES);
         gmm_cp_async_commit_group();
         if (!GMM__A_IS_16BIT(args) || has_next) gmm_qgemm_operand_advance(&load->a, &args->a, GMM__TA);
         gmm_qgemm_operand_advance(&load->b, &args->b, GMM__TB);
@@ -356,7 +353,8 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
     const gmm_mma_warp w = gmm_mma_warp_init(warp / 4 * 64, warp % 4 * GMM__WN, GMM__TA, GMM__TB, GMM__A_ROW_BYTES,
                                              GMM__B_ROW_BYTES, GMM__A_BYTES);
     float *const sums = (float *)(void *)gmm_shared + warp * 8 * (GMM__WN + 8); /* the warp's, where stages were */
-    gmm_gemm_tile *const smem_tile = GMM__SMEM_TILE(gmm_shared);
+    gmm_gemm_tile *const smem_tile =
+        (gmm_gemm_tile *)(void *)(gmm_shared + 2 * GMM__STAGE_BYTES + 4 * GMM__SLOT_BYTES);
     GMM__PART(gmm_qgemm_loads_) load;
     GMM__PART(gmm_qgemm_codes_) codes;
     gmm_gemm_tile tile;
@@ -384,10 +382,10 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
         __syncthreads(); /* all stages have been read: their memory is reused for the results */
         GMM__PART(gmm_qgemm_store_tile_)(&args, smem_tile, &w, sums, acc, sum);
     }
-    gmm_gemm_finish(&args.p, GMM__K_GROUPED, !GMM__K_GROUPED);
+    if (!GMM__K_GROUPED && args.p.zero_tail)
+        gmm_gemm_zero_tail(&args.p.d, args.p.offsets[args.p.groups], args.p.capacity, args.p.n);
 }
 #undef GMM__A_IS_16BIT
-#undef GMM__SMEM_TILE
 #undef GMM__HAS_SCALES
 #undef GMM__A_CHUNKS
 #undef GMM__B_CHUNKS

@@ -9,10 +9,8 @@
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
-#define GMM__GATHERED GMM__COLUMN(5, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__CAT(gmm_##name##_, GMM__TILE)
-#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__INSTANCE(part), _), GMM__GATHERED)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 #define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
@@ -22,19 +20,15 @@
 #define GMM__NT (GMM__WN / 8)
 #define GMM__KT (GMM__CFG(bk) / 16)
 /* Operands in a stage: bytes of their rows, of A, and of both. */
-#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads), \
-                                        GMM__GATHERED ? &args->a_index : NULL)
-#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads), \
-                                        GMM__GATHERED && GMM__K_GROUPED ? &args->b_index : NULL)
+#define GMM__A_SHAPE gmm_stage_shape_of(GMM__TA, GMM__CFG(bm), GMM__CFG(bk), GMM__CFG(threads))
+#define GMM__B_SHAPE gmm_stage_shape_of(GMM__TB, GMM__CFG(bn), GMM__CFG(bk), GMM__CFG(threads))
 #define GMM__A_ROW_BYTES (2 * (GMM__TA ? GMM__CFG(bm) : GMM__CFG(bk)))
 #define GMM__B_ROW_BYTES (2 * (GMM__TB ? GMM__CFG(bn) : GMM__CFG(bk)))
 #define GMM__A_BYTES (2 * GMM__CFG(bm) * GMM__CFG(bk))
 #define GMM__STAGE_BYTES (GMM__A_BYTES + 2 * GMM__CFG(bn) * GMM__CFG(bk))
 
 /* Loads stage number q of a tile to `stage`. */
-GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(const gmm_gemm_args *args, gmm_stage_loaders *load, char *stage,
-                                                   int q) {
-    (void)args; /* without gathered rows it is not read */
+GMM__DEVICE void GMM__PART(gmm_tensor_load_stage_)(gmm_stage_loaders *load, char *stage, int q) {
     gmm_stage_load(&load->a, stage, q, GMM__A_SHAPE);
     gmm_stage_load(&load->b, stage + GMM__A_BYTES, q, GMM__B_SHAPE);
     gmm_cp_async_commit_group();
@@ -52,7 +46,7 @@ GMM__DEVICE int GMM__PART(gmm_tensor_load_first_)(const gmm_gemm_args *args, con
                                     GMM__TB ? args->n - t->n0 : t->k, GMM__B_SHAPE);
 #pragma unroll
     for (s = 0; s < GMM__CFG(stages) - 1; s++) {
-        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(args, load, smem + s * GMM__STAGE_BYTES, s);
+        if (s < k_tiles) GMM__PART(gmm_tensor_load_stage_)(load, smem + s * GMM__STAGE_BYTES, s);
         else gmm_cp_async_commit_group(); /* wait_group counts groups: one per stage, empty or not */
     }
     return k_tiles;
@@ -81,9 +75,8 @@ GMM__DEVICE void GMM__PART(gmm_tensor_multiply_)(float acc[GMM__MT][GMM__NT][4],
 }
 
 /* Multiplies the stages of a tile, of which the first are on their way, and loads the others. */
-GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, const gmm_mma_warp *w,
-                                                 gmm_stage_loaders *load, char *smem, int k_tiles, int row_blocks,
-                                                 float acc[GMM__MT][GMM__NT][4]) {
+GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_mma_warp *w, gmm_stage_loaders *load, char *smem,
+                                                 int k_tiles, int row_blocks, float acc[GMM__MT][GMM__NT][4]) {
     enum { STAGES = GMM__CFG(stages), STAGE = GMM__STAGE_BYTES, KT = GMM__KT };
     const uint32_t shared = (uint32_t)__cvta_generic_to_shared(smem);
     uint32_t a[2][GMM__MT][4], b[2][GMM__NT / 2][4];
@@ -108,7 +101,7 @@ GMM__DEVICE void GMM__PART(gmm_tensor_mainloop_)(const gmm_gemm_args *args, cons
             }
             if (s == 0) {
                 if (k_tile + STAGES - 1 < k_tiles) {
-                    GMM__PART(gmm_tensor_load_stage_)(args, load, smem + write_offset, k_tile + STAGES - 1);
+                    GMM__PART(gmm_tensor_load_stage_)(load, smem + write_offset, k_tile + STAGES - 1);
                     write_offset = write_offset + STAGE == STAGES * STAGE ? 0 : write_offset + STAGE;
                 } else gmm_cp_async_commit_group();
             }
@@ -185,9 +178,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #pragma unroll
                 for (h = 0; h < 4; h++) acc[i][j][h] = 0.0f;
         gmm_gemm_prefetch(&args, GMM__K_GROUPED, &mma_tile, GMM__CFG(bm), GMM__CFG(bn));
-        GMM__PART(gmm_tensor_mainloop_)(&args, &w, &load, gmm_shared, k_tiles, row_blocks, acc);
+        GMM__PART(gmm_tensor_mainloop_)(&w, &load, gmm_shared, k_tiles, row_blocks, acc);
     }
-    gmm_gemm_finish(&args, GMM__K_GROUPED, GMM__GATHERED);
+    if (!GMM__K_GROUPED && args.zero_tail)
+        gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__A_SHAPE
 #undef GMM__B_SHAPE
@@ -203,8 +197,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__TB
 #undef GMM__K_GROUPED
 #undef GMM__PART
-#undef GMM__INSTANCE
-#undef GMM__GATHERED
 #undef GMM__CFG
 #undef GMM__KERNEL_NAME
 #undef GMM__OP

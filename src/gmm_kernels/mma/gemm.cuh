@@ -13,34 +13,21 @@
     X(128x256, 128, 256, 64, 3, 2, 4, 1, 0) \
     X(64x128, 64, 128, 32, 6, 1, 4, 2, 1)
 
-/* Instances: X(op, dtype, precision, tile, gathered, kernel); the includes below follow the same list. The names of GEMM
-   kernels are explained above GMM_SM90_KERNEL_LIST. Instances with gathered 1 read rows of token matrices through
-   a_index and b_index. */
+/* Instances: X(op, dtype, precision, tile, kernel); the includes below follow the same list. The names
+   of GEMM kernels are explained above GMM_SM90_KERNEL_LIST. */
 #define GMM_MMA_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 128x256, 0, gmm_gemm_fwd_bf16_128x256x64_mma) \
-    X(fwd, GMM_BF16, bf16, 64x128, 0, gmm_gemm_fwd_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 0, gmm_gemm_fwd_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 0, gmm_gemm_fwd_f16_64x128x32_mma)) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_dgrad_bf16_128x256x64_mma) \
-    X(dgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_dgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_dgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_dgrad_f16_64x128x32_mma)) \
-    X(wgrad, GMM_BF16, bf16, 128x256, 0, gmm_gemm_wgrad_bf16_128x256x64_mma) \
-    X(wgrad, GMM_BF16, bf16, 64x128, 0, gmm_gemm_wgrad_bf16_64x128x32_mma) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 0, gmm_gemm_wgrad_f16_128x256x64_mma)) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 0, gmm_gemm_wgrad_f16_64x128x32_mma)) \
-    X(fwd, GMM_BF16, bf16, 128x256, 1, gmm_gemm_fwd_bf16_128x256x64_gathered_mma) \
-    X(fwd, GMM_BF16, bf16, 64x128, 1, gmm_gemm_fwd_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, 1, gmm_gemm_fwd_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, 1, gmm_gemm_fwd_f16_64x128x32_gathered_mma)) \
-    X(dgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_dgrad_bf16_128x256x64_gathered_mma) \
-    X(dgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_dgrad_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_dgrad_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_dgrad_f16_64x128x32_gathered_mma)) \
-    X(wgrad, GMM_BF16, bf16, 128x256, 1, gmm_gemm_wgrad_bf16_128x256x64_gathered_mma) \
-    X(wgrad, GMM_BF16, bf16, 64x128, 1, gmm_gemm_wgrad_bf16_64x128x32_gathered_mma) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, 1, gmm_gemm_wgrad_f16_128x256x64_gathered_mma)) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, 1, gmm_gemm_wgrad_f16_64x128x32_gathered_mma))
+    X(fwd, GMM_BF16, bf16, 128x256, gmm_gemm_fwd_bf16_128x256x64_mma) \
+    X(fwd, GMM_BF16, bf16, 64x128, gmm_gemm_fwd_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 128x256, gmm_gemm_fwd_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 64x128, gmm_gemm_fwd_f16_64x128x32_mma)) \
+    X(dgrad, GMM_BF16, bf16, 128x256, gmm_gemm_dgrad_bf16_128x256x64_mma) \
+    X(dgrad, GMM_BF16, bf16, 64x128, gmm_gemm_dgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 128x256, gmm_gemm_dgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 64x128, gmm_gemm_dgrad_f16_64x128x32_mma)) \
+    X(wgrad, GMM_BF16, bf16, 128x256, gmm_gemm_wgrad_bf16_128x256x64_mma) \
+    X(wgrad, GMM_BF16, bf16, 64x128, gmm_gemm_wgrad_bf16_64x128x32_mma) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
 #define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
     GMM__CAT(gmm_ragged_k_, tag) = ragged,
@@ -290,15 +277,5 @@ GMM__DEVICE void gmm_gemm_zero_tail(const gmm_kmat *d, int64_t first_row, int64_
     for (r = first_row + warp; r < capacity; r += warps)
         for (c = 4 * (int32_t)(threadIdx.x & 31); c < n; c += 128)
             gmm_write4(d->dtype, (char *)d->data + (r * d->ld + c) * size, n - c, vec4, zero);
-}
-
-/* Behind the tiles of a product: zeroes the tail of D, and reports entries of indices that are past their matrix. */
-GMM__DEVICE void gmm_gemm_finish(const gmm_gemm_args *args, int ragged_k, int gathered) {
-    const int64_t step = (int64_t)gridDim.x * blockDim.x, begin = (int64_t)blockIdx.x * blockDim.x + threadIdx.x;
-    if (!ragged_k && args->zero_tail)
-        gmm_gemm_zero_tail(&args->d, args->offsets[args->groups], args->capacity, args->n);
-    if (!gathered) return;
-    gmm_report_index_faults(&args->a_index, begin, args->offsets[args->groups], step);
-    if (ragged_k) gmm_report_index_faults(&args->b_index, begin, args->offsets[args->groups], step);
 }
 

@@ -177,20 +177,13 @@ GMM__DEVICE uint4 gmm_qgemm_load_chunk(const gmm_qgemm_operand *s, const gmm_mat
     }
     return v;
 }
-/* Copies 16-bit tokens to the stage without conversion. The tile says where the rows of gathered tokens begin. */
-GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_qgemm_args *args,
-                                       const gmm_gemm_tile *tile, char *dst) {
-    const gmm_mat *m = &args->a;
+/* Copies 16-bit tokens to the stage without conversion. */
+GMM__DEVICE void gmm_qgemm_copy_tokens(const gmm_qgemm_operand *s, const gmm_mat *m, char *dst) {
     const char *src;
     int i, e;
 #pragma unroll 1
     for (i = 0; i < GMM_QGEMM_TILE_M / 32; i++) {
-        int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
-        if (args->p.a_index.at && count > 0) {
-            const int32_t row = gmm_indexed_row(&args->p.a_index, tile->row + tile->m0 + (threadIdx.x / 8 + 32 * i));
-            src = (const char *)m->data + row * (m->ld * 2) + (2 * args->p.k - s->bytes);
-            if (row < 0) count = 0;
-        }
+        const int count = gmm_qgemm_chunk_bytes(s, m, 0, 1, i, &src);
         char *smem = dst + gmm_swizzle(threadIdx.x / 8 + 32 * i, threadIdx.x % 8, 2 * GMM_QGEMM_TILE_K);
         if (s->aligned) gmm_cp_async_16_zfill((uint32_t)__cvta_generic_to_shared(smem), src, count);
         else

@@ -10,11 +10,9 @@ typedef struct gmm_stage_shape {
                            the other one is 0 */
     int row_step;       /* rows that the CTA copies at once, 16 bytes per thread */
     int chunks;         /* 16-byte chunks of a stage per thread */
-    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
 } gmm_stage_shape;
 
-GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads,
-                                               const gmm_row_index *index) {
+GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int threads) {
     gmm_stage_shape shape;
     shape.row_bytes = 2 * (mn_major ? mn : k);
     shape.mn = mn;
@@ -22,15 +20,11 @@ GMM__DEVICE gmm_stage_shape gmm_stage_shape_of(int mn_major, int mn, int k, int 
     shape.k_cols = mn_major ? 0 : k;
     shape.row_step = threads * 16 / shape.row_bytes;
     shape.chunks = mn * k / 8 / threads;
-    shape.index = index;
     return shape;
 }
 
 /* A thread's part of one operand that is copied into stages: the chunk at `src` and further ones, `chunk_stride` bytes
-   apart. Of a gathered operand `src` is in row 0 of the matrix, chunk_stride is the distance of its rows, and `gathered`
-   says which rows there are: stored as [mn][k], those of the thread's chunks in every stage, or -1 for zeros; stored as
-   [k][mn], entries of the index for the next stage, a lane of each warp having every 32nd. */
-enum { GMM_STAGE_GATHERED = 4 };
+   apart. */
 typedef struct gmm_stage_loader {
     const char *src;
     int64_t chunk_stride, stage_stride; /* bytes between chunks of a stage, and between stages */
@@ -38,42 +32,12 @@ typedef struct gmm_stage_loader {
     int32_t aligned;                    /* chunks are aligned to 16 bytes */
     int32_t full_stages;                /* number of stages that are complete and aligned */
     uint32_t offset;                    /* of the thread's first chunk in the stage, in bytes */
-    int32_t first_row, gathered[GMM_STAGE_GATHERED]; /* gathered: row of the tokens from which `rows` counts */
 } gmm_stage_loader;
 
 /* Offset of a 16-byte chunk of a row in a stage. The chunks of a row are permuted so that equal chunks of 8 adjacent
    rows are in different banks. */
 GMM__DEVICE uint32_t gmm_swizzle(uint32_t row, uint32_t chunk, uint32_t row_bytes) {
     return row * row_bytes + ((chunk ^ (row_bytes == 64 ? (row >> 1) & 3u : row & 7u)) << 4);
-}
-
-/* Entries of a gathered operand's stage that is stored as [k][mn]; -1 beyond the operand. */
-GMM__DEVICE void gmm_stage_entries(gmm_stage_loader *loader, int stage_index, gmm_stage_shape shape) {
-    const int32_t first = stage_index * shape.k_rows + (int32_t)(threadIdx.x & 31u);
-    int i;
-#pragma unroll
-    for (i = 0; i < shape.k_rows / 32; i++)
-        loader->gathered[i] = first + 32 * i < loader->rows
-                                  ? gmm_index_entry(shape.index, loader->first_row + first + 32 * i) : -1;
-}
-/* Makes a loader that was initialized for consecutive rows from row0 on one of gathered rows. */
-GMM__DEVICE void gmm_stage_loader_gather(gmm_stage_loader *loader, int64_t row0, int64_t pitch, gmm_stage_shape shape) {
-    const int row = (int)threadIdx.x / (shape.row_bytes / 16);
-    int i;
-    loader->src -= (row0 + row) * pitch;
-    loader->chunk_stride = pitch;
-    loader->stage_stride = 2 * shape.k_cols;
-    loader->first_row = (int32_t)row0;
-    loader->rows += row;
-    if (shape.k_rows) {
-        gmm_stage_entries(loader, 0, shape);
-        return;
-    }
-#pragma unroll
-    for (i = 0; i < shape.chunks; i++) {
-        const int32_t r = row + i * shape.row_step;
-        loader->gathered[i] = r < loader->rows ? gmm_indexed_row(shape.index, loader->first_row + r) : -1;
-    }
 }
 
 /* Loader of the `rows` x `cols` elements from (row0, col0) of the stored matrix of group g on. */
@@ -94,36 +58,7 @@ GMM__DEVICE gmm_stage_loader gmm_stage_loader_init(const gmm_kmat *m, int32_t g,
                                       : (rows >= shape.mn ? cols / shape.k_cols : 0);
     if (!loader.aligned) loader.full_stages = 0;
     loader.offset = gmm_swizzle((uint32_t)row, (uint32_t)chunk, (uint32_t)shape.row_bytes);
-    if (shape.index) gmm_stage_loader_gather(&loader, row0, pitch, shape);
     return loader;
-}
-
-/* Copies stage number `stage_index` of a gathered operand. All lanes of the warp call it. */
-GMM__DEVICE void gmm_stage_load_gathered(gmm_stage_loader *loader, char *stage, int stage_index,
-                                         gmm_stage_shape shape) {
-    const int step_bytes = shape.row_step * shape.row_bytes, row = (int)threadIdx.x / (shape.row_bytes / 16);
-    const int cols = loader->cols - stage_index * shape.k_cols, valid = cols < 0 ? 0 : cols > 8 ? 8 : cols;
-    const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
-    int32_t rows[GMM_STAGE_GATHERED];
-    int i, e;
-#pragma unroll
-    for (i = 0; i < GMM_STAGE_GATHERED; i++)
-        rows[i] = i < shape.k_rows / 32 ? gmm_index_entry_row(shape.index, loader->gathered[i]) : 0;
-#pragma unroll
-    for (i = 0; i < shape.chunks; i++) {
-        const int32_t at = shape.k_rows ? __shfl_sync(0xFFFFFFFFu, rows[i * shape.row_step / 32 % GMM_STAGE_GATHERED],
-                                                      i * shape.row_step % 32 + row)
-                                        : loader->gathered[i % GMM_STAGE_GATHERED];
-        const char *src = loader->src + at * loader->chunk_stride;
-        const int count = at < 0 ? 0 : valid;
-        uint16_t *h = (uint16_t *)(stage + loader->offset + i * step_bytes);
-        if (loader->aligned) gmm_cp_async_16_zfill(smem + (uint32_t)(i * step_bytes), src, 2 * count);
-        else
-#pragma unroll 1
-            for (e = 0; e < 8; e++) h[e] = e < count ? ((const uint16_t *)src)[e] : (uint16_t)0;
-    }
-    loader->src += loader->stage_stride;
-    if (shape.k_rows) gmm_stage_entries(loader, stage_index + 1, shape);
 }
 
 /* Copies stage number `stage_index`, with zeros beyond the operand, and advances to the next stage. */
@@ -132,10 +67,6 @@ GMM__DEVICE void gmm_stage_load(gmm_stage_loader *loader, char *stage, int stage
     const uint32_t smem = (uint32_t)__cvta_generic_to_shared(stage) + loader->offset;
     const char *src = loader->src;
     int i, e;
-    if (shape.index) {
-        gmm_stage_load_gathered(loader, stage, stage_index, shape);
-        return;
-    }
     if (stage_index < loader->full_stages) {
 #pragma unroll
         for (i = 0; i < shape.chunks; i++, src += loader->chunk_stride)
@@ -199,101 +130,49 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY GMM__BODY_HERE(1)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation, precision, tile, gathered */
+/* kernel, operation, precision, tile */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128, 0)
+#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_mma, dgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128, 0)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_mma, dgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256, 0)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_mma, wgrad, bf16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#ifndef GMM_NO_F16
-#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128, 0)
-#include GMM_KERNELS_FILE
-#endif
-#undef GMM__SLICE
-#define GMM__SLICE 0
-#define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_gathered_mma, fwd, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_gathered_mma, fwd, bf16, 64x128, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_128x256x64_gathered_mma, dgrad, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_64x128x32_gathered_mma, dgrad, bf16, 64x128, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_128x256x64_gathered_mma, wgrad, bf16, 128x256, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_gathered_mma, wgrad, bf16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_wgrad_bf16_64x128x32_mma, wgrad, bf16, 64x128)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_gathered_mma, fwd, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_fwd_f16_128x256x64_mma, fwd, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_gathered_mma, fwd, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_fwd_f16_64x128x32_mma, fwd, f16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_gathered_mma, dgrad, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f16_128x256x64_mma, dgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_gathered_mma, dgrad, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f16_64x128x32_mma, dgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_gathered_mma, wgrad, f16, 128x256, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f16_128x256x64_mma, wgrad, f16, 128x256)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_gathered_mma, wgrad, f16, 64x128, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__SLICE
 #undef GMM__ARGS
 #undef GMM__BODY
 
-/* An operand of a tile of the fp32 product: `rows` x `k` elements from `src` on. With an index `src` is in row 0 of the
-   matrix, and the tile begins at row `first_row` of the tokens. */
-typedef struct gmm_f32_operand {
-    const char *src;
-    int64_t ld;
-    int vec4, rows, k;
-    int32_t first_row;
-    const gmm_row_index *index; /* of an operand whose rows are gathered; NULL: they are not */
-} gmm_f32_operand;
-
-GMM__DEVICE gmm_f32_operand gmm_f32_operand_init(const gmm_kmat *m, int32_t g, int64_t row0, int64_t col0,
-                                                 const gmm_row_index *index) {
-    gmm_f32_operand o;
-    o.src = gmm_kmat_data(m, g) + 4 * ((index ? 0 : row0 * m->ld) + col0);
-    o.ld = m->ld;
-    o.vec4 = gmm_vec4_aligned(GMM_F32, o.src, m->ld);
-    o.first_row = (int32_t)row0;
-    o.index = index;
-    return o;
-}
-
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
    stored as [k][rows], 4 rows of a value of k; then it stores them to shared memory as [k][rows]. */
-GMM__DEVICE void gmm_f32_load_stage(int transposed, const gmm_f32_operand *o, int k0, float v[2][4]) {
+GMM__DEVICE void gmm_f32_load_stage(int transposed, const char *base, int vec4, int64_t ld, int rows, int k0, int k,
+                                    float v[2][4]) {
     int i;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int c = (int)threadIdx.x + i * gmm_threads_f32;
         const int row = transposed ? k0 + c / 32 : c / 4, col = transposed ? c % 32 * 4 : k0 + c % 4 * 4;
-        int count = row < (transposed ? o->k : o->rows) ? (transposed ? o->rows : o->k) - col : 0, at = row;
-        if (o->index) {
-            at = count > 0 ? gmm_indexed_row(o->index, o->first_row + row) : -1;
-            if (at < 0) count = 0;
-        }
-        gmm_read4(GMM_F32, o->src + 4 * (at * o->ld + col), count, o->vec4, v[i]);
+        const int count = row < (transposed ? k : rows) ? (transposed ? rows : k) - col : 0;
+        gmm_read4(GMM_F32, base + 4 * (row * ld + col), count, vec4, v[i]);
     }
 }
 GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[2][4]) {
@@ -312,19 +191,13 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 
 #define GMM__BODY GMM__BODY_HERE(2)
 #define GMM__ARGS gmm_gemm_args
-/* kernel, operation, gathered */
+/* kernel, operation */
 #define GMM__SLICE 4
-#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd, 0)
+#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_gathered_mma, fwd, 1)
+#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_gathered_mma, dgrad, 1)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad, 0)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_gathered_mma, wgrad, 1)
+#define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #undef GMM__ARGS
@@ -334,29 +207,24 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 typedef struct gmm_gemm_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t gathered, tile_rows, tile_cols, threads, blocks, shared;
+    int32_t tile_rows, tile_cols, threads, blocks, shared;
     const void *function;
     const char *name;
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
-#define GMM__X(op, dtype, tag, tile, gathered, kernel) \
-    { GMM__CAT(gmm_gemm_, op), dtype, gathered, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), \
-      GMM__CAT(gmm_threads_, tile), GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, \
-      #kernel },
+#define GMM__X(op, dtype, tag, tile, kernel) \
+    { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
+      GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(op, gathered, kernel) \
-    { GMM__CAT(gmm_gemm_, op), GMM_F32, gathered, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, \
-      (const void *)kernel, #kernel },
-    GMM__X(fwd, 0, gmm_gemm_fwd_f32_128x128x16_mma)
-    GMM__X(fwd, 1, gmm_gemm_fwd_f32_128x128x16_gathered_mma)
-    GMM__X(dgrad, 0, gmm_gemm_dgrad_f32_128x128x16_mma)
-    GMM__X(dgrad, 1, gmm_gemm_dgrad_f32_128x128x16_gathered_mma)
-    GMM__X(wgrad, 0, gmm_gemm_wgrad_f32_128x128x16_mma)
-    GMM__X(wgrad, 1, gmm_gemm_wgrad_f32_128x128x16_gathered_mma)
-#undef GMM__X
+    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
+    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
+    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
+      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */

@@ -1,0 +1,41 @@
+/* ................................................................................................ Gathered rows ... */
+
+/* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
+enum { GMM_GATHER_THREADS = 256 };
+typedef struct gmm_gather_args {
+    const char *src;
+    char *dst;           /* 16-byte aligned */
+    int64_t ld, pitch;   /* bytes from row to row of src and dst; pitch is a multiple of 16 */
+    int64_t bytes;       /* of a row, an even number */
+    gmm_row_index index;
+    gmm_groups groups;   /* splits in device memory: rows behind the last group are not copied */
+} gmm_gather_args;
+
+#if GMM__HOLDS(0)
+/* One warp per row. */
+GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
+    const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
+    const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
+    const int64_t vectors = (((uint64_t)(uintptr_t)args.src | (uint64_t)args.ld) & 15) == 0 ? args.bytes / 16 : 0;
+    const int lane = (int)threadIdx.x & 31;
+    int64_t r, x;
+    gmm_report_index_faults(&args.index, thread, rows, warps * 32);
+    for (r = thread / 32; r < rows; r += warps) {
+        const int32_t row = gmm_indexed_row(&args.index, r);
+        const char *const from = args.src + (row < 0 ? 0 : row * args.ld);
+        char *const to = args.dst + r * args.pitch;
+#pragma unroll 4
+        for (x = lane; x < vectors; x += 32)
+            ((uint4 *)to)[x] = row < 0 ? make_uint4(0, 0, 0, 0) : ((const uint4 *)from)[x];
+        for (x = 8 * vectors + lane; x < args.bytes / 2; x += 32)
+            ((uint16_t *)to)[x] = row < 0 ? (uint16_t)0 : ((const uint16_t *)from)[x];
+    }
+}
+
+static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
+                            stream);
+}
+#endif /* GMM__HOLDS(0) */

@@ -2277,11 +2277,12 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store; not read where rows of D are no multiples of 16 bytes */
+    CUtensorMap d;            /* boxes of a deferred store */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores; else `d` is not encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
@@ -3842,6 +3843,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     void *params[1];
     cudaError_t error;
     int mapped, device = 0, sms = 0;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
+                     (((uint64_t)(uintptr_t)p->d.data | (uint64_t)(p->d.ld * 2) | (uint64_t)p->n * 2) & 15) == 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
@@ -3856,8 +3859,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!row->deferred || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
-                  gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
+                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile = row->tile_choice;
     memset(attributes, 0, sizeof attributes);
@@ -10624,9 +10626,9 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots: by TMA where rows begin and end at multiples of 16 bytes (see gmm_sm90_d_by_tma). A slot is reused after 3
-   stages, so that no warp stalls on it. Words are selected by predicates: an index into them would put them into local
-   memory, and moving them down would need as many registers again. */
+   slots, by TMA where it may store D (see gmm_sm90_d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
+   it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
+   need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
@@ -10647,7 +10649,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
-    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2) | (uint64_t)(args->p.n * 2)) & 15) == 0) {
+    if (args->d_by_tma) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
                           t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);

@@ -63,9 +63,9 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots: by TMA where rows begin and end at multiples of 16 bytes (see gmm_sm90_d_by_tma). A slot is reused after 3
-   stages, so that no warp stalls on it. Words are selected by predicates: an index into them would put them into local
-   memory, and moving them down would need as many registers again. */
+   slots, by TMA where it may store D (see gmm_sm90_d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
+   it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
+   need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
@@ -86,7 +86,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
     if (tid == 0) /* the next slot may be overwritten */
         GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
     gmm_consumer_sync(wg);
-    if ((((uint64_t)(uintptr_t)d->data | (uint64_t)(d->ld * 2) | (uint64_t)(args->p.n * 2)) & 15) == 0) {
+    if (args->d_by_tma) {
         if (tid == 0) {
             gmm_tma_store(&args->d, slot_at, 0, t->n0 + 64 * wg, GMM_SM90_RAGGED_ROWS - t->rows + row,
                           t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);

@@ -124,6 +124,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     void *params[1];
     cudaError_t error;
     int mapped, device = 0, sms = 0;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
+                     (((uint64_t)(uintptr_t)p->d.data | (uint64_t)(p->d.ld * 2) | (uint64_t)p->n * 2) & 15) == 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
@@ -138,8 +140,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     if (row->op != gmm_gemm_wgrad)
         mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
                  gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!row->deferred || (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2)) & 15) || p->d.dtype == GMM_F32 ||
-                  gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
+                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile = row->tile_choice;
     memset(attributes, 0, sizeof attributes);

@@ -81,11 +81,12 @@
    so that one map serves weights at any address. */
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store; not read where rows of D are no multiples of 16 bytes */
+    CUtensorMap d;            /* boxes of a deferred store */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores; else `d` is not encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */

@@ -141,7 +141,8 @@ typedef struct gmm_config {
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
-       CUBLASLT is required, for which cuBLASLt waits for the device.
+       CUBLASLT is required: to open and to close cuBLASLt waits for the device, which ends captures of all threads.
+       Else the first call that CUBLASLT serves opens it.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
        (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
        the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
@@ -249,8 +250,9 @@ typedef struct gmm_options {
                                     stands for both. 0 or a higher number: the tile expected to be fastest. Never
                                     changes results */
     int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
-                                    it converts them, is larger; AUTO then takes MMA. 0 = no limit. Never changes
-                                    results */
+                                    it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
+                                    rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
+                                    products are refused. 0 = no limit. Never changes results */
 } gmm_options;
 
 /* The result of a query. */
@@ -306,8 +308,9 @@ typedef struct gmm_grad {
    Gathered rows: with x_index, x is [index_rows, K], and its row x_index[r] / index_div (rounded down) stands for x[r];
        dy_index does the same for dy. A negative entry stands for a row of zeros; so does an entry past index_rows,
        which also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens
-       that were not permuted, with the bits of permuted copies. Gathered operands are floats. WGMMA copies the rows to
-       the workspace first where that is faster, unless options.workspace_limit forbids it.
+       that were not permuted, with the bits of permuted copies. Gathered operands are floats. GPU engines copy the rows
+       to the workspace first; in forward and dgrad WGMMA does not where its kernels gather them faster, or where
+       options.workspace_limit forbids it. Whether an index is NULL tells a query whether rows are gathered.
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -364,7 +367,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA, GMM_E_DEVICE (cuBLASLt cannot be opened). */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
@@ -607,6 +610,10 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
+   Gathered rows (gmm_linear): with x_index, x is [index_rows, hidden], and its row x_index[r] / index_div stands for
+       x[r]; dy_index does the same for dy. gmm_permute.slot_of with index_div = topk takes tokens and the gradients of
+       combined tokens that were not permuted, with the bits of permuted copies. Needs config.recipe NONE. A queued
+       weight gradient reads the indices in gmm_mlp_wgrad.
    dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
        be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
@@ -630,6 +637,11 @@ typedef struct gmm_mlp {
     gmm_wgrad_queue *queue; /* delayed: bwd appends an entry */
     const gmm_grad_hooks *hooks; /* NULL = none */
     const gmm_mlp_quant *quant;  /* NULL = operands are not quantized */
+    const int32_t *x_index;  /* [T], context memory: rows of x are gathered; NULL = they are not */
+    const int32_t *dy_index; /* [T], context memory: rows of dy are gathered in bwd; NULL = they are not */
+    int64_t index_rows;      /* with an index: rows of the matrices that it gathers from, 0 to 2^31 - 1 */
+    int32_t index_div;       /* divisor of the entries of x_index and dy_index, >= 1; 0 = 1 */
+    int32_t reserved1;       /* 0 */
 } gmm_mlp;
 
 /* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
@@ -671,12 +683,12 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
    Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word, the
-   arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain unchanged until gmm_mlp_wgrad
-   has run. Everything else may be freed or overwritten once the work of this call is done: the queue has copies of
-   descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz themselves where products read
-   those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of
-   GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, the indices of gathered rows,
+   `deferred`, the fault word, the arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain
+   unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten once the work of this call is
+   done: the queue has copies of descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz
+   themselves where products read those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory
+   (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -2862,19 +2874,19 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
-/* Checks the indices of gathered rows. An index of an operand that the operation does not read is not looked at. */
-static gmm_status gmm__check_indices(gmm__call *call, gmm_op op, gmm_linear *d) {
-    gmm_status s;
-    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
-    if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
-    if (d->index_div < 0) return gmm__refuse(call, GMM_E_ARG, "index_div", "%d must be >= 1, or 0 for 1", d->index_div);
-    if (d->index_div == 0) d->index_div = 1;
-    if ((d->x_index || d->dy_index) && (d->index_rows < 0 || d->index_rows > INT32_MAX))
-        return gmm__refuse(call, GMM_E_ARG, "index_rows", "%lld must be 0 to 2^31 - 1", (long long)d->index_rows);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__check_array(call, "x_index", d->x_index, 0, call->rows)) != GMM_OK)
-        return s;
-    return gmm__check_array(call, "dy_index", d->dy_index, 0, call->rows);
+/* Checks what a linear layer or an MLP says of the indices of gathered rows. *div 0 becomes 1. */
+static gmm_status gmm__check_indices(gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
+                                     int64_t index_rows, int32_t *div) {
+    if (*div < 0) return gmm__refuse(call, GMM_E_ARG, "index_div", "%d must be >= 1, or 0 for 1", *div);
+    if (*div == 0) *div = 1;
+    if ((x_index || dy_index) && (index_rows < 0 || index_rows > INT32_MAX))
+        return gmm__refuse(call, GMM_E_ARG, "index_rows", "%lld must be 0 to 2^31 - 1", (long long)index_rows);
+    return GMM_OK;
+}
+/* Checks their memory, when the matrices have shown that the number of rows fits. */
+static gmm_status gmm__check_index_arrays(gmm__call *call, const int32_t *x_index, const int32_t *dy_index) {
+    const gmm_status s = gmm__check_array(call, "x_index", x_index, 0, call->rows);
+    return s != GMM_OK ? s : gmm__check_array(call, "dy_index", dy_index, 0, call->rows);
 }
 
 /* Whether a gathered operand is quantized, which no engine multiplies. */
@@ -2912,7 +2924,11 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
-    if ((s = gmm__check_indices(call, op, d)) != GMM_OK) return s;
+    /* an index of an operand that the operation does not read is not looked at */
+    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
+    if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
     x = d->x_index ? gmm__matrix(d->index_rows, K) : dx;
@@ -2959,7 +2975,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            "rows of quantized operands cannot be gathered: permute the codes and their scales");
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
         (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)) != GMM_OK)
         return s;
     if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
         return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
@@ -4660,6 +4677,17 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
+/* Checks the indices of gathered rows. That of dy is not looked at in forward. */
+static gmm_status gmm__mlp_check_indices(gmm__call *call) {
+    gmm_mlp *d = &call->d.mlp;
+    if (call->op == GMM_OP_MLP_FWD) d->dy_index = NULL;
+    if ((d->x_index || d->dy_index) && call->config.recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, d->x_index ? "x_index" : "dy_index",
+                           "config.recipe %d must be none: rows of what a recipe quantizes are not gathered; permute "
+                           "them", (int)call->config.recipe);
+    return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
+}
+
 /* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
@@ -4667,7 +4695,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_mlp_config *c = &call->config;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
-    int64_t G, F1, out, elements, bytes;
+    int64_t G, F1, out, elements, bytes, x_rows, dy_rows;
     int recomputes, keeps_x;
     gmm_error error;
     gmm_groups g;
@@ -4675,7 +4703,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if (d->reserved || d->reserved1)
+        return gmm__refuse(call, GMM_E_ARG, "reserved", "%d and reserved1 %d must be 0", d->reserved, d->reserved1);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     gmm__peek_groups(d->groups, &g);
@@ -4715,24 +4744,28 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
+    if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
+    x_rows = d->x_index ? d->index_rows : call->rows;
+    dy_rows = d->dy_index ? d->index_rows : call->rows;
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
-                           gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
+                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
         (s = gmm__mlp_read_first(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
         (s = gmm__mlp_read_first(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
-        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
+        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
         return s;
     if (fwd) {
         s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
         if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, out), GMM__FLOATS)) ||
             (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
@@ -4998,6 +5031,14 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
+/* Gives a product of x or dy the index of its gathered rows. */
+static void gmm__mlp_gather(gmm_linear *l, const int32_t *x_index, const int32_t *dy_index, int64_t rows, int32_t div) {
+    l->x_index = x_index;
+    l->dy_index = dy_index;
+    l->index_rows = rows;
+    l->index_div = div;
+}
+
 /* Begins the steps of a call. `offsets` and `tiles` hold its split. */
 static void gmm__mlp_begin(gmm__mlp_steps *steps, const gmm__call *call, gmm_dtype dtype, void *offsets, void *tiles) {
     steps->call = call;
@@ -5110,6 +5151,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
 
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
+
+    gmm__mlp_gather(&steps->fc1, d->x_index, NULL, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->wgrad1, d->x_index, NULL, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->dgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->wgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->bgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
 }
 
 /* --- the list of steps --- */
@@ -5649,6 +5696,9 @@ typedef struct gmm__mlp_queued {
     int32_t *tiles;
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2];
+    const int32_t *x_index[2], *dy_index[2]; /* of gathered rows */
+    int64_t index_rows;
+    int32_t index_div;
 } gmm__mlp_queued;
 
 /* Lists the steps of weight gradient i. The split of the call is in offsets already. */
@@ -5672,6 +5722,7 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
     }
     steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
     steps->wgrad2.dw = dw;
+    gmm__mlp_gather(&steps->wgrad2, q->x_index[i], q->dy_index[i], q->index_rows, q->index_div);
     gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
     return steps->status;
 }
@@ -5955,6 +6006,10 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
         q.out[i] = linear[i]->out_features;
         q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0]);
         q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1]);
+        q.x_index[i] = linear[i]->x_index;
+        q.dy_index[i] = linear[i]->dy_index;
+        q.index_rows = linear[i]->index_rows;
+        q.index_div = linear[i]->index_div;
     }
     return q;
 }
@@ -6149,8 +6204,9 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 }
 
 /* Reads an operand of a queued weight gradient: floats, or a quantized copy. */
-static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *name, const gmm_mat *m, int64_t cols) {
-    const gmm__extents extents = gmm__matrix(call->rows, cols);
+static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *name, const gmm_mat *m, int64_t rows,
+                                       int64_t cols) {
+    const gmm__extents extents = gmm__matrix(rows, cols);
     return m->scaling == GMM_SCALING_NONE
                ? gmm__read_mat(call, role, name, m, 1, extents, GMM__FLOATS)
                : gmm__read_quant(call, role, name, m, extents, gmm__mlp_backward_direction(call));
@@ -6169,8 +6225,12 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     for (i = 0; i < 2; i++) {
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
-        if ((s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->out[i])) != GMM_OK ||
+        if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
+                                      q->in[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
+                                      q->out[i])) != GMM_OK ||
+            (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
             return s;
     }
@@ -8640,28 +8700,33 @@ static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
 /* The index of an operand whose rows are gathered, else NULL. */
-static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+static const int32_t *gmm__index_of(const gmm__call *call, int role) {
     return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
 }
 /* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
 static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
     const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
-    return gmm__gathers(call, role) ? (cols * size + 15) / 16 * 16 : 0;
+    return gmm__index_of(call, role) ? (cols * size + 15) / 16 * 16 : 0;
 }
-/* Reserves the copies of gathered operands, and says so in the note. Declines what options.workspace_limit forbids. */
+/* Reserves the copies of gathered operands, the last regions of a plan, and says so in the note. Declines what
+   options.workspace_limit forbids. */
 static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t a = gmm__copy_pitch(call, gmm__mma_role_a(op)), b = gmm__copy_pitch(call, gmm__mma_role_b(op));
-    const int64_t limit = call->options.workspace_limit;
+    const int64_t pitch_a = gmm__copy_pitch(call, gmm__mma_role_a(op));
+    const int64_t pitch_b = gmm__copy_pitch(call, gmm__mma_role_b(op));
     const size_t used = strlen(plan->note);
-    if (!(a + b)) return 1;
-    if (limit && a + b > limit / (call->rows + 1))
-        return gmm__decline(plan, "copies rows of %lld bytes, more than options.workspace_limit %lld",
-                            (long long)(a + b), (long long)limit);
+    int64_t bytes;
+    if (pitch_a + pitch_b == 0) return 1;
+    if (!gmm__mul(call->rows, pitch_a + pitch_b, &bytes))
+        return gmm__decline(plan, "copies no %lld rows of %lld bytes", (long long)call->rows,
+                            (long long)(pitch_a + pitch_b));
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
-    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * a));
-    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * b));
+    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * pitch_a));
+    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * pitch_b));
+    if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
+        return gmm__decline(plan, "needs %lld bytes of workspace to gather rows, not options.workspace_limit %lld",
+                            (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
-                   (long long)(call->rows * (a + b) >> 20));
+                   (long long)(bytes >> 20));
     return 1;
 }
 /* Enqueues the copies of gathered operands, and makes `args` address them. `groups` has its splits on the device. */
@@ -8853,7 +8918,7 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     memset(&args, 0, sizeof args);
     args.p = *p;
     args.a = call->mat[role_a];
-    if (gmm__gathers(call, role_a)) { /* the copy of gathered floats */
+    if (gmm__index_of(call, role_a)) { /* the copy of gathered floats */
         args.a.data = p->a.data;
         args.a.ld = p->a.ld;
     }
@@ -10040,8 +10105,6 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
 #endif /* GMM__CUBLASLT */
 
-/* .......................................................................... 14.14 WGMMA engine: prices of tiles ... */
-
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
 #ifdef __CUDACC__
@@ -10137,11 +10200,11 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
    them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
    kernels of `b_format`; for other kernels the cost of their conversion is added.
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
-   is added. They are left out where the copy exceeds options.workspace_limit.
+   is added; without `copies` they are left out.
    The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
    clocks of reading all weights from memory (`weights`). */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
-                                 int32_t b_format, int32_t processors) {
+                                 int32_t b_format, int32_t processors, int copies) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
@@ -10149,10 +10212,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const int64_t copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, role_b); /* bytes per row */
-    const int64_t limit = call->options.workspace_limit;
-    const int copies = !limit || copied <= limit / (call->rows + 1);
     /* a gather warp counts rows in units of 16 bytes */
-    const int gathers = gmm__gathers(call, role_a) &&
+    const int gathers = gmm__index_of(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     double min_cost = 0.0;
     int32_t choice = -1, index = 0, i, max_m16;
@@ -10380,9 +10441,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
    differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
-   kernels may read, or 0. */
+   kernels may read, or 0. copies: gathered rows may be copied to the workspace. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
-                                 gmm_dtype dtype, int32_t b_format) {
+                                 gmm_dtype dtype, int32_t b_format, int copies) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
@@ -10397,8 +10458,10 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
-    if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies);
+    if (plan->kernel < 0)
+        return gmm__decline(plan, copies ? "has no kernel for these types"
+                                         : "has no kernel that gathers rows itself, as options.workspace_limit asks");
     k = &gmm_sm90_kernels[plan->kernel];
     plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
@@ -10460,12 +10523,12 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
-    if (gmm__gathers(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
+    if (gmm__index_of(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
-                               gmm__wgmma_packed_format(call, op)))
+                               gmm__wgmma_packed_format(call, op), 1))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
@@ -10505,22 +10568,25 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
+    int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
-    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
-        return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
-                   plan->grid[0]);
-    if (!gmm_sm90_kernels[plan->kernel].gather) return gmm__mma_plan_gather(call, plan, op);
-    (void)snprintf(plan->note, sizeof plan->note, "%s, which gathers rows, %d blocks",
-                   gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
-    return 1;
+    for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
+        plan->workspace_bytes = 0;
+        if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0, copies) ||
+            !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+            !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
+            return 0;
+        gathers = gmm_sm90_kernels[plan->kernel].gather;
+        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s", gmm__wgmma_tile_note(plan->kernel, tile),
+                       plan->grid[0], gathers ? ", which gather rows" : "");
+        if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
+    }
+    return 0;
 }
 
 #ifndef GMM_NO_QUANT
@@ -11087,6 +11153,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(MLP_DPROB, MLP_BWD, MLP_BWD, call->d.mlp.dprob, 1, 0, 1, 0, "mlp.dprob") \
     X(MLP_SAVED, MLP_FWD, MLP_FWD, call->d.mlp.saved, 1, 0, 1, 0, "mlp.saved") \
     X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
+    X(MLP_INDEX, MLP_FWD, MLP_BWD, call->d.mlp.x_index || call->d.mlp.dy_index, 1, 0, 1, 0, "mlp.x_index, dy_index") \
     X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
     X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
@@ -11353,16 +11420,15 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of the indices of gathered rows, of the rows of all groups. */
-static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
-    const gmm_linear *d = &call->d.linear;
-    const int64_t limit = d->index_rows * d->index_div;
+/* Entries of the indices of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
+static gmm_status gmm__verify_indices(const gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
+                                      int64_t limit, gmm_stream stream) {
     int64_t live;
     gmm_status s;
-    if (!d->x_index && !d->dy_index) return GMM_OK;
-    s = gmm__verify_split(call, &live, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", d->x_index, live, limit, 1, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", d->dy_index, live, limit, 1, stream);
+    if (!x_index && !dy_index) return GMM_OK;
+    s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
+    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", x_index, live, limit, 1, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", dy_index, live, limit, 1, stream);
     return s;
 }
 
@@ -11387,13 +11453,18 @@ static gmm_status gmm__verify_table(const gmm__call *call, int role, const char 
 /* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
 static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
+    const gmm_linear *linear = &call->d.linear; /* these are of other operations too, which do not read them */
+    const gmm_mlp *mlp = &call->d.mlp;
     gmm_status s = GMM_OK;
     int64_t live = 0;
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
     if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
-        s = gmm__verify_indices(call, stream);
+        s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
+                                stream);
+    if (s == GMM_OK && (call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD))
+        s = gmm__verify_indices(call, mlp->x_index, mlp->dy_index, mlp->index_rows * mlp->index_div, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

@@ -834,7 +834,8 @@ typedef struct gmm_gemm_args {
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad */
+    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad. Tiles with `gather` read a_index;
+                                       for other kernels the rows have been copied */
 } gmm_gemm_args;
 
 /* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of
@@ -2233,11 +2234,12 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
        full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
                        packed weights also the 32 lanes of the scale loader (33);
                        gathered rows the 64 lanes of the gather warps (65)
-       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
+       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
-                       warps, producer; wgrad: 2 store warps; packed: scale loader)
+                       warps, producer; wgrad: 2 store warps; packed: scale loader;
+                       gathered rows: 2 gather warps)
        order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
                        its tile is full (4)                                                           of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
@@ -2248,15 +2250,15 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
 
    Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
        tile                stages              slots       tile            stages              slots
-       160x256             4 x (32 + 20)       4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
+       160x256 (gather too) 4 x (32 + 20)      4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
        256x128             4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
        176x128             5 x (16 + 22)       4 x 8       mx8_48x128      6 x (8 + 6 + 1)     4 x 4
        192x128             4 x (16 + 24)       4 x 16      mx4, nv4 64x128  7 x (4 + 8 + 1)    4 x 4
        128x128             5 x (16 + 16)       4 x 16
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
-   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
-   of the cluster has then arrived at its barriers for the last time.
+   same rows share A; the shared operand is multicast, but for gathered rows. A CTA exits when all its stages are empty:
+   the other CTA of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
    are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
@@ -2282,7 +2284,8 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores; else `d` is not encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores, by the rule of gmm_sm90_d_by_tma; else `d` is not
+                                 encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
@@ -2442,7 +2445,9 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
-                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
+    static_assert(!(gather_) || !GMM__SM90(b_format, b_format_), \
+                  "tile " #tag ": gather warps are the scheduler's and the scale loader's of packed weights");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
@@ -2456,7 +2461,8 @@ GMM_SM90_TILE_LIST(GMM__X)
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
-                  #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
+                  #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
+    static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
@@ -3558,9 +3564,9 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
    takes other tiles, and gmm_gather_rows copies the rows before the product.
 
    Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
-   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their
-   copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the
-   async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when
+   their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
+   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
@@ -3572,7 +3578,7 @@ GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
 }
 
 /* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist, which may be more than 128 or negative. Shuffles and addresses of four copies
+   how many bytes of each line exist. Shuffles and addresses of four copies
    precede the copies, since a warp issues in order and would wait for each. */
 GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
     const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
@@ -3635,7 +3641,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
             for (i = 0; 64 * i < most_lines; i++)
                 if (64 * i + 32 * (int32_t)warp < lines)
                     gmm_sm90_gather_lines(to + 4096 * (2 * (uint32_t)i + warp), rows[i],
-                                          (const char *)args->p.a.data + 2 * (int64_t)x, 2 * (args->p.k - x));
+                                          (const char *)args->p.a.data + 2 * (int64_t)x,
+                                          args->p.k - x < 64 ? 2 * (args->p.k - x) : 128);
             gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
         }
     }
@@ -3844,7 +3851,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaError_t error;
     int mapped, device = 0, sms = 0;
     args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
-                     (((uint64_t)(uintptr_t)p->d.data | (uint64_t)(p->d.ld * 2) | (uint64_t)p->n * 2) & 15) == 0;
+                     (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2) | (uintptr_t)p->n * 2) & 15) == 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
@@ -4211,7 +4218,8 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
     return (const float *)(const void *)v.scale;
 }
 
-/* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. */
+/* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. Rows of D have a
+   multiple of 16 elements, so that they end at multiples of 16 bytes, as TMA stores require. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
     const int size = gmm_kmat_size(&args->p.d);
@@ -10626,7 +10634,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (see gmm_sm90_d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
+   slots, by TMA where it may store D (args->d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
    it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
    need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,

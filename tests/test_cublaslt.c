@@ -265,7 +265,9 @@ static void context(int arg) {
 /* Calls that the engine declines, each with its reason, before anything is written. */
 static void declines(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
-    enum { DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, BIAS_SCALE, PROB, INDEX, BETA, FROZEN, BGRAD, KINDS };
+    enum {
+        DEVICE_SIZES, TABLE, SM_LIMIT, DTYPE, BIAS, BIAS_DTYPE, BIAS_SCALE, PROB, INDEX, BETA, FROZEN, BGRAD, KINDS
+    };
     static const char *const why[KINDS] = {
         "needs host sizes", "pointer tables", "options.sm_limit", "no f16 from bf16", "no bias of bf16",
             "no bias of f16",

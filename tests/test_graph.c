@@ -572,12 +572,11 @@ static void host_sizes(int arg) {
     device_graph_free(graph);
 }
 
-/* A context of the same engine, made and destroyed on a thread that captures nothing. */
+/* A context with the default engine, made and destroyed on a thread that captures nothing. */
 static void *other_context(void *error) {
     gmm_context *ctx = NULL;
     gmm_config config = GMM_ZERO;
     config.space = GMM_SPACE_CUDA;
-    config.engine = T.config.engine;
     (void)gmm_create(&ctx, &config, (gmm_error *)error);
     gmm_destroy(ctx);
     return NULL;

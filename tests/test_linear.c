@@ -382,7 +382,11 @@ void (lin_by_hand)(const lin_spec *spec) {
         r.options.engine = info.engine;
         r.options.workspace_limit = limit;
         r.d.options = &r.options;
-        if (limit && gmm_linear_query(T.ctx, spec->op, &r.d, &info) != GMM_OK) continue;
+        if (limit) { /* the kernels of WGMMA that gather rows themselves */
+            const gmm_status s = gmm_linear_query(T.ctx, spec->op, &r.d, &info);
+            if (info.engine != GMM_ENGINE_WGMMA || spec->op == GMM_OP_LINEAR_WGRAD) continue;
+            T_CHECK(s == GMM_OK && strstr(info.note, "gather rows"), "%s: %s", gmm_status_name(s), info.note);
+        }
         T_OK(t_linear(T.ctx, spec->op, &r.d));
         lin_check(&r);
         t_same("gathered rows", t_mat_bits(&r.out), want,
@@ -829,21 +833,62 @@ static void gathered_wide(int arg) {
     if (!lin_is_grad(s.op)) lin_rows_alone(&r, 0, 63, 66);
 }
 
+/* options.workspace_limit bounds the copies to the byte; a query without addresses reports what a call needs. */
+static void gathered_limit(int arg) {
+    static const int64_t sizes[] = {40, 0, 33};
+    lin_spec s = {.op = ops[arg], .in = GMM_BF16, .out = GMM_BF16, .groups = 3, .K = 136, .N = 200, .sizes = sizes,
+                  .index = LIN_REPEATED, .fill = T_INTS};
+    gmm_info info = GMM_ZERO, blind = GMM_ZERO, limited = GMM_ZERO;
+    gmm_linear d;
+    lin_run r;
+    T.align_rows = 1;
+    lin_build(&r, &s);
+    r.options.sm_limit = T.gpu ? 3 : 0;
+    r.d.options = &r.options;
+    d = r.d;
+    T_OK(gmm_linear_query(T.ctx, s.op, &d, &info));
+    r.options.engine = info.engine;
+    r.options.workspace_limit = (int64_t)info.workspace_bytes;
+    T_OK(t_linear(T.ctx, s.op, &d));
+    lin_check(&r);
+    T_OK(gmm_linear_query(T.ctx, s.op, &d, &limited));
+    T_CHECK(limited.workspace_bytes == info.workspace_bytes, "%zu, %zu", limited.workspace_bytes, info.workspace_bytes);
+    if (d.x) r.x.mat.data = NULL;
+    if (d.dy) r.dy.mat.data = NULL;
+    T_OK(gmm_linear_query(T.ctx, s.op, &d, &blind));
+    T_CHECK(blind.workspace_bytes >= info.workspace_bytes, "%zu, %zu", blind.workspace_bytes, info.workspace_bytes);
+    if (!T.gpu || strstr(info.note, "gathered in") == NULL) return;
+    r.options.workspace_limit--;
+    memset(&limited, 0, sizeof limited);
+    if (gmm_linear_query(T.ctx, s.op, &d, &limited) == GMM_OK)
+        T_CHECK(limited.workspace_bytes < info.workspace_bytes && strstr(limited.note, "gather rows"), "%s",
+                limited.note);
+    else
+        T_CHECK(strstr(gmm_last_error(T.ctx), "options.workspace_limit"), "%s", gmm_last_error(T.ctx));
+}
+
 /* A matrix without rows needs no memory: every entry that is not negative is past it. */
 static void gathered_none(int arg) {
     static const int64_t sizes[] = {3, 0, 5};
-    const int32_t past[8] = {-1, 0, INT32_MAX, 1, -5, 0, 2, INT32_MIN}, none[8] = {-1, -1, -2, -9, -1, INT32_MIN, -1, -3};
-    for (int k = 0; k < 2; k++) {
-        lin_spec s = {.op = ops[arg], .groups = 3, .K = 9, .N = 7, .sizes = sizes, .index = LIN_IDENTITY,
-                      .fill = T_INTS};
+    const int32_t beyond[8] = {-1, 0, INT32_MAX, 1, -5, 0, 2, INT32_MIN};
+    const int32_t none[8] = {-1, -1, -2, -9, -1, INT32_MIN, -1, -3};
+    for (int k = 0; k < 6; k++) { /* f32; bf16 in aligned rows, with and without a limit of the workspace */
+        const int past = k % 2, wide = k > 1;
+        lin_spec s = {.op = ops[arg], .in = wide ? GMM_BF16 : GMM_F32, .out = GMM_F32, .groups = 3,
+                      .K = wide ? 64 : 9, .N = wide ? 72 : 7, .sizes = sizes, .index = LIN_IDENTITY, .fill = T_INTS};
+        gmm_info info = GMM_ZERO;
         lin_run r;
+        T.align_rows = wide;
         lin_build(&r, &s);
+        r.options.workspace_limit = k > 3;
+        r.d.options = &r.options;
+        if (k > 3 && (gmm_linear_query(T.ctx, s.op, &r.d, &info) != GMM_OK)) continue;
         r.d.index_rows = 0;
         r.x.mat.data = r.dy.mat.data = NULL;
-        if (r.d.x) r.d.x_index = (const int32_t *)t_in(k ? past : none, sizeof past);
-        if (r.d.dy) r.d.dy_index = (const int32_t *)t_in(k ? past : none, sizeof past);
-        r.x_rows = r.dy_rows = (const double *)t_host(8 * 9 * sizeof(double));
-        r.faults = k ? (uint32_t)GMM_FAULT_INDEX : 0;
+        if (r.d.x) r.d.x_index = (const int32_t *)t_in(past ? beyond : none, sizeof none);
+        if (r.d.dy) r.d.dy_index = (const int32_t *)t_in(past ? beyond : none, sizeof none);
+        r.x_rows = r.dy_rows = (const double *)t_host(8 * 72 * sizeof(double));
+        r.faults = past ? (uint32_t)GMM_FAULT_INDEX : 0;
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         r.groups.fault = NULL; /* not wanted */
@@ -1224,6 +1269,8 @@ void tests_linear(void) {
     for (int k = 0; k < 12; k++) t_add(gathered, k, "linear %s %s gathered rows", lin_op(ops[k / 3]), name[k % 3]);
     for (int k = 0; k < 9; k++)
         t_add(gathered_wide, k, "linear %s %s gathered rows, many tiles", lin_op(ops[k / 3]), name[k % 3]);
+    for (int k = 0; k < 3; k++)
+        t_add(gathered_limit, k, "linear %s gathered rows, limit of the workspace", lin_op(ops[k]));
     for (int k = 0; k < 4; k++) t_add(gathered_none, k, "linear %s gathers from no rows", lin_op(ops[k]));
     for (int k = 0; k < 3; k++)
         t_add(gathered_quantized, k, "linear %s gathers no rows of quantized operands", lin_op(ops[k]));

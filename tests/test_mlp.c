@@ -518,6 +518,53 @@ static void three_calls(int arg) {
     t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(live_rows * r.out * ref_bytes(s.dtype)));
 }
 
+/* Rows of x and dy that are gathered from tokens have the bits of permuted copies: every output, at once or delayed.
+   arg: save policy, and 8 for delayed. */
+static void gathered(int arg) {
+    enum { TOKENS = 40, DIV = 3 };
+    outputs out[2];
+    for (int index = 0; index < 2; index++) {
+        mlp_spec s = usual(GMM_BF16);
+        gmm_wgrad_entry entry[1];
+        gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
+        int32_t *at;
+        t_mat tokens[2];
+        mlp_run r;
+        s.save = (gmm_save)(arg % 8);
+        t_reseed(51);
+        build(&r, &s);
+        r.config.delay_wgrad = arg / 8;
+        r.d.queue = &queue;
+        at = (int32_t *)t_host((size_t)all_rows * sizeof *at);
+        for (int i = 0; i < all_rows; i++) at[i] = i % 9 == 4 ? -2 : (int32_t)t_int(0, TOKENS * DIV - 1);
+        for (int k = 0; k < 2; k++) { /* x, dy */
+            t_mat *const rows = k ? &r.dy : &r.x;
+            tokens[k] = t_mat_make(s.dtype, 1, TOKENS, rows->cols, 5, 0, T_PACKED, T_REALS);
+            for (int64_t i = 0; i < live_rows; i++)
+                for (int64_t c = 0; c < rows->cols; c++)
+                    rows->v[i * rows->cols + c] = at[i] < 0 ? 0.0 : tokens[k].v[at[i] / DIV * rows->cols + c];
+            t_mat_put(rows);
+        }
+        if (index) {
+            r.d.x = &tokens[0].mat;
+            r.d.dy = &tokens[1].mat;
+            r.d.x_index = (const int32_t *)t_in(at, (size_t)all_rows * sizeof *at);
+            r.d.dy_index = r.d.x_index;
+            r.d.index_rows = TOKENS;
+            r.d.index_div = DIV;
+        }
+        run_fwd(&r, 0);
+        run_bwd(&r);
+        if (queue.count) {
+            gmm_info info = GMM_ZERO;
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
+            T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        }
+        out[index] = outputs_of(&r);
+    }
+    outputs_same(&out[0], &out[1]);
+}
+
 /* The backward as separate calls: FC2's dgrad is rounded to the operands' dtype before the activation and dprob read
    it. */
 static void backward_steps(int arg) {
@@ -1105,6 +1152,51 @@ static void all_empty(int arg) {
 static void *large;
 #define WS large, 1 << 22, T.stream
 
+static void gather_refused(int arg) {
+    const mlp_spec s = usual(GMM_F32);
+    const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK);
+    gmm_mlp_quant quant = GMM_ZERO;
+    uint32_t zero = 0, fault;
+    int32_t *at;
+    mlp_run r;
+    (void)arg;
+    build(&r, &s);
+    at = (int32_t *)t_host((size_t)all_rows * sizeof *at);
+    r.d.x_index = (const int32_t *)t_in(at, (size_t)all_rows * sizeof *at);
+    r.d.index_rows = -1;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.index_rows: -1", NULL);
+    r.d.index_rows = (int64_t)1 << 31;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.index_rows: 2147483648", NULL);
+    r.d.index_rows = all_rows;
+    r.d.index_div = -4;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.index_div: -4", NULL);
+    r.d.index_div = 0;
+    r.d.reserved1 = 3;
+    T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.reserved: 0 and reserved1 3",
+              NULL);
+    r.d.reserved1 = 0;
+    quant.recipe = &recipe;
+    r.d.quant = &quant;
+    r.config.recipe = recipe.kind;
+    r.config.hidden = r.config.ffn = 128;
+    T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.x_index: config.recipe",
+              "must be none", NULL);
+    r.d.quant = NULL;
+    r.config.recipe = GMM_RECIPE_NONE;
+    r.config.hidden = s.hidden;
+    r.config.ffn = s.ffn;
+    r.groups.fault = (uint32_t *)t_alloc(sizeof fault);
+    t_upload(r.groups.fault, &zero, sizeof zero);
+    run_fwd(&r, 0);
+    t_download(&fault, r.groups.fault, sizeof fault);
+    T_CHECK(fault == 0, "fault word %u", (unsigned)fault);
+    at[live_rows - 1] = (int32_t)all_rows;
+    r.d.x_index = (const int32_t *)t_in(at, (size_t)all_rows * sizeof *at);
+    run_fwd(&r, 0);
+    t_download(&fault, r.groups.fault, sizeof fault);
+    T_CHECK(fault == GMM_FAULT_INDEX, "fault word %u", (unsigned)fault);
+}
+
 static void refused(int arg) {
     const mlp_spec s = usual(GMM_BF16);
     mlp_run r;
@@ -1360,6 +1452,11 @@ static void drawn(int arg) {
 void tests_mlp(void) {
     t_add(drawn, 0, "mlp drawn at random");
     t_random(8);
+    for (int i = 0; i < 3; i++) {
+        t_add(gathered, i, "mlp gathered rows of x and dy, save policy %d", i);
+        t_add(gathered, 8 + i, "mlp gathered rows of x and dy, save policy %d, delayed", i);
+    }
+    t_add(gather_refused, 0, "mlp gathered rows, bad indices");
     static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };
     static const char *const forms[3] = { "packed", "table", "host table" };
     table_fill();

@@ -140,8 +140,8 @@ static void without(int arg) {
     T_CHECK(fault & GMM_FAULT_NEGATIVE, "fault word %u", (unsigned)fault);
 }
 
-/* Indices of gathered rows; what stands in them behind the live rows is not read. arg 1: an entry past the matrix, 2: on
-   a split on the host, 3: in dy_index. */
+/* Indices of gathered rows; what stands in them behind the live rows is not read. arg 1: an entry past the matrix, 2:
+   on a split on the host, 3: in dy_index. */
 static void indices(int arg) {
     gmm_context *ctx = verifying();
     enum { LIVE = 2 * GROUPS, INDEX_ROWS = 40, DIV = 3, BAD = 597 };

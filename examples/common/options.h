@@ -16,7 +16,7 @@ typedef enum option_kind {
 typedef struct option {
     const char *name;       /* without the dashes */
     option_kind kind;
-    int mark;               /* for the caller; with bit 1 a star stands in the help, with bit 2 a plus */
+    int mark;               /* for the caller; with & 1 a star stands in the help, with & 2 a plus */
     void *value;
     const char *initial;
     double low, high;       /* of numbers */

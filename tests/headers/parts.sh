@@ -44,7 +44,8 @@ refused "-DGMM_PARTS=2 -DGMM_PART=0 -DGMM_STATIC" "GMM_STATIC needs the whole im
 # The CUDA unit in two parts, with kernels that are empty: every kernel is defined once. With QUICK, which .ci/run sets,
 # the eight parts of the CMake target show it: what links as one unit and as eight links as any number between.
 cuda="$NVCC -std=c++17 -O0 -gencode arch=compute_90a,code=sm_90a -Xcompiler=-Wall,-Wextra,-fPIC -I$EMPTY"
-if [ -n "$NVCC" ] && [ -n "$EMPTY" ] && { [ -z "${QUICK:-}" ] || ! cmake --version > /dev/null 2>&1; }; then
+if [ -n "$NVCC" ] && [ -n "$EMPTY" ] && { [ -z "${QUICK:-}" ] || ! cmake --version > /dev/null 2>&1 ||
+    ! grep -q lcublasLt build/probe/cublaslt; }; then
     $cuda -DGMM_PARTS=2 -DGMM_PART=0 -c -o "$W/cuda0.o" $UNIT.cu & first=$!
     $cuda -DGMM_PARTS=2 -DGMM_PART=1 -c -o "$W/cuda1.o" $UNIT.cu || die "CUDA part 1 of 2"
     wait $first || die "CUDA part 0 of 2"

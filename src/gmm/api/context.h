@@ -63,7 +63,8 @@ typedef struct gmm_config {
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
-       CUBLASLT is required, for which cuBLASLt waits for the device.
+       CUBLASLT is required: to open and to close cuBLASLt waits for the device, which ends captures of all threads.
+       Else the first call that CUBLASLT serves opens it.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
        (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
        the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute

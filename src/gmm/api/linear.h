@@ -20,8 +20,9 @@ typedef struct gmm_grad {
    Gathered rows: with x_index, x is [index_rows, K], and its row x_index[r] / index_div (rounded down) stands for x[r];
        dy_index does the same for dy. A negative entry stands for a row of zeros; so does an entry past index_rows,
        which also sets GMM_FAULT_INDEX in groups.fault. gmm_permute.slot_of with index_div = topk takes rows from tokens
-       that were not permuted, with the bits of permuted copies. Gathered operands are floats. WGMMA copies the rows to
-       the workspace first where that is faster, unless options.workspace_limit forbids it.
+       that were not permuted, with the bits of permuted copies. Gathered operands are floats. GPU engines copy the rows
+       to the workspace first; in forward and dgrad WGMMA does not where its kernels gather them faster, or where
+       options.workspace_limit forbids it. Whether an index is NULL tells a query whether rows are gathered.
    dtypes: x and w share F32, F16 or BF16, and so do dy and w, dy and x. y, dx, bias and gradients are F32, F16 or BF16.
    Quantized operands (bgrad takes none): each product reads the copies whose blocks run along its contraction: fwd x
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
@@ -78,7 +79,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA, GMM_E_DEVICE (cuBLASLt cannot be opened). */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 

@@ -174,6 +174,10 @@ typedef struct gmm_mlp_quant {
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
+   Gathered rows (gmm_linear): with x_index, x is [index_rows, hidden], and its row x_index[r] / index_div stands for
+       x[r]; dy_index does the same for dy. gmm_permute.slot_of with index_div = topk takes tokens and the gradients of
+       combined tokens that were not permuted, with the bits of permuted copies. Needs config.recipe NONE. A queued
+       weight gradient reads the indices in gmm_mlp_wgrad.
    dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
        be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
@@ -197,6 +201,11 @@ typedef struct gmm_mlp {
     gmm_wgrad_queue *queue; /* delayed: bwd appends an entry */
     const gmm_grad_hooks *hooks; /* NULL = none */
     const gmm_mlp_quant *quant;  /* NULL = operands are not quantized */
+    const int32_t *x_index;  /* [T], context memory: rows of x are gathered; NULL = they are not */
+    const int32_t *dy_index; /* [T], context memory: rows of dy are gathered in bwd; NULL = they are not */
+    int64_t index_rows;      /* with an index: rows of the matrices that it gathers from, 0 to 2^31 - 1 */
+    int32_t index_div;       /* divisor of the entries of x_index and dy_index, >= 1; 0 = 1 */
+    int32_t reserved1;       /* 0 */
 } gmm_mlp;
 
 /* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
@@ -238,12 +247,12 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
    Intermediate results are rounded to the dtype of x: FC2's dgrad before the activation's backward and dprob read it,
    and FC1's output gradient before dx, dw1 and db1 read it. Results are those of gmm_linear_dgrad with a dx of this
    dtype, gmm_act_bwd and the other steps, called one after the other.
-   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, `deferred`, the fault word, the
-   arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain unchanged until gmm_mlp_wgrad
-   has run. Everything else may be freed or overwritten once the work of this call is done: the queue has copies of
-   descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz themselves where products read
-   those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory (descriptors and tables of
-   GMM_MAT_TABLE_ON_HOST) may be freed on return.
+   Delayed weight gradients are recorded in `queue`. The matrices of x, dy, dw1 and dw2, the indices of gathered rows,
+   `deferred`, the fault word, the arrays of `quant`, and `saved` if it has copies of x (GMM_SAVE_QUANTIZED) must remain
+   unchanged until gmm_mlp_wgrad has run. Everything else may be freed or overwritten once the work of this call is
+   done: the queue has copies of descriptors, recipe and hooks; `deferred` has h, dy and dz quantized (or h and dz
+   themselves where products read those) and copies of splits, pointer tables, gmm_grad.beta and frozen. Host memory
+   (descriptors and tables of GMM_MAT_TABLE_ON_HOST) may be freed on return.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_fwd; GMM_E_STATE (queue full), GMM_E_ARG (fields of the queue). */
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,

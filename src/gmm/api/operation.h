@@ -60,8 +60,9 @@ typedef struct gmm_options {
                                     stands for both. 0 or a higher number: the tile expected to be fastest. Never
                                     changes results */
     int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
-                                    it converts them, is larger; AUTO then takes MMA. 0 = no limit. Never changes
-                                    results */
+                                    it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
+                                    rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
+                                    products are refused. 0 = no limit. Never changes results */
 } gmm_options;
 
 /* The result of a query. */

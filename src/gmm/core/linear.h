@@ -74,19 +74,19 @@ static GMM__UNUSED int gmm__quantized(const gmm__call *call) {
            call->mat[GMM__DY].scaling != GMM_SCALING_NONE;
 }
 
-/* Checks the indices of gathered rows. An index of an operand that the operation does not read is not looked at. */
-static gmm_status gmm__check_indices(gmm__call *call, gmm_op op, gmm_linear *d) {
-    gmm_status s;
-    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
-    if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
-    if (d->index_div < 0) return gmm__refuse(call, GMM_E_ARG, "index_div", "%d must be >= 1, or 0 for 1", d->index_div);
-    if (d->index_div == 0) d->index_div = 1;
-    if ((d->x_index || d->dy_index) && (d->index_rows < 0 || d->index_rows > INT32_MAX))
-        return gmm__refuse(call, GMM_E_ARG, "index_rows", "%lld must be 0 to 2^31 - 1", (long long)d->index_rows);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    if ((s = gmm__check_array(call, "x_index", d->x_index, 0, call->rows)) != GMM_OK)
-        return s;
-    return gmm__check_array(call, "dy_index", d->dy_index, 0, call->rows);
+/* Checks what a linear layer or an MLP says of the indices of gathered rows. *div 0 becomes 1. */
+static gmm_status gmm__check_indices(gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
+                                     int64_t index_rows, int32_t *div) {
+    if (*div < 0) return gmm__refuse(call, GMM_E_ARG, "index_div", "%d must be >= 1, or 0 for 1", *div);
+    if (*div == 0) *div = 1;
+    if ((x_index || dy_index) && (index_rows < 0 || index_rows > INT32_MAX))
+        return gmm__refuse(call, GMM_E_ARG, "index_rows", "%lld must be 0 to 2^31 - 1", (long long)index_rows);
+    return GMM_OK;
+}
+/* Checks their memory, when the matrices have shown that the number of rows fits. */
+static gmm_status gmm__check_index_arrays(gmm__call *call, const int32_t *x_index, const int32_t *dy_index) {
+    const gmm_status s = gmm__check_array(call, "x_index", x_index, 0, call->rows);
+    return s != GMM_OK ? s : gmm__check_array(call, "dy_index", dy_index, 0, call->rows);
 }
 
 /* Whether a gathered operand is quantized, which no engine multiplies. */
@@ -124,7 +124,11 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
-    if ((s = gmm__check_indices(call, op, d)) != GMM_OK) return s;
+    /* an index of an operand that the operation does not read is not looked at */
+    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
+    if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);
     y = gmm__matrix(call->rows, N);
     x = d->x_index ? gmm__matrix(d->index_rows, K) : dx;
@@ -171,7 +175,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            "rows of quantized operands cannot be gathered: permute the codes and their scales");
     if ((s = gmm__check_array(call, "alpha", d->alpha, 0, d->alpha_per_group ? G : 1)) != GMM_OK ||
         (s = gmm__check_array(call, "bias_scale", d->bias_scale, 0, call->rows)) != GMM_OK ||
-        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
+        (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)) != GMM_OK)
         return s;
     if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
         return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",

@@ -108,6 +108,10 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
         q.out[i] = linear[i]->out_features;
         q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0]);
         q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1]);
+        q.x_index[i] = linear[i]->x_index;
+        q.dy_index[i] = linear[i]->dy_index;
+        q.index_rows = linear[i]->index_rows;
+        q.index_div = linear[i]->index_div;
     }
     return q;
 }
@@ -302,8 +306,9 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 }
 
 /* Reads an operand of a queued weight gradient: floats, or a quantized copy. */
-static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *name, const gmm_mat *m, int64_t cols) {
-    const gmm__extents extents = gmm__matrix(call->rows, cols);
+static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *name, const gmm_mat *m, int64_t rows,
+                                       int64_t cols) {
+    const gmm__extents extents = gmm__matrix(rows, cols);
     return m->scaling == GMM_SCALING_NONE
                ? gmm__read_mat(call, role, name, m, 1, extents, GMM__FLOATS)
                : gmm__read_quant(call, role, name, m, extents, gmm__mlp_backward_direction(call));
@@ -322,8 +327,12 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     for (i = 0; i < 2; i++) {
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
-        if ((s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->out[i])) != GMM_OK ||
+        if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
+                                      q->in[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
+                                      q->out[i])) != GMM_OK ||
+            (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
             return s;
     }

@@ -154,6 +154,17 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
     return s != GMM_OK ? s : gmm__check_output(call, "quant.amax", call->quant.amax, 0, values);
 }
 
+/* Checks the indices of gathered rows. That of dy is not looked at in forward. */
+static gmm_status gmm__mlp_check_indices(gmm__call *call) {
+    gmm_mlp *d = &call->d.mlp;
+    if (call->op == GMM_OP_MLP_FWD) d->dy_index = NULL;
+    if ((d->x_index || d->dy_index) && call->config.recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, d->x_index ? "x_index" : "dy_index",
+                           "config.recipe %d must be none: rows of what a recipe quantizes are not gathered; permute "
+                           "them", (int)call->config.recipe);
+    return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
+}
+
 /* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                    const gmm_mlp *mlp, int query) {
@@ -161,7 +172,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_mlp_config *c = &call->config;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     const int fwd = op == GMM_OP_MLP_FWD;
-    int64_t G, F1, out, elements, bytes;
+    int64_t G, F1, out, elements, bytes, x_rows, dy_rows;
     int recomputes, keeps_x;
     gmm_error error;
     gmm_groups g;
@@ -169,7 +180,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
-    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if (d->reserved || d->reserved1)
+        return gmm__refuse(call, GMM_E_ARG, "reserved", "%d and reserved1 %d must be 0", d->reserved, d->reserved1);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     gmm__peek_groups(d->groups, &g);
@@ -209,24 +221,28 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)F1);
+    if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
+    x_rows = d->x_index ? d->index_rows : call->rows;
+    dy_rows = d->dy_index ? d->index_rows : call->rows;
     /* backward computes FC1 again where forward has saved nothing */
     recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
-                           gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
+                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
         (s = gmm__mlp_read_first(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
         (s = gmm__mlp_read_first(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)) ||
-        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)))
+        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
         return s;
     if (fwd) {
         s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
         if (s != GMM_OK) return s;
     } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, out), GMM__FLOATS)) ||
+        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, out), GMM__FLOATS)) ||
             (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
             (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
             (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||

@@ -239,6 +239,14 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
+/* Gives a product of x or dy the index of its gathered rows. */
+static void gmm__mlp_gather(gmm_linear *l, const int32_t *x_index, const int32_t *dy_index, int64_t rows, int32_t div) {
+    l->x_index = x_index;
+    l->dy_index = dy_index;
+    l->index_rows = rows;
+    l->index_div = div;
+}
+
 /* Begins the steps of a call. `offsets` and `tiles` hold its split. */
 static void gmm__mlp_begin(gmm__mlp_steps *steps, const gmm__call *call, gmm_dtype dtype, void *offsets, void *tiles) {
     steps->call = call;
@@ -351,6 +359,12 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
 
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
+
+    gmm__mlp_gather(&steps->fc1, d->x_index, NULL, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->wgrad1, d->x_index, NULL, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->dgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->wgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(&steps->bgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
 }
 
 /* --- the list of steps --- */

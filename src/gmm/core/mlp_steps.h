@@ -274,6 +274,9 @@ typedef struct gmm__mlp_queued {
     int32_t *tiles;
     int64_t in[2], out[2];
     gmm_mat x[2], dy[2];
+    const int32_t *x_index[2], *dy_index[2]; /* of gathered rows */
+    int64_t index_rows;
+    int32_t index_div;
 } gmm__mlp_queued;
 
 /* Lists the steps of weight gradient i. The split of the call is in offsets already. */
@@ -297,6 +300,7 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
     }
     steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
     steps->wgrad2.dw = dw;
+    gmm__mlp_gather(&steps->wgrad2, q->x_index[i], q->dy_index[i], q->index_rows, q->index_div);
     gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
     return steps->status;
 }

@@ -84,16 +84,15 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of the indices of gathered rows, of the rows of all groups. */
-static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
-    const gmm_linear *d = &call->d.linear;
-    const int64_t limit = d->index_rows * d->index_div;
+/* Entries of the indices of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
+static gmm_status gmm__verify_indices(const gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
+                                      int64_t limit, gmm_stream stream) {
     int64_t live;
     gmm_status s;
-    if (!d->x_index && !d->dy_index) return GMM_OK;
-    s = gmm__verify_split(call, &live, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", d->x_index, live, limit, 1, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", d->dy_index, live, limit, 1, stream);
+    if (!x_index && !dy_index) return GMM_OK;
+    s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
+    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", x_index, live, limit, 1, stream);
+    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", dy_index, live, limit, 1, stream);
     return s;
 }
 
@@ -118,13 +117,18 @@ static gmm_status gmm__verify_table(const gmm__call *call, int role, const char 
 /* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
 static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
+    const gmm_linear *linear = &call->d.linear; /* these are of other operations too, which do not read them */
+    const gmm_mlp *mlp = &call->d.mlp;
     gmm_status s = GMM_OK;
     int64_t live = 0;
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
     if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
-        s = gmm__verify_indices(call, stream);
+        s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
+                                stream);
+    if (s == GMM_OK && (call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD))
+        s = gmm__verify_indices(call, mlp->x_index, mlp->dy_index, mlp->index_rows * mlp->index_div, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

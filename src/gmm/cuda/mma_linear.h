@@ -163,28 +163,33 @@ static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
 
 /* The index of an operand whose rows are gathered, else NULL. */
-static const int32_t *gmm__gathers(const gmm__call *call, int role) {
+static const int32_t *gmm__index_of(const gmm__call *call, int role) {
     return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
 }
 /* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
 static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
     const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
-    return gmm__gathers(call, role) ? (cols * size + 15) / 16 * 16 : 0;
+    return gmm__index_of(call, role) ? (cols * size + 15) / 16 * 16 : 0;
 }
-/* Reserves the copies of gathered operands, and says so in the note. Declines what options.workspace_limit forbids. */
+/* Reserves the copies of gathered operands, the last regions of a plan, and says so in the note. Declines what
+   options.workspace_limit forbids. */
 static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t a = gmm__copy_pitch(call, gmm__mma_role_a(op)), b = gmm__copy_pitch(call, gmm__mma_role_b(op));
-    const int64_t limit = call->options.workspace_limit;
+    const int64_t pitch_a = gmm__copy_pitch(call, gmm__mma_role_a(op));
+    const int64_t pitch_b = gmm__copy_pitch(call, gmm__mma_role_b(op));
     const size_t used = strlen(plan->note);
-    if (!(a + b)) return 1;
-    if (limit && a + b > limit / (call->rows + 1))
-        return gmm__decline(plan, "copies rows of %lld bytes, more than options.workspace_limit %lld",
-                            (long long)(a + b), (long long)limit);
+    int64_t bytes;
+    if (pitch_a + pitch_b == 0) return 1;
+    if (!gmm__mul(call->rows, pitch_a + pitch_b, &bytes))
+        return gmm__decline(plan, "copies no %lld rows of %lld bytes", (long long)call->rows,
+                            (long long)(pitch_a + pitch_b));
     plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
-    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * a));
-    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * b));
+    gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * pitch_a));
+    gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * pitch_b));
+    if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
+        return gmm__decline(plan, "needs %lld bytes of workspace to gather rows, not options.workspace_limit %lld",
+                            (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
     (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
-                   (long long)(call->rows * (a + b) >> 20));
+                   (long long)(bytes >> 20));
     return 1;
 }
 /* Enqueues the copies of gathered operands, and makes `args` address them. `groups` has its splits on the device. */
@@ -376,7 +381,7 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     memset(&args, 0, sizeof args);
     args.p = *p;
     args.a = call->mat[role_a];
-    if (gmm__gathers(call, role_a)) { /* the copy of gathered floats */
+    if (gmm__index_of(call, role_a)) { /* the copy of gathered floats */
         args.a.data = p->a.data;
         args.a.ld = p->a.ld;
     }

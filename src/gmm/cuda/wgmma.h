@@ -104,9 +104,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 
 /* Plans a product of 16-bit operands: kernel, grid, workspace. `kernel_op` is the operation of the kernel, which
    differs from `op` in dgrad with transposed weights: that runs as fwd. `b_format` is the format of packed weights that
-   kernels may read, or 0. */
+   kernels may read, or 0. copies: gathered rows may be copied to the workspace. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
-                                 gmm_dtype dtype, int32_t b_format) {
+                                 gmm_dtype dtype, int32_t b_format, int copies) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
@@ -121,8 +121,10 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors);
-    if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for these types");
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies);
+    if (plan->kernel < 0)
+        return gmm__decline(plan, copies ? "has no kernel for these types"
+                                         : "has no kernel that gathers rows itself, as options.workspace_limit asks");
     k = &gmm_sm90_kernels[plan->kernel];
     plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
@@ -184,12 +186,12 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
-    if (gmm__gathers(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
+    if (gmm__index_of(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
     if (!gmm__wgmma_plan_tiles(call, plan, op, op == gmm_gemm_dgrad && nv ? gmm_gemm_fwd : op, dtype,
-                               gmm__wgmma_packed_format(call, op)))
+                               gmm__wgmma_packed_format(call, op), 1))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
         !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
@@ -229,22 +231,25 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
+    int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
-    if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0) ||
-        !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
-        !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
-        return 0;
-    (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks", gmm__wgmma_tile_note(plan->kernel, tile),
-                   plan->grid[0]);
-    if (!gmm_sm90_kernels[plan->kernel].gather) return gmm__mma_plan_gather(call, plan, op);
-    (void)snprintf(plan->note, sizeof plan->note, "%s, which gathers rows, %d blocks",
-                   gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
-    return 1;
+    for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
+        plan->workspace_bytes = 0;
+        if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0, copies) ||
+            !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+            !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
+            return 0;
+        gathers = gmm_sm90_kernels[plan->kernel].gather;
+        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s", gmm__wgmma_tile_note(plan->kernel, tile),
+                       plan->grid[0], gathers ? ", which gather rows" : "");
+        if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
+    }
+    return 0;
 }
 
 #ifndef GMM_NO_QUANT

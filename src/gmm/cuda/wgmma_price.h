@@ -1,5 +1,3 @@
-/* .......................................................................... 14.14 WGMMA engine: prices of tiles ... */
-
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
 #ifdef __CUDACC__
@@ -95,11 +93,11 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
    them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
    kernels of `b_format`; for other kernels the cost of their conversion is added.
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
-   is added. They are left out where the copy exceeds options.workspace_limit.
+   is added; without `copies` they are left out.
    The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
    clocks of reading all weights from memory (`weights`). */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
-                                 int32_t b_format, int32_t processors) {
+                                 int32_t b_format, int32_t processors, int copies) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
@@ -107,10 +105,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const int64_t copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, role_b); /* bytes per row */
-    const int64_t limit = call->options.workspace_limit;
-    const int copies = !limit || copied <= limit / (call->rows + 1);
     /* a gather warp counts rows in units of 16 bytes */
-    const int gathers = gmm__gathers(call, role_a) &&
+    const int gathers = gmm__index_of(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     double min_cost = 0.0;
     int32_t choice = -1, index = 0, i, max_m16;

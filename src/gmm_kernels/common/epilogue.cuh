@@ -51,7 +51,8 @@ typedef struct gmm_gemm_args {
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad */
+    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad. Tiles with `gather` read a_index;
+                                       for other kernels the rows have been copied */
 } gmm_gemm_args;
 
 /* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of

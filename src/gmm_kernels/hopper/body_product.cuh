@@ -63,7 +63,7 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (see gmm_sm90_d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
+   slots, by TMA where it may store D (args->d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
    it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
    need as many registers again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,

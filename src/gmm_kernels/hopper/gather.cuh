@@ -2,9 +2,9 @@
    takes other tiles, and gmm_gather_rows copies the rows before the product.
 
    Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
-   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their
-   copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the
-   async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when
+   their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
+   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
@@ -16,7 +16,7 @@ GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
 }
 
 /* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist, which may be more than 128 or negative. Shuffles and addresses of four copies
+   how many bytes of each line exist. Shuffles and addresses of four copies
    precede the copies, since a warp issues in order and would wait for each. */
 GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
     const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
@@ -79,7 +79,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
             for (i = 0; 64 * i < most_lines; i++)
                 if (64 * i + 32 * (int32_t)warp < lines)
                     gmm_sm90_gather_lines(to + 4096 * (2 * (uint32_t)i + warp), rows[i],
-                                          (const char *)args->p.a.data + 2 * (int64_t)x, 2 * (args->p.k - x));
+                                          (const char *)args->p.a.data + 2 * (int64_t)x,
+                                          args->p.k - x < 64 ? 2 * (args->p.k - x) : 128);
             gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
         }
     }

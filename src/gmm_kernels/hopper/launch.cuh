@@ -125,7 +125,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     cudaError_t error;
     int mapped, device = 0, sms = 0;
     args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
-                     (((uint64_t)(uintptr_t)p->d.data | (uint64_t)(p->d.ld * 2) | (uint64_t)p->n * 2) & 15) == 0;
+                     (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2) | (uintptr_t)p->n * 2) & 15) == 0;
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&

@@ -37,11 +37,12 @@
        full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
                        packed weights also the 32 lanes of the scale loader (33);
                        gathered rows the 64 lanes of the gather warps (65)
-       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer,          n / S + 1
+       empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
-                       warps, producer; wgrad: 2 store warps; packed: scale loader)
+                       warps, producer; wgrad: 2 store warps; packed: scale loader;
+                       gathered rows: 2 gather warps)
        order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
                        its tile is full (4)                                                           of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
@@ -52,15 +53,15 @@
 
    Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
        tile                stages              slots       tile            stages              slots
-       160x256             4 x (32 + 20)       4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
+       160x256 (gather too) 4 x (32 + 20)      4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
        256x128             4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
        176x128             5 x (16 + 22)       4 x 8       mx8_48x128      6 x (8 + 6 + 1)     4 x 4
        192x128             4 x (16 + 24)       4 x 16      mx4, nv4 64x128  7 x (4 + 8 + 1)    4 x 4
        128x128             5 x (16 + 16)       4 x 16
 
    A cluster of two CTAs takes two tiles at once: two row tiles of the same columns share B, or two column tiles of the
-   same rows share A; the shared operand is multicast. A CTA exits when all its stages are empty: the other CTA
-   of the cluster has then arrived at its barriers for the last time.
+   same rows share A; the shared operand is multicast, but for gathered rows. A CTA exits when all its stages are empty:
+   the other CTA of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
    are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
@@ -86,7 +87,8 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores; else `d` is not encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores, by the rule of gmm_sm90_d_by_tma; else `d` is not
+                                 encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
@@ -246,7 +248,9 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
-                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
+    static_assert(!(gather_) || !GMM__SM90(b_format, b_format_), \
+                  "tile " #tag ": gather warps are the scheduler's and the scale loader's of packed weights");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
@@ -260,6 +264,7 @@ GMM_SM90_TILE_LIST(GMM__X)
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
-                  #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong");
+                  #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
+    static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

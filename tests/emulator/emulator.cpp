@@ -319,8 +319,8 @@ CUresult emulated_tensor_map(CUtensorMap *map, CUtensorMapDataType type, cuuint3
     return CUDA_SUCCESS;
 }
 
-/* Moves one row of a box, of 16-byte chunks whose place in shared memory the swizzle chooses. Stores write whole units of
-   16 bytes, as an H200 does: up to 15 bytes past the columns of the map. */
+/* Moves one row of a box, of 16-byte chunks whose place in shared memory the swizzle chooses. Stores write whole units
+   of 16 bytes, as an H200 does: up to 15 bytes past the columns of the map. */
 static void tma_row(const tma_copy *c, uint32_t smem, uint64_t row, int in_bounds) {
     const tensor_map *m = &c->map;
     const uint32_t width = m->box[0] * m->element_bytes;

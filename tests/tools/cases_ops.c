@@ -45,6 +45,7 @@ static const gmm_mat *result(case_run *r, const char *name, int64_t cols) {
     return m;
 }
 
+#ifndef CASE_FORMER_INDEX
 /* With `top` the rows of tokens are gathered, by entries that are divided by it; some of them are rows of zeros. */
 static const int32_t *gathered(case_run *r, uint64_t salt) {
     const int64_t T = r->g.capacity;
@@ -57,6 +58,7 @@ static const int32_t *gathered(case_run *r, uint64_t salt) {
     free(at);
     return index;
 }
+#endif
 
 static int linear_open(case_run *r, gmm_op op) {
     gmm_linear *d = &r->d.linear;
@@ -70,12 +72,14 @@ static int linear_open(case_run *r, gmm_op op) {
         d->alpha = case_floats(r, G, 0.5f, 1.5f);
         d->alpha_per_group = 1;
     }
+#ifndef CASE_FORMER_INDEX
     if (r->top > 0) {
         d->x_index = gathered(r, 101);
         d->dy_index = gathered(r, 102);
         d->index_rows = T;
         d->index_div = (int32_t)r->top;
     }
+#endif
     switch (op) {
     case GMM_OP_LINEAR_FWD:
         d->x = case_operand(r, &r->recipe.input, GMM_ROWWISE, 0, 0, r->K);

@@ -132,17 +132,17 @@ typedef struct gmm_config {
     gmm_allocator allocator;
     gmm_log log;
     gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
-    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault bit:
-                                  a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute out of
-                                  range (GMM_E_ARG), a weight's address that WGMMA cannot read (GMM_E_ALIGN). A GPU
-                                  context waits again behind the launch: an error of the device is GMM_E_CUDA of the
-                                  call that caused it. No effect while capturing */
+    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault
+                                  bit: a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute
+                                  or of gathered rows out of range (GMM_E_ARG), a weight's address that WGMMA cannot
+                                  read (GMM_E_ALIGN). A GPU context waits again behind the launch: an error of the
+                                  device is GMM_E_CUDA of the call that caused it. No effect while capturing */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
-       CUBLASLT is required: to open and to close cuBLASLt waits for the device, which ends captures of all threads.
-       Else the first call that CUBLASLT serves opens it.
+       config.engine or require_engine is CUBLASLT, which alone open cuBLASLt. To open and to close it waits for the
+       device, which ends captures of all threads.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
        (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
        the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
@@ -175,8 +175,8 @@ typedef struct gmm_build {
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
-   Stream, graph: a context that has used CUBLASLT waits for the device, which invalidates captures that are under way
-       in any thread of the process. Other contexts disturb no capture. Errors: none. */
+   Stream, graph: a context in which CUBLASLT is open waits for the device, which invalidates captures that are under
+       way in any thread of the process. Other contexts disturb no capture. Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
 /* Message of the last failed call on this context; "" before any. Valid until the next failed call. Fields are named
@@ -367,7 +367,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA, GMM_E_DEVICE (cuBLASLt cannot be opened). */
+       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
@@ -8703,6 +8703,14 @@ static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__
 static const int32_t *gmm__index_of(const gmm__call *call, int role) {
     return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
 }
+static gmm_row_index gmm__row_index(const gmm__call *call, int role) {
+    gmm_row_index index;
+    index.at = gmm__index_of(call, role);
+    index.fault = call->groups.fault;
+    index.div = call->d.linear.index_div;
+    index.rows = (int32_t)call->d.linear.index_rows;
+    return index;
+}
 /* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
 static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
     const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
@@ -8747,7 +8755,7 @@ static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_ge
         copy.ld = m->ld * size;
         copy.pitch = pitch;
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
-        copy.index = operand ? args->b_index : args->a_index;
+        copy.index = gmm__row_index(call, role);
         copy.groups = *groups;
         e = gmm_launch_gather(plan->grid[1], &copy, stream);
         m->data = copy.dst;
@@ -8892,11 +8900,6 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     if (fwd) args->bias_scale = d->bias_scale;
     args->prob = d->prob;
-    args->a_index.at = fwd ? d->x_index : d->dy_index;
-    args->b_index.at = wgrad ? d->x_index : NULL;
-    args->a_index.div = args->b_index.div = d->index_div;
-    args->a_index.rows = args->b_index.rows = (int32_t)d->index_rows;
-    args->a_index.fault = args->b_index.fault = call->groups.fault;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -9031,10 +9034,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
     args.bias_scale = d->bias_scale;
-    args.dy_index.at = d->dy_index;
-    args.dy_index.div = d->index_div;
-    args.dy_index.rows = (int32_t)d->index_rows;
-    args.dy_index.fault = call->groups.fault;
+    args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
     args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
@@ -9878,13 +9878,11 @@ static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
                      cublasLtGetStatusString(status), call->shapes);
 }
 
-/* Creates the handle on the context's device, unless there is one. gmm_create does so only where the engine is
-   required: cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
+/* Creates the handle on the context's device. gmm_create does so only where its configuration names the engine:
+   cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
 static int gmm__lt_open(gmm_context *ctx) {
     int current = 0;
-    cudaError_t e;
-    if (ctx->lt.handle) return 1;
-    e = gmm__cuda_enter(ctx, &current);
+    cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
     if (current != ctx->config.device) (void)cudaSetDevice(current);
     (void)cudaGetLastError();
@@ -10020,6 +10018,8 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
+    if (!call->ctx->lt.handle)
+        return gmm__decline(plan, "is not open in this context: name it in gmm_config.engine or require_engine");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -10065,9 +10065,6 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    if (!gmm__lt_open(call->ctx))
-        return gmm__refuse(call, GMM_E_DEVICE, "options.engine", "cublaslt could not be opened on device %d",
-                           call->ctx->config.device);
     /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
@@ -10736,6 +10733,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
+    args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
         e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
@@ -12049,7 +12047,9 @@ static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_erro
         if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
     }
 #ifdef GMM__CUBLASLT
-    if (engine == GMM_ENGINE_CUBLASLT && !gmm__lt_open(ctx)) lacks = "could not be opened on this device";
+    if ((engine == GMM_ENGINE_CUBLASLT || ctx->config.engine == GMM_ENGINE_CUBLASLT) && !gmm__lt_open(ctx) &&
+        engine == GMM_ENGINE_CUBLASLT)
+        lacks = "could not be opened on this device";
 #else
     if (engine == GMM_ENGINE_CUBLASLT) {
         lacks = "is not in this build: compile without GMM_NO_CUBLASLT";

@@ -782,38 +782,6 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
 }
 
 /* Arguments of products, and the steps of their epilogue. */
-/* Rows of a token matrix that are gathered: row r of the product is row at[r] / div of the matrix; with a negative
-   entry, or one past the matrix, a row of zeros. at NULL: row r is row r. */
-typedef struct gmm_row_index {
-    const int32_t *at; /* [T] */
-    uint32_t *fault;   /* where GMM_FAULT_INDEX is set; NULL: it is not wanted */
-    int32_t div, rows; /* divisor >= 1; rows of the matrix */
-} gmm_row_index;
-
-/* The entry of row r of the product, and the row of the matrix that an entry names, -1 for zeros: two steps, so that
-   other instructions may stand between the load and the division. */
-GMM__DEVICE int32_t gmm_index_entry(const gmm_row_index *index, int32_t row) {
-    return index->at ? index->at[row] : row;
-}
-GMM__DEVICE int32_t gmm_index_entry_row(const gmm_row_index *index, int32_t entry) {
-    if (!index->at) return entry;
-    if (index->div != 1 && entry >= 0) entry = (int32_t)((uint32_t)entry / (uint32_t)index->div);
-    return entry >= 0 && entry < index->rows ? entry : -1;
-}
-GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t row) {
-    return gmm_index_entry_row(index, gmm_index_entry(index, (int32_t)row));
-}
-/* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
-   rows of a call begin at different ones. */
-GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
-    const int64_t limit = (int64_t)index->rows * index->div;
-    int past = 0;
-    int64_t row;
-    if (!index->at || !index->fault) return;
-    for (row = begin; row < end; row += step) past |= index->at[row] >= limit;
-    if (past) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
-}
-
 /* D_g = p (alpha_g A_g B_g^T + bias_g s) + beta_g D_g for all groups g of one call. Groups are ranges of rows of the
    token matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
        fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
@@ -834,8 +802,6 @@ typedef struct gmm_gemm_args {
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad. Tiles with `gather` read a_index;
-                                       for other kernels the rows have been copied */
 } gmm_gemm_args;
 
 /* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of
@@ -1886,6 +1852,31 @@ static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args
 
 /* ................................................................................................ Gathered rows ... */
 
+/* The index of a token matrix whose rows are gathered: row r of the product is row at[r] / div of the matrix; with a
+   negative entry, or one past the matrix, a row of zeros. */
+typedef struct gmm_row_index {
+    const int32_t *at; /* [T]; NULL: rows are not gathered, and the functions below are not called */
+    uint32_t *fault;   /* where GMM_FAULT_INDEX is set; NULL: it is not wanted */
+    int32_t div, rows; /* divisor >= 1; rows of the matrix */
+} gmm_row_index;
+
+/* The row of the matrix that is row r of the product; -1: zeros. */
+GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t r) {
+    int32_t row = index->at[r];
+    if (index->div != 1 && row >= 0) row = (int32_t)((uint32_t)row / (uint32_t)index->div);
+    return row >= 0 && row < index->rows ? row : -1;
+}
+/* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
+   rows of a call begin at different ones. */
+GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
+    const int64_t limit = (int64_t)index->rows * index->div;
+    int past = 0;
+    int64_t row;
+    if (!index->fault) return;
+    for (row = begin; row < end; row += step) past |= index->at[row] >= limit;
+    if (past) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
+}
+
 /* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
 enum { GMM_GATHER_THREADS = 256 };
 typedef struct gmm_gather_args {
@@ -2284,12 +2275,12 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores, by the rule of gmm_sm90_d_by_tma; else `d` is not
-                                 encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
+    gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
 
@@ -3480,12 +3471,15 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units of
-   16 bytes even past the columns of its map; and, for 16-bit D, beta is 0. */
+/* Whether TMA may store D at `data`: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units
+   of 16 bytes even past the columns of its map. */
+GMM__HD int gmm_sm90_tma_stores(const void *data, int64_t ld, int64_t n, int32_t size) {
+    return (((uintptr_t)data | (uintptr_t)(ld * size) | (uintptr_t)(n * size)) & 15) == 0;
+}
+/* Whether TMA stores a group's D in wgrad; 16-bit D only where beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size) |
-             (uint64_t)((int64_t)p->n * size)) & 15) == 0 && (size == 4 || beta == 0.0f);
+    return gmm_sm90_tma_stores(gmm_kmat_data(&p->d, g), p->d.ld, p->n, size) && (size == 4 || beta == 0.0f);
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
@@ -3578,8 +3572,8 @@ GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
 }
 
 /* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist. Shuffles and addresses of four copies
-   precede the copies, since a warp issues in order and would wait for each. */
+   how many bytes of each line exist. Shuffles and addresses of four copies precede the copies, since a warp issues in
+   order and would wait for each. */
 GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
     const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
     const int32_t size = bytes - 16 * (int32_t)chunk; /* bytes of this lane's chunk, if it is the last one */
@@ -3618,19 +3612,20 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes */
         int32_t x, k_end, lines;
+        int64_t first; /* row of the product in line 0 */
         int i;
         __syncwarp();
         if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
         gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         lines = t->cols > 0 ? t->rows : 0;
+        first = (int64_t)t->row + t->m0;
         if (warp == 0 && t->n0 == 0)
-            gmm_report_index_faults(&args->p.a_index, (int64_t)t->row + t->m0 + lane,
-                                    (int64_t)t->row + t->m0 + lines, 32);
+            gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
 #pragma unroll
         for (i = 0; 64 * i < most_lines; i++) {
             const int32_t line = 64 * i + 32 * (int32_t)warp + gmm_sm90_gather_line();
-            const int32_t row = line < lines ? gmm_indexed_row(&args->p.a_index, (int64_t)t->row + t->m0 + line) : -1;
+            const int32_t row = line < lines ? gmm_indexed_row(&args->index, first + line) : -1;
             rows[i] = row < 0 ? GMM_SM90_NO_ROW : (uint32_t)(row * args->p.a.ld >> 3);
         }
         k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
@@ -3850,8 +3845,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     void *params[1];
     cudaError_t error;
     int mapped, device = 0, sms = 0;
-    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
-                     (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2) | (uintptr_t)p->n * 2) & 15) == 0;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&

@@ -155,7 +155,7 @@ void *t_get(const void *device, size_t bytes);         /* host copy */
 void *t_sparse(size_t bytes);                          /* huge device memory, zero, backed only where touched:
                                                           see t_needs */
 
-/* A context like T.ctx with other settings; destroyed after the case. */
+/* A context like T.ctx with other settings; destroyed after the case, until which T.ctx may be set to it. */
 #define t_context(config) t_context_at(__FILE__, __LINE__, config)
 gmm_context *t_context_at(const char *file, int line, const gmm_config *config);
 

@@ -20,9 +20,14 @@ static void build(lin_run *r, const lin_spec *s) {
     gmm_info info = GMM_ZERO;
     lin_build(r, s);
     demand(r);
-    if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED &&
-        strstr(gmm_last_error(T.ctx), "this build does not hold"))
-        t_skip("the GPU engines were built without cuBLASLt");
+    if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED) {
+        gmm_config config = T.config;
+        if (strstr(gmm_last_error(T.ctx), "this build does not hold"))
+            t_skip("the GPU engines were built without cuBLASLt");
+        if (!strstr(gmm_last_error(T.ctx), "is not open in this context")) return;
+        config.require_engine = GMM_ENGINE_CUBLASLT;
+        T.ctx = t_context(&config);
+    }
 }
 
 /* Integer operands give exact results, real ones within the bound of fp32 accumulation; a second run gives equal
@@ -239,7 +244,8 @@ static void tf32(int arg) {
     T_CHECK(error_of(&r) == exact, "after TF32 the same call in fp32 differs");
 }
 
-/* A context with this engine as default: queries return it; AUTO never takes it. */
+/* A context with this engine as default: queries return it; AUTO never takes it, and a context that does not name it
+   has not opened it. */
 static void context(int arg) {
     static const int64_t sizes[5] = {12, 0, 31, 1, 40};
     lin_spec s = spec_of(arg, sizes);
@@ -256,6 +262,9 @@ static void context(int arg) {
     ctx = t_context(&config);
     T_OK_TEXT(gmm_linear_query(ctx, s.op, &r.d, &info), gmm_last_error(ctx));
     T_CHECK(info.engine != GMM_ENGINE_CUBLASLT, "AUTO took %s", gmm_engine_name(info.engine));
+    r.d.options = &r.options;
+    T_REFUSED_TEXT(GMM_E_UNSUPPORTED, t_linear(ctx, s.op, &r.d), gmm_last_error(ctx), "is not open", NULL);
+    r.d.options = NULL;
     config.engine = GMM_ENGINE_CUBLASLT;
     ctx = t_context(&config);
     T_OK_TEXT(t_linear(ctx, s.op, &r.d), gmm_last_error(ctx));

@@ -997,64 +997,51 @@ static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *
     return w;
 }
 
-static void declarations(int arg) {
-    rank *r;
-    gmm_gtp_config config;
-    gmm_gtp_domain d;
-    gmm_comm comm;
-    gmm_shard s = GMM_ZERO;
-    gmm_gtp_weight w;
-    gmm_gtp_chain c = GMM_ZERO;
-    gmm_gtp_need n = GMM_ZERO;
-    gmm_gtp_view v = GMM_ZERO;
+/* Memory and configuration of gmm_gtp_init that are refused. */
+static void bad_memory(const rank *r, gmm_gtp_config config, size_t bytes) {
     gmm_error e = GMM_ZERO;
-    int32_t id[6], domain, bundle, list[3];
-    size_t bytes = 0;
-    (void)arg;
-    open_world(2, 0, 100);
-    r = &W.r[0];
-    config = config_of(r);
-    T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
+    char *memory = (char *)aligned(bytes, 0);
+    gmm_gtp *gtp;
+    T_REFUSED_TEXT(GMM_E_ALIGN, gmm_gtp_init(memory + 8, bytes, &config, &gtp, &e), e.text, "gmm_gtp_init", NULL);
+    T_REFUSED_TEXT(GMM_E_WORKSPACE, gmm_gtp_init(memory, bytes - 1, &config, &gtp, &e), e.text, "gmm_gtp_query",
+                   NULL);
+    config.ctx = NULL;
+    T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "ctx", NULL);
     {
-        char *memory = (char *)aligned(bytes, 0);
-        gmm_gtp *gtp;
-        T_REFUSED_TEXT(GMM_E_ALIGN, gmm_gtp_init(memory + 8, bytes, &config, &gtp, &e), e.text, "gmm_gtp_init", NULL);
-        T_REFUSED_TEXT(GMM_E_WORKSPACE, gmm_gtp_init(memory, bytes - 1, &config, &gtp, &e), e.text, "gmm_gtp_query",
-                       NULL);
-        config.ctx = NULL;
-        T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "ctx", NULL);
-        {
-            gmm_runtime rt = r->rt;
-            rt.fill2d = NULL;
-            config = config_of(r);
-            config.runtime = &rt;
-            T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "config->runtime lacks",
-                           NULL);
-        }
+        gmm_runtime rt = r->rt;
+        rt.fill2d = NULL;
         config = config_of(r);
-        config.bundles = -1;
-        T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_query(&config, &bytes, &e), e.text, "-1 bundles", NULL);
+        config.runtime = &rt;
+        T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "config->runtime lacks",
+                       NULL);
     }
     config = config_of(r);
-    config.domains = 1;
-    begin(r, &config);
+    config.bundles = -1;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_query(&config, &bytes, &e), e.text, "-1 bundles", NULL);
+}
+/* Domains that are refused; *domain becomes the only one. */
+static void bad_domains(rank *r, int32_t *domain) {
+    gmm_gtp_domain d;
+    gmm_comm comm;
     d = domain_of(r, 0, 2);
     d.wire = GMM_F16;
-    GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_domain(r->gtp, &d, &domain), "wire is f16", NULL);
+    GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_domain(r->gtp, &d, domain), "wire is f16", NULL);
     d.wire = GMM_F32;
     comm = *d.gather;
     comm.all_to_all = NULL;
     d.gather = &comm;
-    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, &domain), "domain->gather lacks a function", NULL);
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "domain->gather lacks a function", NULL);
     d.gather = NULL;
-    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, &domain), "gather is NULL", NULL);
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "gather is NULL", NULL);
     d = domain_of(r, 0, 1);
-    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &domain));
-    GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_add_domain(r->gtp, &d, &domain), "config->domains is 1", NULL);
-    s.dtype = GMM_BF16;
-    s.rows = 64;
-    s.cols = 8;
-    s.gtp_size = 2;
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, domain));
+    GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_add_domain(r->gtp, &d, domain), "config->domains is 1", NULL);
+}
+/* Weights that are refused. */
+static void bad_weights(rank *r, const gmm_shard *shard) {
+    const gmm_shard s = *shard;
+    gmm_gtp_weight w;
+    int32_t id[1];
     w = weight_of(&s, 0, "expert 0");
     w.data[0] = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'expert 0'", "data[0]", NULL);
@@ -1064,6 +1051,11 @@ static void declarations(int arg) {
     w = weight_of(&s, 0, "odd sum");
     w.main_grad = (char *)w.main_grad + 2;
     GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_add_weight(r->gtp, &w, &id[0]), "'odd sum'", "main_grad", NULL);
+}
+/* Bundles that are refused. id[0] to id[2] become weights of experts that fit together, and stay in no bundle. */
+static void bad_bundles(rank *r, gmm_shard s, int32_t domain, int32_t id[6]) {
+    gmm_gtp_weight w;
+    int32_t bundle, list[2];
     for (int i = 0; i < 3; i++) {
         static const char *const names[] = {"expert 0", "expert 1", "expert 2"};
         w = weight_of(&s, i, names[i]);
@@ -1112,22 +1104,53 @@ static void declarations(int arg) {
     }
     GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_bundle(r->gtp, domain, list, 2, "fc1", &bundle), "'in units of 48'",
                 "96 rows", "64", NULL);
+}
+/* Chains of the bundle that are refused, and one that is not. */
+static void bad_chains(rank *r, const int32_t *bundle) {
+    gmm_gtp_chain c = GMM_ZERO;
+    int32_t id[1];
+    c.bundles = bundle;
+    c.count = 1;
+    c.prefetch = 4;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), "prefetch 4", NULL);
+    c.prefetch = 1;
+    GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, id));
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, id), "already", NULL);
+    c.pass = GMM_GTP_BACKWARD;
+    c.captured = 1;
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, id), "not captured", NULL);
+}
+static void declarations(int arg) {
+    rank *r;
+    gmm_gtp_config config;
+    gmm_shard s = GMM_ZERO;
+    gmm_gtp_need n = GMM_ZERO;
+    gmm_gtp_view v = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    int32_t id[6], domain, bundle, list[3];
+    size_t bytes = 0;
+    (void)arg;
+    open_world(2, 0, 100);
+    r = &W.r[0];
+    config = config_of(r);
+    T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
+    bad_memory(r, config, bytes);
+    config.domains = 1;
+    begin(r, &config);
+    bad_domains(r, &domain);
+    s.dtype = GMM_BF16;
+    s.rows = 64;
+    s.cols = 8;
+    s.gtp_size = 2;
+    bad_weights(r, &s);
+    bad_bundles(r, s, domain, id);
     list[0] = id[2];
     list[1] = id[0];
     list[2] = id[1];
     GTP_OK(r, gmm_gtp_add_bundle(r->gtp, domain, list, 3, "fc1", &bundle));
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_bundle(r->gtp, domain, list, 3, "fc2", &bundle), "bundle 'fc1' already",
                 NULL);
-    c.bundles = &bundle;
-    c.count = 1;
-    c.prefetch = 4;
-    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "prefetch 4", NULL);
-    c.prefetch = 1;
-    GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &id[3]));
-    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "already", NULL);
-    c.pass = GMM_GTP_BACKWARD;
-    c.captured = 1;
-    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, &id[3]), "not captured", NULL);
+    bad_chains(r, &bundle);
     GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_seal(r->gtp), "in no bundle", "'second 1'", NULL);
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_memory_need(r->gtp, 0, &n), "seal", NULL);
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, bundle, GMM_GTP_FORWARD, NULL, &v), "bind", NULL);
@@ -1901,22 +1924,71 @@ static void hooked_mlp(int premature) {
 
 /* ------------------------------------------------------------------------------- Defects and rows on their own --- */
 
+enum { VIEW_HIDDEN = 24, VIEW_FFN = 20, VIEW_TOKENS = 11 };
+/* dx of an expert MLP, and behind it that of its first weight alone. w: by weight and pass. */
+static uint16_t *dx_of_views(gmm_context *ctx, int experts, const int32_t *sizes, const gmm_mat *w[2][2],
+                             const uint16_t *x, const uint16_t *dy) {
+    gmm_groups groups = GMM_ZERO;
+    gmm_mat mx = gmm_mat_packed(GMM_BF16, x), mdy = gmm_mat_packed(GMM_BF16, dy), my, mdx;
+    gmm_mlp_config mc = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    gmm_linear lin = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    uint16_t *y = (uint16_t *)t_host(VIEW_TOKENS * VIEW_HIDDEN * 2);
+    void *saved;
+    uint16_t *const dx = (uint16_t *)t_host(2 * VIEW_TOKENS * VIEW_HIDDEN * 2);
+    my = gmm_mat_packed(GMM_BF16, y);
+    mdx = gmm_mat_packed(GMM_BF16, dx);
+    groups.count = experts;
+    groups.capacity = VIEW_TOKENS;
+    groups.splits = sizes;
+    groups.dtype = GMM_I32;
+    mc.hidden = VIEW_HIDDEN;
+    mc.ffn = VIEW_FFN;
+    mc.act.kind = GMM_ACT_SWIGLU;
+    mlp.config = &mc;
+    mlp.groups = &groups;
+    mlp.x = &mx;
+    mlp.w1 = w[0][0];
+    mlp.w2 = w[1][0];
+    mlp.y = &my;
+    mlp.dy = &mdy;
+    mlp.dx = &mdx;
+    T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &info), gmm_last_error(ctx));
+    mlp.saved = saved = aligned(info.saved_bytes, 0);
+    mlp.saved_bytes = info.saved_bytes;
+    T_OK_TEXT(gmm_mlp_fwd(ctx, &mlp, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
+              gmm_last_error(ctx));
+    mlp.w1 = w[0][1];
+    mlp.w2 = w[1][1];
+    T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &info), gmm_last_error(ctx));
+    T_OK_TEXT(gmm_mlp_bwd(ctx, &mlp, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
+              gmm_last_error(ctx));
+    mdx.data = dx + VIEW_TOKENS * VIEW_HIDDEN;
+    lin.groups = &groups;
+    lin.in_features = VIEW_HIDDEN;
+    lin.out_features = 2 * VIEW_FFN;
+    lin.dy = &mdy;
+    lin.w = w[0][1];
+    lin.dx = &mdx;
+    T_OK_TEXT(gmm_linear_query(ctx, GMM_OP_LINEAR_DGRAD, &lin, &info), gmm_last_error(ctx));
+    T_OK_TEXT(gmm_linear_dgrad(ctx, &lin, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
+              gmm_last_error(ctx));
+    return dx;
+}
+
 /* Products read acquired views and never the shards. After the acquire, the shards are overwritten with NaN, and
    they end at an unreadable page: dgrad of a linear layer and of an expert MLP, packed and single, has the bits of
    whole weights. */
 static void acquired_only(int arg) {
-    enum { G = 2, HIDDEN = 24, FFN = 20, TOKENS = 11 };
+    enum { G = 2 };
     const int experts = arg;
-    const int64_t rows[2] = {2 * FFN, HIDDEN}, cols[2] = {HIDDEN, FFN};
+    const int64_t rows[2] = {2 * VIEW_FFN, VIEW_HIDDEN}, cols[2] = {VIEW_HIDDEN, VIEW_FFN};
     uint16_t *whole[2], *x, *dy, *dx[2][G];
     void *shard[G][2][3];
     size_t bytes[2] = {0, 0};
-    int32_t sizes[3] = {TOKENS, 0, 0};
+    int32_t sizes[3] = {VIEW_TOKENS, 0, 0};
     gmm_gtp_view v[G][2][2];
-    gmm_mlp_config mc = GMM_ZERO;
-    mc.hidden = HIDDEN;
-    mc.ffn = FFN;
-    mc.act.kind = GMM_ACT_SWIGLU;
     if (experts == 3) {
         sizes[0] = 6;
         sizes[2] = 5;
@@ -1925,10 +1997,10 @@ static void acquired_only(int arg) {
         whole[k] = (uint16_t *)t_host((size_t)(experts * rows[k] * cols[k]) * 2);
         for (int64_t i = 0; i < experts * rows[k] * cols[k]; i++) whole[k][i] = gmm_f32_to_bf16((float)t_real());
     }
-    x = (uint16_t *)t_host(TOKENS * HIDDEN * 2);
-    dy = (uint16_t *)t_host(TOKENS * 2 * FFN * 2);
-    for (int i = 0; i < TOKENS * HIDDEN; i++) x[i] = gmm_f32_to_bf16((float)t_real());
-    for (int i = 0; i < TOKENS * 2 * FFN; i++) dy[i] = gmm_f32_to_bf16((float)t_real());
+    x = (uint16_t *)t_host(VIEW_TOKENS * VIEW_HIDDEN * 2);
+    dy = (uint16_t *)t_host(VIEW_TOKENS * 2 * VIEW_FFN * 2);
+    for (int i = 0; i < VIEW_TOKENS * VIEW_HIDDEN; i++) x[i] = gmm_f32_to_bf16((float)t_real());
+    for (int i = 0; i < VIEW_TOKENS * 2 * VIEW_FFN; i++) dy[i] = gmm_f32_to_bf16((float)t_real());
     open_world(G, 11, 2000);
     for (int i = 0; i < G; i++) {
         rank *r = &W.r[i];
@@ -1977,55 +2049,13 @@ static void acquired_only(int arg) {
         }
     for (int way = 0; way < 2; way++)
         for (int i = 0; i < G; i++) {
-            gmm_context *ctx = W.r[i].ctx;
-            gmm_groups groups = GMM_ZERO;
-            gmm_mat mx = gmm_mat_packed(GMM_BF16, x), mdy = gmm_mat_packed(GMM_BF16, dy), my, mdx, f1, f2, b1, b2;
-            gmm_mlp mlp = GMM_ZERO;
-            gmm_linear lin = GMM_ZERO;
-            gmm_info info = GMM_ZERO;
-            uint16_t *y = (uint16_t *)t_host(TOKENS * HIDDEN * 2);
-            void *saved;
-            dx[way][i] = (uint16_t *)t_host(2 * TOKENS * HIDDEN * 2);
-            my = gmm_mat_packed(GMM_BF16, y);
-            mdx = gmm_mat_packed(GMM_BF16, dx[way][i]);
-            f1 = way ? v[i][0][0].mat : gmm_mat_packed(GMM_BF16, whole[0]);
-            f2 = way ? v[i][1][0].mat : gmm_mat_packed(GMM_BF16, whole[1]);
-            b1 = way ? v[i][0][1].mat : f1;
-            b2 = way ? v[i][1][1].mat : f2;
-            groups.count = experts;
-            groups.capacity = TOKENS;
-            groups.splits = sizes;
-            groups.dtype = GMM_I32;
-            mlp.config = &mc;
-            mlp.groups = &groups;
-            mlp.x = &mx;
-            mlp.w1 = &f1;
-            mlp.w2 = &f2;
-            mlp.y = &my;
-            mlp.dy = &mdy;
-            mlp.dx = &mdx;
-            T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &info), gmm_last_error(ctx));
-            mlp.saved = saved = aligned(info.saved_bytes, 0);
-            mlp.saved_bytes = info.saved_bytes;
-            T_OK_TEXT(gmm_mlp_fwd(ctx, &mlp, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
-                      gmm_last_error(ctx));
-            mlp.w1 = &b1;
-            mlp.w2 = &b2;
-            T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &info), gmm_last_error(ctx));
-            T_OK_TEXT(gmm_mlp_bwd(ctx, &mlp, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
-                      gmm_last_error(ctx));
-            mdx.data = dx[way][i] + TOKENS * HIDDEN;
-            lin.groups = &groups;
-            lin.in_features = HIDDEN;
-            lin.out_features = 2 * FFN;
-            lin.dy = &mdy;
-            lin.w = &b1;
-            lin.dx = &mdx;
-            T_OK_TEXT(gmm_linear_query(ctx, GMM_OP_LINEAR_DGRAD, &lin, &info), gmm_last_error(ctx));
-            T_OK_TEXT(gmm_linear_dgrad(ctx, &lin, aligned(info.workspace_bytes, 0), info.workspace_bytes, NULL),
-                      gmm_last_error(ctx));
+            const gmm_mat packed[2] = {gmm_mat_packed(GMM_BF16, whole[0]), gmm_mat_packed(GMM_BF16, whole[1])};
+            const gmm_mat *w[2][2];
+            for (int k = 0; k < 2; k++)
+                for (int pass = 0; pass < 2; pass++) w[k][pass] = way ? &v[i][k][pass].mat : &packed[k];
+            dx[way][i] = dx_of_views(W.r[i].ctx, experts, sizes, w, x, dy);
         }
-    for (int i = 0; i < G; i++) t_same("dx", dx[0][i], dx[1][i], 2 * TOKENS * HIDDEN * 2);
+    for (int i = 0; i < G; i++) t_same("dx", dx[0][i], dx[1][i], 2 * VIEW_TOKENS * VIEW_HIDDEN * 2);
     for (int i = 0; i < G; i++)
         for (int k = 0; k < 2; k++)
             for (int pass = 0; pass < 2; pass++)

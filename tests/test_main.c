@@ -201,6 +201,7 @@ static void t_fits(const t_case *c) {
 }
 
 void t_run(const t_case *c) {
+    gmm_context *const ctx = T.ctx; /* the case may use one of t_context instead */
     struct timespec start, end;
     double seconds;
     int left;
@@ -222,6 +223,7 @@ void t_run(const t_case *c) {
     } else if (left == 2) t_report_skip(c);
     else t_report_failure(c);
     t_free_all();
+    T.ctx = ctx;
     t_together();
     (void)timespec_get(&end, TIME_UTC);
     seconds = (double)(end.tv_sec - start.tv_sec) + 1e-9 * (double)(end.tv_nsec - start.tv_nsec);

@@ -519,7 +519,10 @@ static void three_calls(int arg) {
 }
 
 /* Rows of x and dy that are gathered from tokens have the bits of permuted copies: every output, at once or delayed.
-   arg: save policy, and 8 for delayed. */
+   arg: save policy, and DELAYED. */
+enum { DELAYED = 64 };
+static const struct { gmm_save save; const char *name; } saves[] = {
+    {GMM_SAVE_PREACT, "preact"}, {GMM_SAVE_PREACT_AND_ACT, "preact and act"}, {GMM_SAVE_NOTHING, "nothing"}};
 static void gathered(int arg) {
     enum { TOKENS = 40, DIV = 3 };
     outputs out[2];
@@ -530,10 +533,10 @@ static void gathered(int arg) {
         int32_t *at;
         t_mat tokens[2];
         mlp_run r;
-        s.save = (gmm_save)(arg % 8);
+        s.save = (gmm_save)(arg % DELAYED);
         t_reseed(51);
         build(&r, &s);
-        r.config.delay_wgrad = arg / 8;
+        r.config.delay_wgrad = arg / DELAYED;
         r.d.queue = &queue;
         at = (int32_t *)t_host((size_t)all_rows * sizeof *at);
         for (int i = 0; i < all_rows; i++) at[i] = i % 9 == 4 ? -2 : (int32_t)t_int(0, TOKENS * DIV - 1);
@@ -1452,9 +1455,10 @@ static void drawn(int arg) {
 void tests_mlp(void) {
     t_add(drawn, 0, "mlp drawn at random");
     t_random(8);
-    for (int i = 0; i < 3; i++) {
-        t_add(gathered, i, "mlp gathered rows of x and dy, save policy %d", i);
-        t_add(gathered, 8 + i, "mlp gathered rows of x and dy, save policy %d, delayed", i);
+    for (int i = 0; i < T_COUNT(saves); i++) {
+        t_add(gathered, (int)saves[i].save, "mlp gathered rows of x and dy, saving %s", saves[i].name);
+        t_add(gathered, DELAYED | (int)saves[i].save, "mlp gathered rows of x and dy, saving %s, delayed",
+              saves[i].name);
     }
     t_add(gather_refused, 0, "mlp gathered rows, bad indices");
     static const gmm_dtype dtypes[3] = { GMM_F32, GMM_F16, GMM_BF16 };

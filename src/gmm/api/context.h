@@ -54,17 +54,17 @@ typedef struct gmm_config {
     gmm_allocator allocator;
     gmm_log log;
     gmm_engine require_engine; /* gmm_create fails unless the context has this engine; AUTO: none is required */
-    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault bit:
-                                  a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute out of
-                                  range (GMM_E_ARG), a weight's address that WGMMA cannot read (GMM_E_ALIGN). A GPU
-                                  context waits again behind the launch: an error of the device is GMM_E_CUDA of the
-                                  call that caused it. No effect while capturing */
+    int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault
+                                  bit: a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute
+                                  or of gathered rows out of range (GMM_E_ARG), a weight's address that WGMMA cannot
+                                  read (GMM_E_ALIGN). A GPU context waits again behind the launch: an error of the
+                                  device is GMM_E_CUDA of the call that caused it. No effect while capturing */
 } gmm_config;
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
-       CUBLASLT is required: to open and to close cuBLASLt waits for the device, which ends captures of all threads.
-       Else the first call that CUBLASLT serves opens it.
+       config.engine or require_engine is CUBLASLT, which alone open cuBLASLt. To open and to close it waits for the
+       device, which ends captures of all threads.
    Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
        (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
        the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
@@ -97,8 +97,8 @@ typedef struct gmm_build {
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
-   Stream, graph: a context that has used CUBLASLT waits for the device, which invalidates captures that are under way
-       in any thread of the process. Other contexts disturb no capture. Errors: none. */
+   Stream, graph: a context in which CUBLASLT is open waits for the device, which invalidates captures that are under
+       way in any thread of the process. Other contexts disturb no capture. Errors: none. */
 GMMDEF void gmm_destroy(gmm_context *ctx);
 
 /* Message of the last failed call on this context; "" before any. Valid until the next failed call. Fields are named

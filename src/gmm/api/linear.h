@@ -79,7 +79,7 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
        (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA, GMM_E_DEVICE (cuBLASLt cannot be opened). */
+       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 

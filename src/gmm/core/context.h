@@ -131,7 +131,9 @@ static gmm_status gmm__open_engines(gmm_context *ctx, gmm_build *build, gmm_erro
         if (build->capability == 90 && !build->sm90a) status = GMM_E_BUILD;
     }
 #ifdef GMM__CUBLASLT
-    if (engine == GMM_ENGINE_CUBLASLT && !gmm__lt_open(ctx)) lacks = "could not be opened on this device";
+    if ((engine == GMM_ENGINE_CUBLASLT || ctx->config.engine == GMM_ENGINE_CUBLASLT) && !gmm__lt_open(ctx) &&
+        engine == GMM_ENGINE_CUBLASLT)
+        lacks = "could not be opened on this device";
 #else
     if (engine == GMM_ENGINE_CUBLASLT) {
         lacks = "is not in this build: compile without GMM_NO_CUBLASLT";

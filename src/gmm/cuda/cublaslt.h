@@ -37,13 +37,11 @@ static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
                      cublasLtGetStatusString(status), call->shapes);
 }
 
-/* Creates the handle on the context's device, unless there is one. gmm_create does so only where the engine is
-   required: cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
+/* Creates the handle on the context's device. gmm_create does so only where its configuration names the engine:
+   cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
 static int gmm__lt_open(gmm_context *ctx) {
     int current = 0;
-    cudaError_t e;
-    if (ctx->lt.handle) return 1;
-    e = gmm__cuda_enter(ctx, &current);
+    cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
     if (current != ctx->config.device) (void)cudaSetDevice(current);
     (void)cudaGetLastError();
@@ -179,6 +177,8 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
+    if (!call->ctx->lt.handle)
+        return gmm__decline(plan, "is not open in this context: name it in gmm_config.engine or require_engine");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -224,9 +224,6 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
                            "would use them, and cublaslt serves no others");
-    if (!gmm__lt_open(call->ctx))
-        return gmm__refuse(call, GMM_E_DEVICE, "options.engine", "cublaslt could not be opened on device %d",
-                           call->ctx->config.device);
     /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */

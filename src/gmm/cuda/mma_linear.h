@@ -166,6 +166,14 @@ static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__
 static const int32_t *gmm__index_of(const gmm__call *call, int role) {
     return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
 }
+static gmm_row_index gmm__row_index(const gmm__call *call, int role) {
+    gmm_row_index index;
+    index.at = gmm__index_of(call, role);
+    index.fault = call->groups.fault;
+    index.div = call->d.linear.index_div;
+    index.rows = (int32_t)call->d.linear.index_rows;
+    return index;
+}
 /* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
 static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
     const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
@@ -210,7 +218,7 @@ static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_ge
         copy.ld = m->ld * size;
         copy.pitch = pitch;
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
-        copy.index = operand ? args->b_index : args->a_index;
+        copy.index = gmm__row_index(call, role);
         copy.groups = *groups;
         e = gmm_launch_gather(plan->grid[1], &copy, stream);
         m->data = copy.dst;
@@ -355,11 +363,6 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     if (fwd) args->bias_scale = d->bias_scale;
     args->prob = d->prob;
-    args->a_index.at = fwd ? d->x_index : d->dy_index;
-    args->b_index.at = wgrad ? d->x_index : NULL;
-    args->a_index.div = args->b_index.div = d->index_div;
-    args->a_index.rows = args->b_index.rows = (int32_t)d->index_rows;
-    args->a_index.fault = args->b_index.fault = call->groups.fault;
     args->beta_all = d->y_add ? 1.0f : 0.0f;
     if (wgrad) {
         args->beta = call->grad[GMM__DW].beta;
@@ -494,10 +497,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.n = (int32_t)call->out;
     args.capacity = call->rows;
     args.bias_scale = d->bias_scale;
-    args.dy_index.at = d->dy_index;
-    args.dy_index.div = d->index_div;
-    args.dy_index.rows = (int32_t)d->index_rows;
-    args.dy_index.fault = call->groups.fault;
+    args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
     args.row_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;

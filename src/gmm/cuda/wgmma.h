@@ -399,6 +399,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
+    args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
         e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);

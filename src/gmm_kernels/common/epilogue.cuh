@@ -1,36 +1,4 @@
 /* Arguments of products, and the steps of their epilogue. */
-/* Rows of a token matrix that are gathered: row r of the product is row at[r] / div of the matrix; with a negative
-   entry, or one past the matrix, a row of zeros. at NULL: row r is row r. */
-typedef struct gmm_row_index {
-    const int32_t *at; /* [T] */
-    uint32_t *fault;   /* where GMM_FAULT_INDEX is set; NULL: it is not wanted */
-    int32_t div, rows; /* divisor >= 1; rows of the matrix */
-} gmm_row_index;
-
-/* The entry of row r of the product, and the row of the matrix that an entry names, -1 for zeros: two steps, so that
-   other instructions may stand between the load and the division. */
-GMM__DEVICE int32_t gmm_index_entry(const gmm_row_index *index, int32_t row) {
-    return index->at ? index->at[row] : row;
-}
-GMM__DEVICE int32_t gmm_index_entry_row(const gmm_row_index *index, int32_t entry) {
-    if (!index->at) return entry;
-    if (index->div != 1 && entry >= 0) entry = (int32_t)((uint32_t)entry / (uint32_t)index->div);
-    return entry >= 0 && entry < index->rows ? entry : -1;
-}
-GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t row) {
-    return gmm_index_entry_row(index, gmm_index_entry(index, (int32_t)row));
-}
-/* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
-   rows of a call begin at different ones. */
-GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
-    const int64_t limit = (int64_t)index->rows * index->div;
-    int past = 0;
-    int64_t row;
-    if (!index->at || !index->fault) return;
-    for (row = begin; row < end; row += step) past |= index->at[row] >= limit;
-    if (past) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
-}
-
 /* D_g = p (alpha_g A_g B_g^T + bias_g s) + beta_g D_g for all groups g of one call. Groups are ranges of rows of the
    token matrices: fwd and dgrad are m-grouped (rows of A and D), wgrad is k-grouped (the contraction).
        fwd    A = x  [T, K]        B = w [N, K]                D = y  [T, N]
@@ -51,8 +19,6 @@ typedef struct gmm_gemm_args {
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    gmm_row_index a_index, b_index; /* of gathered token matrices: A, and B of wgrad. Tiles with `gather` read a_index;
-                                       for other kernels the rows have been copied */
 } gmm_gemm_args;
 
 /* Epilogue steps of products in forward and dgrad: what happens to an fp32 sum between the mainloop and the addition of

@@ -1,5 +1,30 @@
 /* ................................................................................................ Gathered rows ... */
 
+/* The index of a token matrix whose rows are gathered: row r of the product is row at[r] / div of the matrix; with a
+   negative entry, or one past the matrix, a row of zeros. */
+typedef struct gmm_row_index {
+    const int32_t *at; /* [T]; NULL: rows are not gathered, and the functions below are not called */
+    uint32_t *fault;   /* where GMM_FAULT_INDEX is set; NULL: it is not wanted */
+    int32_t div, rows; /* divisor >= 1; rows of the matrix */
+} gmm_row_index;
+
+/* The row of the matrix that is row r of the product; -1: zeros. */
+GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t r) {
+    int32_t row = index->at[r];
+    if (index->div != 1 && row >= 0) row = (int32_t)((uint32_t)row / (uint32_t)index->div);
+    return row >= 0 && row < index->rows ? row : -1;
+}
+/* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
+   rows of a call begin at different ones. */
+GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
+    const int64_t limit = (int64_t)index->rows * index->div;
+    int past = 0;
+    int64_t row;
+    if (!index->fault) return;
+    for (row = begin; row < end; row += step) past |= index->at[row] >= limit;
+    if (past) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
+}
+
 /* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
 enum { GMM_GATHER_THREADS = 256 };
 typedef struct gmm_gather_args {

@@ -16,8 +16,8 @@ GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
 }
 
 /* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist. Shuffles and addresses of four copies
-   precede the copies, since a warp issues in order and would wait for each. */
+   how many bytes of each line exist. Shuffles and addresses of four copies precede the copies, since a warp issues in
+   order and would wait for each. */
 GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
     const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
     const int32_t size = bytes - 16 * (int32_t)chunk; /* bytes of this lane's chunk, if it is the last one */
@@ -56,19 +56,20 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
         uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes */
         int32_t x, k_end, lines;
+        int64_t first; /* row of the product in line 0 */
         int i;
         __syncwarp();
         if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
         gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         lines = t->cols > 0 ? t->rows : 0;
+        first = (int64_t)t->row + t->m0;
         if (warp == 0 && t->n0 == 0)
-            gmm_report_index_faults(&args->p.a_index, (int64_t)t->row + t->m0 + lane,
-                                    (int64_t)t->row + t->m0 + lines, 32);
+            gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
 #pragma unroll
         for (i = 0; 64 * i < most_lines; i++) {
             const int32_t line = 64 * i + 32 * (int32_t)warp + gmm_sm90_gather_line();
-            const int32_t row = line < lines ? gmm_indexed_row(&args->p.a_index, (int64_t)t->row + t->m0 + line) : -1;
+            const int32_t row = line < lines ? gmm_indexed_row(&args->index, first + line) : -1;
             rows[i] = row < 0 ? GMM_SM90_NO_ROW : (uint32_t)(row * args->p.a.ld >> 3);
         }
         k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);

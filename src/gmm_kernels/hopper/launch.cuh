@@ -124,8 +124,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     void *params[1];
     cudaError_t error;
     int mapped, device = 0, sms = 0;
-    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 &&
-                     (((uintptr_t)p->d.data | (uintptr_t)(p->d.ld * 2) | (uintptr_t)p->n * 2) & 15) == 0;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&

@@ -77,12 +77,15 @@ GMM__DEVICE uint32_t gmm_sm90_d_parts(const gmm_sm90_tile *t, int32_t size) {
     return t->cols > 0 ? (uint32_t)((t->rows + 63) / 64 * ((t->cols * size + 255) / 256)) : 0;
 }
 
-/* Whether TMA stores a group's D: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units of
-   16 bytes even past the columns of its map; and, for 16-bit D, beta is 0. */
+/* Whether TMA may store D at `data`: rows begin and end at multiples of 16 bytes, since a TMA store writes whole units
+   of 16 bytes even past the columns of its map. */
+GMM__HD int gmm_sm90_tma_stores(const void *data, int64_t ld, int64_t n, int32_t size) {
+    return (((uintptr_t)data | (uintptr_t)(ld * size) | (uintptr_t)(n * size)) & 15) == 0;
+}
+/* Whether TMA stores a group's D in wgrad; 16-bit D only where beta is 0. */
 GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta) {
     const int size = gmm_kmat_size(&p->d);
-    return (((uint64_t)(uintptr_t)gmm_kmat_data(&p->d, g) | (uint64_t)(p->d.ld * size) |
-             (uint64_t)((int64_t)p->n * size)) & 15) == 0 && (size == 4 || beta == 0.0f);
+    return gmm_sm90_tma_stores(gmm_kmat_data(&p->d, g), p->d.ld, p->n, size) && (size == 4 || beta == 0.0f);
 }
 
 /* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */

@@ -87,12 +87,12 @@ typedef struct gmm_sm90_args {
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores, by the rule of gmm_sm90_d_by_tma; else `d` is not
-                                 encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
     int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
+    gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
 } gmm_sm90_args;
 

@@ -222,12 +222,16 @@ static void required_engine(int arg) {
     r.options.engine = engine;
     r.d.options = &r.options;
     got = gmm_create(&ctx, &c, &error);
-    if (got == GMM_OK) gmm_destroy(ctx);
-    if (gmm_linear_query(T.ctx, s.op, &r.d, &info) == GMM_OK) T_CHECK(got == GMM_OK, "\"%s\"", error.text);
-    else if (engine == GMM_ENGINE_CUBLASLT && got == GMM_OK) /* the engine exists, but needs splits on the host */
-        T_CHECK(strstr(gmm_last_error(T.ctx), "groups.on_host"), "\"%s\"", gmm_last_error(T.ctx));
-    else refused(&c, strstr(error.text, "not in this build") ? GMM_E_BUILD : GMM_E_DEVICE, "config.require_engine",
-                 gmm_engine_name(engine));
+    if (got == GMM_OK) { /* the engine serves the call, or exists and needs splits on the host */
+        T_CHECK(gmm_linear_query(ctx, s.op, &r.d, &info) == GMM_OK ||
+                (engine == GMM_ENGINE_CUBLASLT && strstr(gmm_last_error(ctx), "groups.on_host")), "\"%s\"",
+                gmm_last_error(ctx));
+        gmm_destroy(ctx);
+    } else {
+        T_CHECK(gmm_linear_query(T.ctx, s.op, &r.d, &info) != GMM_OK, "%s serves a call", gmm_engine_name(engine));
+        refused(&c, strstr(error.text, "not in this build") ? GMM_E_BUILD : GMM_E_DEVICE, "config.require_engine",
+                gmm_engine_name(engine));
+    }
     c.struct_size = (uint32_t)offsetof(gmm_config, require_engine); /* an older version requires none */
     (void)t_context(&c);
 }

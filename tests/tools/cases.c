@@ -397,6 +397,9 @@ int case_begin(const case_setup *s) {
     config.space = s->gpu ? GMM_SPACE_CUDA : GMM_SPACE_CPU;
     config.threads = s->threads;
     config.cpu_level = s->vector_level;
+    config.require_engine = s->gpu ? GMM_ENGINE_CUBLASLT : GMM_ENGINE_AUTO; /* is opened here or not at all */
+    if (gmm_create(&case_context, &config, &e) == GMM_OK) return CASE_OK;
+    config.require_engine = GMM_ENGINE_AUTO; /* the build or the machine lacks it */
     if (gmm_create(&case_context, &config, &e) == GMM_OK) return CASE_OK;
     snprintf(error_text, sizeof error_text, "%s", e.text);
     return CASE_FAILED;

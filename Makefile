@@ -87,9 +87,9 @@ bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 ##   ncu                    Nsight Compute on the kernel K=NAME (see gmm_describe) in gpu_bench; ARGS="--rows=dsv3/512"
 ncu: $(B)/gpu_bench.run
 	$(Q)K="$(K)" sh tests/tools/ncu.sh $(ARGS)
-##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; gated epilogues
-probes: $(B)/probes $(B)/gated
-	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/gated || $(B)/gated; }
+##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; joined activations
+probes: $(B)/probes $(B)/joined
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/joined || $(B)/joined; }
 ##   recipes                train with every recipe, draw their held-out losses (build/recipes.svg); ARGS: of train_moe
 recipes: $(B)/train_moe $(B)/loss_curves
 	$(Q)sh tests/tools/recipes.sh $(ARGS)
@@ -225,9 +225,8 @@ $(LINKED): $(B)/gmm.o $(P)/$(OPENMP) $(P)/pthread $(CUDA_LINK)
 $(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torch $(wildcard tests/bench/*_bench.cu)
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
-# gated has a kernel that the library does not have: its body from the header itself, all other kernels empty.
-$(B)/gated: $(wildcard tests/bench/gated*) $(B)/empty.made $(B)/gmm.o $(P)/gpu
-$(addprefix $(B)/,gpu_bench.run mlp_bench.run probes gtp_bench gated): tests/bench/build.sh
+$(B)/joined: tests/bench/joined.cu $(B)/gmm.o $(P)/gpu
+$(addprefix $(B)/,gpu_bench.run mlp_bench.run probes gtp_bench joined): tests/bench/build.sh
 	$(Q)sh tests/bench/build.sh $(@F) $@
 $(B)/empty.made: tests/bench/empty.awk $(HEADERS)
 	@mkdir -p $(B)/empty && cp gmm*.h $(B)/empty && awk -f $< gmm_kernels.cuh > $(B)/empty/gmm_kernels.cuh && touch $@

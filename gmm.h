@@ -236,6 +236,16 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
+/* Whether an MLP's forward computes the activation in FC1's product, from its rounded results. AUTO: where a model of
+   both ways expects it to be faster. The bits are those of two launches. WGMMA has it for F16 and BF16 without a recipe,
+   gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of 64. */
+typedef enum gmm_fuse {
+    GMM_FUSE_AUTO = 0,
+    GMM_FUSE_NEVER = 1,
+    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine can */
+    GMM_FUSE_MAX = 0x7fffffff
+} gmm_fuse;
+
 /* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
@@ -253,6 +263,8 @@ typedef struct gmm_options {
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
                                     rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
                                     products are refused. 0 = no limit. Never changes results */
+    gmm_fuse fuse;               /* mlp_fwd */
+    int32_t reserved;            /* 0 */
 } gmm_options;
 
 /* The result of a query. */
@@ -2045,6 +2057,9 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
+    const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
+                               product computes and writes too. NULL = there is none */
+    int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
@@ -2276,25 +2291,26 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
 }
 
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
-    gmm_status s = GMM_OK;
+    gmm_status s;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
     if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
     if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
         return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
     {
         const gmm_options *o = &call->options;
-        if ((o->allow_nondeterminism | o->allow_tf32 | o->fp8_fast_accum) & ~1)
-            return gmm__refuse(call, GMM_E_ARG, "options", "allow_nondeterminism %d, allow_tf32 %d and fp8_fast_accum "
-                               "%d must be 0 or 1", (int)o->allow_nondeterminism, (int)o->allow_tf32,
-                               (int)o->fp8_fast_accum);
+        const struct { const char *name; int64_t value, most; } ranges[] = {
+            { "options.sm_limit", o->sm_limit, INT32_MAX }, { "options.tile", o->tile, INT32_MAX },
+            { "options.workspace_limit", o->workspace_limit, INT64_MAX },
+            { "options.fuse", o->fuse, GMM_FUSE_ALWAYS }, { "options.reserved", o->reserved, 0 },
+            { "options.allow_nondeterminism", o->allow_nondeterminism, 1 },
+            { "options.allow_tf32", o->allow_tf32, 1 }, { "options.fp8_fast_accum", o->fp8_fast_accum, 1 },
+        };
+        size_t i;
+        for (i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
+            if (ranges[i].value < 0 || ranges[i].value > ranges[i].most)
+                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be >= 0 and <= %lld",
+                                   (long long)ranges[i].value, (long long)ranges[i].most);
     }
-    if (call->options.sm_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", call->options.sm_limit);
-    if (call->options.tile < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", call->options.tile);
-    if (call->options.workspace_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
-                           (long long)call->options.workspace_limit);
     return GMM_OK;
 }
 
@@ -2582,8 +2598,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     memset(&call->mat[role], 0, sizeof call->mat[role]);
     if (!grad)
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
-                                      gmm_op_name(call->op))
-                        : GMM_OK;
+                                      gmm_op_name(call->op)) : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,
@@ -4853,6 +4868,8 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
+    const gmm_activation *product_act; /* gmm__call.product_act of FC1 */
+    int drops_preact;       /* gmm__call.drops_preact */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -4877,6 +4894,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
+    int joined;         /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
@@ -5503,22 +5521,61 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
-/* Adds the activation and the casts of h. */
-static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
+static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
+                                        gmm__call *call);
+/* Whether some engine's FC1 may compute the activation unless the caller forbids it. */
+static int gmm__mlp_may_join(const gmm__call *call) {
+    return call->ctx->config.space == GMM_SPACE_CUDA && call->recipe.kind == GMM_RECIPE_NONE;
+}
+/* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
+   no engine does, steps->status becomes the reason. */
+static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
+    const gmm__call *call = steps->call;
+    const gmm_error last_error = call->ctx->error;
+    const gmm_fuse fuse = call->options.fuse;
+    gmm__mlp_step step;
+    gmm__call product;
+    gmm__plan plan;
+    gmm_status s;
+    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
+    memset(&step, 0, sizeof step);
+    step.op = GMM_OP_LINEAR_FWD;
+    step.descriptor = &steps->fc1;
+    step.product_act = &steps->act;
+    step.drops_preact = drops_preact;
+    steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
+    steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
+    s = gmm__mlp_prepare_step(steps, &step, 1, &product); /* as all steps are planned: some addresses are unknown */
+    product.query = call->query || gmm__mlp_awaits(call); /* but those of the call count */
+    product.describes = NULL;
+    if (s == GMM_OK) s = gmm__select(&product, &plan);
+    if (s == GMM_OK) return 1;
+    if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
+    else call->ctx->error = last_error; /* a declined plan is no error */
+    return 0;
+}
+
+/* Places h, in gmm_mlp.saved where it is kept, and makes it the result of the activation. */
+static void gmm__mlp_place_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved) {
     const gmm__call *call = steps->call;
     char *memory = (char *)call->d.mlp.saved;
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->act.y = &steps->h;
+}
+
+/* Adds the activation and the casts of h. */
+static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
     if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
         steps->gates = steps->z;
-        steps->gates.ld = gmm__mlp_fc1_cols(call);
+        steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].act_source = &steps->act;
         gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
         return;
     }
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
-    steps->act.y = &steps->h;
+    gmm__mlp_place_h(steps, saved);
     gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
     gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
@@ -5530,6 +5587,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
     const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
@@ -5541,14 +5599,21 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    steps->joined = gmm__mlp_joins_product(steps, drops_preact);
+    if (steps->joined) gmm__mlp_place_h(steps, &saved);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    if (steps->joined) {
+        steps->step[steps->count - 1].product_act = &steps->act;
+        steps->step[steps->count - 1].drops_preact = drops_preact;
+    }
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    gmm__mlp_add_act_fwd(steps, copies, &saved);
+    if (steps->joined) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
@@ -5743,8 +5808,11 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->product_act = step->product_act;
+    call->drops_preact = step->drops_preact;
     call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
+    if (step->product_act) call->act = *step->product_act->act;
     return s;
 }
 
@@ -5904,7 +5972,17 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    return gmm__mlp_plan_steps(&steps, built, plan);
+    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+    if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
+        /* the call may take the other way, by its addresses and by what it saves */
+        const gmm_error last_error = call->ctx->error;
+        gmm__call other = *call;
+        other.describes = NULL;
+        other.options.fuse = steps.joined ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
+        call->ctx->error = last_error;
+    }
+    return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -10135,6 +10213,11 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+/* Activations. In the epilogue of glu they are not hidden: the stores of h and the arithmetic slow the mainloop down. */
+static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
+static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
+static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */
+static const double gmm__wgmma_act_fixed = 4000.0;         /* clocks: its launch */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -10199,9 +10282,9 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
    is added; without `copies` they are left out.
    The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
-   clocks of reading all weights from memory (`weights`). */
+   clocks of reading all weights from memory (`weights`). *least becomes that of the choice. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
-                                 int32_t b_format, int32_t processors, int copies) {
+                                 int32_t b_format, int32_t processors, int copies, double *least) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
@@ -10212,6 +10295,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     /* a gather warp counts rows in units of 16 bytes */
     const int gathers = gmm__index_of(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
+    const double glu_m16 = call->drops_preact ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     double min_cost = 0.0;
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
@@ -10252,7 +10336,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
                               : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
                                             : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
-                                                  gmm__wgmma_fixed_pingpong;
+                                                  gmm__wgmma_fixed_pingpong +
+                                                  (k->op == gmm_gemm_glu ? glu_m16 * m16 : 0.0);
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                           : 0.0;
@@ -10274,7 +10359,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                        : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
             const double cost = compute > weights ? compute : weights;
             if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
-            min_cost = cost;
+            *least = min_cost = cost;
             choice = i;
         }
     }
@@ -10332,6 +10417,57 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 
 #endif /* __CUDACC__ */
 
+/* The gated activation in FC1's product of an MLP: when the WGMMA engine takes it, and how its kernel gets it. */
+
+#ifdef __CUDACC__
+
+/* Whether a glu product serves call->product_act and, unless the caller demands it, whether it is expected to be faster
+   than the product and the activation. `copies` as in gmm__wgmma_choose. */
+static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int copies) {
+    const gmm_mat *z = &call->mat[GMM__Y];
+    const int64_t ffn = call->out / 2, block = call->act.interleave;
+    const int32_t processors = call->ctx->device.processors;
+    double joined = 0.0, product = 0.0, act;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "joins no act that is not gated");
+    if (ffn % 64) return gmm__decline(plan, "joins no act of ffn %lld", (long long)ffn);
+    if (block % 64 && block != 8 && block != 16 && block != 32)
+        return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
+    if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
+        return gmm__decline(plan, "joins no act to a product of other types or alignment");
+    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
+    if (call->options.tile) return gmm__decline(plan, "numbers no tile with an act");
+    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
+          gmm__wgmma_act_fixed;
+    if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
+        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &joined) >= 0 &&
+        joined >= gmm__wgmma_margin * (product + act))
+        return gmm__decline(plan, "expects the act to be faster alone");
+    return 1;
+}
+
+/* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
+static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    gmm_sm90_glu *glu = &args->glu;
+    gmm_tail_args tail;
+    glu->h = args->p.d;
+    glu->h.data = call->product_act->y->data;
+    glu->h.ld = call->out / 2; /* y is packed */
+    glu->prob = call->product_act->prob;
+    glu->kind = call->act.kind;
+    glu->coef = gmm_act_coefficients(&call->act);
+    glu->ffn = args->p.n / 2;
+    glu->block = call->act.interleave ? call->act.interleave : glu->ffn;
+    glu->drops_d = call->drops_preact;
+    if (!args->p.zero_tail) return cudaSuccess;
+    memset(&tail, 0, sizeof tail);
+    tail.d = glu->h;
+    tail.groups = args->groups;
+    tail.n = glu->ffn;
+    return gmm_launch_tail(plan->grid[0], &tail, stream);
+}
+
+#endif /* __CUDACC__ */
 /* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
 
 /* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
@@ -10447,6 +10583,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
+    double cost = 0.0;
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
@@ -10455,7 +10592,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies, &cost);
     if (plan->kernel < 0)
         return gmm__decline(plan, copies ? "has no kernel for these types"
                                          : "has no kernel that gathers rows itself, as options.workspace_limit asks");
@@ -10561,26 +10698,30 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
+    if (call->product_act && gmm__quantized(call))
+        return gmm__decline(plan, "joins no act to quantized operands");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0, copies) ||
+        if ((call->product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+            !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
             return 0;
         gathers = gmm_sm90_kernels[plan->kernel].gather;
-        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s", gmm__wgmma_tile_note(plan->kernel, tile),
-                       plan->grid[0], gathers ? ", which gather rows" : "");
+        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
+                       plan->grid[0], gathers ? ", which gather rows" : "",
+                       call->product_act ? ", with the activation" : "");
         if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -10733,6 +10874,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
+    if (call->product_act) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
         e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
@@ -11188,6 +11331,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
     X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast joined to an activation") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act joined to its product") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

@@ -878,13 +878,33 @@ GMM__DEVICE float gmm_epilogue_apply(const gmm_epilogue_step step, float sum, fl
 #undef GMM__X
     return sum;
 }
+/* Eight activations at a time, which the row kernels, the casts and the epilogue of glu products compute. */
+
+/* Computes eight activations and their derivatives. `gated_only`: a constant, 1 where the kind is always gated. The
+   switch is outside of the loop, so that each case is straight-line code. */
+GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_coef c, const float a[8],
+                             const float b[8], float f[8], float da[8], float db[8]) {
+    int32_t i;
+    switch (kind) {
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
+    case name: \
+        if (gated_only && !(gated)) break; \
+        _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
+        break;
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+    default: break;
+    }
+}
 /* ............................................................................................. Grouped products ... */
 
-/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped) */
+/* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped). glu is the forward product of an MLP's
+   FC1 whose epilogue computes the gated activation besides; it has Hopper kernels alone. */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
-    X(wgrad, 1, 1, 1)
+    X(wgrad, 1, 1, 1) \
+    X(glu, 0, 0, 0)
 
 /* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
    16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All
@@ -2266,8 +2286,24 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    base, which wraps around to row end - rows + r. Rows r >= rows lie outside the map, and TMA delivers zeros for them.
    This is the arithmetic of Triton's ragged tensor descriptors.
 
+   glu products. A warp group multiplies boxes of 64 gate columns by boxes of the 64 linear columns that belong to them,
+   wherever both lie in B (gmm_sm90_glu_column), so that the activation's two operands are in one row of a store slot.
+
    The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
    so that one map serves weights at any address. */
+
+/* The gated activation of a glu product: h = p act(D), where D, the pre-activation, has been rounded. */
+typedef struct gmm_sm90_glu {
+    gmm_kmat h;         /* [T, ffn] */
+    const float *prob;  /* [T] p; NULL: 1 */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t ffn;        /* a multiple of 64; D has 2 ffn columns */
+    int32_t block;      /* the columns of D, which are rows of B, are blocks of as many gate columns and linear columns:
+                           8, 16, 32 or a multiple of 64; halves: ffn */
+    int32_t drops_d;    /* D is not stored */
+} gmm_sm90_glu;
+
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
     CUtensorMap d;            /* boxes of a deferred store */
@@ -2282,6 +2318,7 @@ typedef struct gmm_sm90_args {
     int32_t rows, cols;       /* of each packed weight matrix */
     gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
+    gmm_sm90_glu glu;         /* glu products */
 } gmm_sm90_args;
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
@@ -2367,10 +2404,24 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
+
+/* Whether an operation has the epilogue of glu, for the preprocessor. */
+#define GMM__IS_GLU_fwd 0
+#define GMM__IS_GLU_dgrad 0
+#define GMM__IS_GLU_wgrad 0
+#define GMM__IS_GLU_glu 1
+/* Column of D, and row of B, that stands in column `c` of the tiles of a glu product: in these, 64 gate columns and the
+   64 linear columns that belong to them alternate. Smaller blocks stay where they are. */
+GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
+    const int32_t gate = c / 128 * 64;
+    return block < 64 ? c : gate + gate / block * block + c / 64 % 2 * block + c % 64;
+}
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
    groups, so that the other roles have one budget of registers. */
@@ -2454,6 +2505,12 @@ GMM_SM90_TILE_LIST(GMM__X)
                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
     static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
+    static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
+                                        GMM__SM90(store_blocks, tile) < 8), \
+                  #kernel ": a warp group has 64 gate columns and 64 linear ones, and stores them itself");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
@@ -3412,6 +3469,7 @@ typedef struct gmm_sm90_operand_layout {
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
     int gather;             /* gather warps load A */
+    int32_t glu_block;      /* gmm_sm90_glu.block; 0: not a glu product */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -3431,6 +3489,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
         box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
         if (!layout.k_grouped) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);
@@ -3642,6 +3701,77 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         }
     }
 }
+
+
+/* The epilogue of glu products: h = p act(D), from rows of D in a store slot, where they are rounded to 16 bits as they
+   are stored. So h has the bits that the activation computes from D in memory.
+
+   A row of the slot has 64 gate columns and the 64 linear columns that belong to them, in blocks as in D, or, where
+   blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
+   each; all vectors are within the matrices, since ffn is a multiple of 64. */
+
+/* The probabilities of the rows of h that a thread computes of a slot with `count` rows from row `row` of the tile
+   on. */
+GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,
+                                    float probs[2]) {
+    int x;
+#pragma unroll
+    for (x = 0; x < count / 16; x++) {
+        const int line = row + 16 * x + (gmm_tid_x() & 127) / 8;
+        probs[x] = glu->prob && line < t->rows ? glu->prob[(int64_t)t->row + t->m0 + line] : 1.0f;
+    }
+}
+
+/* The vector of 8 columns from column `column` on, in a line of a slot. */
+GMM__DEVICE uint4 gmm_sm90_slot_vector(const char *slot, int line, int column) {
+    return *(const uint4 *)(slot + line * 256 + (((column / 8) ^ (line & 7)) << 4));
+}
+GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
+    const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+    int i;
+#pragma unroll
+    for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
+}
+
+/* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
+GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
+                                      const char *slot, int row, const int count, const float probs[2]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int tid = gmm_tid_x() & 127, column = tid % 8 * 8, block = glu->block < 64 ? glu->block : 64;
+    const int gate = column + (column & -block); /* blocks are powers of two here */
+    char *const to = (char *)glu->h.data +
+                     (((int64_t)t->row + t->m0 + row) * glu->h.ld + (t->n0 + out->col0) / 2 + column) * 2;
+    int x, i;
+#pragma unroll
+    for (x = 0; x < count / 16; x++) {
+        const int line = 16 * x + tid / 8;
+        float a[8], b[8], f[8], da[8], db[8];
+        gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, line, gate), a);
+        gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, line, gate + block), b);
+        gmm__act_x8(glu->kind, 1, glu->coef, a, b, f, da, db);
+#pragma unroll
+        for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
+        if (row + line < t->rows)
+            *(uint4 *)(to + line * glu->h.ld * 2) =
+                make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                           gmm_pack2(dtype, f[6], f[7]));
+    }
+}
+
+/* Stores the rows of D in a slot. */
+GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_output *out, const char *slot, int row,
+                                      const int count) {
+    const int tid = gmm_tid_x() & 127, column = tid % 16 * 8;
+    char *const to = out->d + row * out->pitch +
+                     gmm_sm90_glu_column(glu->block, out->tile->n0 + out->col0 + column) * (int64_t)2;
+    uint4 v[4];
+    int x;
+#pragma unroll
+    for (x = 0; x < count / 8; x++) v[x] = gmm_sm90_slot_vector(slot, 8 * x + tid / 16, column);
+#pragma unroll
+    for (x = 0; x < count / 8; x++)
+        if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
+}
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY GMM__BODY_HERE(9)
 #define GMM__ARGS gmm_sm90_args
@@ -3655,6 +3785,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_bf16_176x128x64_sm90, glu, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 2
@@ -3698,6 +3830,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_f16_176x128x64_sm90, glu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 4
@@ -3853,7 +3987,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                   gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op == gmm_gemm_fwd)
+    else if (row->op != gmm_gemm_dgrad)
         mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
     else
         mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
@@ -5644,23 +5778,6 @@ GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gm
     }
     s->maximum = max(s->maximum, maximum);
 }
-
-/* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
-   straight-line code. */
-GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
-                           float da[8], float db[8]) {
-    int32_t i;
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated, alpha, betas) \
-    case name: \
-        _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
-        break;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: break;
-    }
-}
-
 /* .................................................................................................... Instances ... */
 
 #define GMM__X(tag, dtype) enum { gmm__static_dtype_##tag = dtype };
@@ -6740,7 +6857,7 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
                 linear[k] = gmm__word_value(t->source, next[j].b.w, k);
             }
             gmm_cast_act_load(t->a, row + min(i + 2 + j, rows - 1), col, &next[j]);
-            gmm__act_x8(act->kind, act->coef, gate, linear, h, d_gate, d_linear);
+            gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
 #pragma unroll
             for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
             own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
@@ -10134,7 +10251,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(a, &in[j], va, vb);
-                    gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                    gmm__act_x8(a->kind, 0, a->coef, va, vb, f, da, db);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
@@ -10183,7 +10300,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
             if (loop.row < valid_rows) {
                 gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(a, &in, va, vb);
-                gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                gmm__act_x8(a->kind, 0, a->coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a->dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
@@ -10594,16 +10711,20 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__GLU GMM__CAT(GMM__IS_GLU_, GMM__OP)
+#if GMM__GLU
+#define GMM__WGMMA_OP fwd /* whose operands glu has */
+#else
+#define GMM__WGMMA_OP GMM__OP
+#endif
+/* Tiles begin at multiples of so many columns. */
+#define GMM__COL_ALIGN (GMM__K_GROUPED ? GMM__CFG(tile_n) : GMM__GLU ? 128 : 64)
 /* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
 /* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
-   once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */
-#ifdef GMM__EPILOGUE
-#define GMM__DEFERRED 0
-#else
+   once, and the slots of a warp group for these. */
 #define GMM__DEFERRED GMM__CFG(deferred)
-#endif
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
@@ -10693,7 +10814,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
             for (j = 0; j < GMM__CFG(wgmma_m); j++)
-                GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
+                GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__WGMMA_OP)(
                     n8, acc[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
                     a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__ZERO_INIT || k > 0 || kk > 0);
         gmm_wgmma_commit();
@@ -10714,6 +10835,41 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
     if (!small_m && lane < pipe->cluster_size)
         gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, prev_stage), lane);
     pipe->iter += operands->k_tiles;
+}
+#endif
+/* Body 9, continued: the store of a glu product. */
+#if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
+   accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
+    const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
+    int row, u, j;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+        for (u = 0; u < 4 * GMM__CFG(m16); u++)
+            words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
+#pragma unroll 1
+    for (row = 0; row < out->tile->rows; row += count, (*part)++) {
+        const int slot = (*part & 1) * GMM__CFG(slot_bytes);
+        float probs[2];
+        gmm_sm90_glu_probs(&args->glu, out->tile, row, count, probs);
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+            for (u = 0; u < GMM__CFG(m16); u++)
+                gmm_stmatrix_x4_trans_if(16 * u / count == row / count, st_at + slot + 16 * u % count * 256 + 128 * j,
+                                         words[j][4 * u], words[j][4 * u + 1], words[j][4 * u + 2],
+                                         words[j][4 * u + 3]);
+        gmm_consumer_sync(out->wg);
+        gmm_sm90_glu_store_h(&args->glu, GMM__DTYPE, out, out->slots + slot, row, count, probs);
+        if (!args->glu.drops_d) gmm_sm90_glu_store_d(&args->glu, out, out->slots + slot, row, count);
+    }
 }
 #endif
 /* Body 9, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m (columns of D)
@@ -10738,10 +10894,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, 
 
 /* Applies an epilogue step to the accumulators. col0: the warp group's first column in the tile. A thread has two
    columns of each block of 64; of the tile's rows it has two in each unit of 8, whose values come from other lanes. */
-GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const gmm_gemm_args *args,
+GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const GMM__ARGS *args,
                                                  const gmm_sm90_tile *t, int col0,
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    const gmm_epilogue_values values = gmm_epilogue_values_of(step, args, t->g, t->row + t->m0);
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, t->row + t->m0);
     const int lane = (int)threadIdx.x & 31, w = (int)threadIdx.x >> 5 & 3;
     float cols0[GMM__CFG(wgmma_m)][4], cols8[GMM__CFG(wgmma_m)][4];
     float rows[GMM__CFG(m16) / 2 + 1]; /* one per lane */
@@ -10751,11 +10907,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, c
         rows[x] = values.rows && 32 * x + lane < t->rows ? values.rows[32 * x + lane] : 1.0f;
 #pragma unroll
     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-        const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0), bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        const int block = t->n0 + col0 + 64 * j, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        const int c = (GMM__GLU ? gmm_sm90_glu_column(args->glu.block, block) : block) + gmm_wgmma_acc_m(w, lane, 0);
         cols0[j][0] = cols8[j][0] = 1.0f;
         if (!gmm_epilogue_reads_cols(step)) continue;
-        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->n, 0, cols0[j]);
-        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->n, 0, cols8[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->p.n, 0, cols0[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->p.n, 0, cols8[j]);
     }
 #pragma unroll
     for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
@@ -10831,7 +10988,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_f32_)(const gmm_sm90_output *out
 }
 
 /* Stores a tile of 16-bit D by the threads: slots hold [row][column]. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, uint32_t *part,
                                                     const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
     /* computed here, so that the mainloop has their registers */
@@ -10847,7 +11004,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
     const int64_t pitch = out->pitch;
     char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;
     int u, x, j, e;
-    (void)args;
 #pragma unroll
     for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
         const int slot = (*part & 1) * GMM__CFG(slot_bytes);
@@ -10865,11 +11021,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
                                           gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                 }
         gmm_consumer_sync(out->wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
-        if (!GMM__EPILOGUE(args, t, out->slots + slot, row_bytes, 16 * u, GMM__CFG(store_blocks) * 2048 / row_bytes,
-                           out->col0))
-            continue;
-#endif
         if (vectorized) {
 #pragma unroll
             for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
@@ -10980,7 +11131,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
 #define GMM__X(name, rows, cols) \
     if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, &args->p, t, out->col0, acc);
+        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, args, t, out->col0, acc);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
     out->beta = beta = gmm_gemm_beta(&args->p, t->g);
@@ -10988,6 +11139,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
     if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+#if GMM__GLU
+    (void)by_tma, (void)u, (void)size, (void)deferred; /* of the other stores */
+    GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
+#else
     if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
     else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
 #pragma unroll
@@ -10995,9 +11150,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
             deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
         store->pending = t->row_blocks;
     } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
-        GMM__PART(gmm_sm90_store_rows_16_)(args, out, &store->part, acc);
+        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
     else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
     else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+#endif
     if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
 }
 #endif
@@ -11158,8 +11314,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                                                                    : (args.p.n + GMM__CFG(tile_n) - 1) /
                                                                          GMM__CFG(tile_n);
     if (!GMM__K_GROUPED)
-        s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, 64, 16 * s->max_blocks, (int32_t)gmm_cluster_nctarank(),
-                                      stats);
+        s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, GMM__COL_ALIGN, 16 * s->max_blocks,
+                                      (int32_t)gmm_cluster_nctarank(), stats);
     s->raster_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
         !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
@@ -11182,7 +11338,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
                              /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
                              /* block_rows */ 16, /* row_align */ GMM__STEP,
-                             /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+                             /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
     int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
     uint32_t tile_index;
@@ -11249,7 +11405,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     if (!warmup) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
         const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather) };
+        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather),
+                                           GMM__GLU ? args.glu.block : 0 };
         gmm_sm90_box box;
         uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
         __syncwarp();
@@ -11398,6 +11555,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
 #undef GMM__K_GROUPED
+#undef GMM__GLU
+#undef GMM__WGMMA_OP
+#undef GMM__COL_ALIGN
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__CFG_OF

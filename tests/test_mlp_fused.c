@@ -1,5 +1,6 @@
-/* test_mlp_fused.c - an expert MLP whose activation and the cast of its result share their work: the cast computes the
-   activation, or the activation takes the amaxes of the cast. Results are, byte for byte, those of separate calls. */
+/* test_mlp_fused.c - an expert MLP whose activation shares its work with another operation: the cast of its result
+   computes the activation, or the activation takes the amaxes of the cast, or FC1's product computes the activation.
+   Results are, byte for byte, those of separate calls. */
 #include "test.h"
 
 #include <string.h>
@@ -266,6 +267,224 @@ static void gradient(int arg) {
     }
 }
 
+/* ------------------------------------------------------------------------------- Activation in FC1's product --- */
+
+/* A forward without a recipe. blocks: act.interleave. */
+typedef struct product_spec {
+    gmm_dtype dtype;
+    const ref_act_row *row;
+    int64_t hidden, ffn;
+    int32_t blocks;
+    int settings, bias, prob, gathers, tables; /* settings: limit, offset, alpha */
+    gmm_save save;
+    gmm_tail tail;
+    const int64_t *sizes; /* [G] */
+} product_spec;
+typedef struct product_case {
+    gmm_mlp_config config;
+    gmm_groups groups;
+    gmm_options options;
+    gmm_mlp d;
+    t_mat x, w1, w2, b1, y;
+    int64_t rows;
+} product_case;
+
+static void build_product(product_case *c, const product_spec *s) {
+    int64_t live = 0;
+    float *prob;
+    int32_t *index;
+    memset(c, 0, sizeof *c);
+    for (int g = 0; g < G; g++) live += s->sizes[g];
+    c->rows = live + 13;
+    t_splits(s->sizes, G);
+    t_about("%s %s, hidden %d, ffn %d, blocks of %d, settings %d, bias %d, prob %d, gathers %d, save %d, tail %d",
+            s->row->name, gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->blocks, s->settings, s->bias,
+            s->prob, s->gathers, (int)s->save, (int)s->tail);
+    c->groups.count = G;
+    c->groups.capacity = c->rows;
+    c->groups.splits = t_in(s->sizes, G * sizeof *s->sizes);
+    c->groups.dtype = GMM_I64;
+    c->groups.tail = s->tail;
+    c->config.hidden = s->hidden;
+    c->config.ffn = s->ffn;
+    c->config.act.kind = s->row->kind;
+    c->config.act.interleave = s->blocks;
+    if (s->settings) {
+        c->config.act.limit = 0.75f;
+        c->config.act.offset = 0.5f;
+        if (s->row->alpha) c->config.act.alpha = 1.5f;
+    }
+    c->config.bias1 = s->bias;
+    c->config.prob = s->prob;
+    c->config.save = s->save;
+    c->x = t_mat_make(s->dtype, 1, c->rows, s->hidden, 8, 0, T_PACKED, T_REALS);
+    c->w1 = t_mat_make(s->dtype, G, 2 * s->ffn, s->hidden, 8, 0, s->tables ? T_TABLE : T_PACKED, T_REALS);
+    c->w2 = t_mat_in(s->dtype, G, s->hidden, s->ffn, T_REALS);
+    c->b1 = t_mat_in(s->dtype, G, 1, 2 * s->ffn, T_REALS);
+    c->y = t_mat_out(s->dtype, 1, c->rows, s->hidden);
+    c->d.config = &c->config;
+    c->d.groups = &c->groups;
+    c->d.options = &c->options;
+    c->d.x = &c->x.mat;
+    c->d.w1 = &c->w1.mat;
+    c->d.w2 = &c->w2.mat;
+    if (s->bias) c->d.b1 = &c->b1.mat;
+    c->d.y = &c->y.mat;
+    prob = (float *)t_host((size_t)c->rows * sizeof *prob);
+    index = (int32_t *)t_host((size_t)c->rows * sizeof *index);
+    for (int64_t i = 0; i < c->rows; i++) prob[i] = (float)t_real(), index[i] = (int32_t)t_int(-1, c->rows - 1);
+    if (s->prob) c->d.prob = (const float *)t_in(prob, (size_t)c->rows * sizeof *prob);
+    if (!s->gathers) return;
+    c->d.x_index = (const int32_t *)t_in(index, (size_t)c->rows * sizeof *index);
+    c->d.index_rows = c->rows;
+}
+
+/* What a forward writes: rows of y and the pre-activation and activation that it saves, to their last live row. */
+typedef struct product_result { const void *part[3]; size_t bytes[3]; int parts; char note[192]; } product_result;
+static product_result run_product(product_case *c, gmm_fuse fuse, int inference) {
+    const gmm_dtype dtype = c->y.dtype;
+    const int64_t live = c->rows - 13, kept = c->groups.tail == GMM_TAIL_ZERO ? c->rows : live;
+    gmm_saved_layout l = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    product_result r;
+    memset(&r, 0, sizeof r);
+    c->options.fuse = fuse;
+    t_poison(c->y.mat.data, 0xFF, (size_t)(c->rows * c->y.cols * ref_bytes(dtype)));
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
+    memcpy(r.note, info.note, sizeof r.note);
+    c->d.saved_bytes = info.saved_bytes;
+    c->d.saved = inference ? NULL : t_alloc_aligned(info.saved_bytes, 256);
+    if (!inference && info.saved_bytes) t_poison(c->d.saved, 0xFF, info.saved_bytes);
+    T_OK(gmm_mlp_fwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    r.bytes[0] = (size_t)(kept * c->y.cols * ref_bytes(dtype));
+    r.part[r.parts++] = t_get(c->y.mat.data, r.bytes[0]);
+    if (inference) return r;
+    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &l));
+    for (int i = 0; i < l.count; i++) {
+        if (l.part[i].rows != c->rows) continue; /* scales */
+        r.bytes[r.parts] = (size_t)(kept * l.part[i].cols * ref_bytes(l.part[i].dtype));
+        r.part[r.parts] = t_get((const char *)c->d.saved + l.part[i].offset, r.bytes[r.parts]);
+        r.parts++;
+    }
+    return r;
+}
+
+/* The kernel of FC1 as gmm_describe has it. */
+static int joins_product(product_case *c) {
+    static _Thread_local char text[4096];
+    T_OK(gmm_describe(T.ctx, GMM_OP_MLP_FWD, &c->d, text, sizeof text));
+    return strstr(text, "with the activation") != NULL;
+}
+
+/* Both ways, in training and inference. Engines other than WGMMA refuse to join them. */
+static void compare_product(const product_spec *s) {
+    static const char *const names[] = { "y", "preact", "act" };
+    product_case c;
+    gmm_info info = GMM_ZERO;
+    gmm_status status;
+    build_product(&c, s);
+    c.options.fuse = GMM_FUSE_ALWAYS;
+    status = gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info);
+    if (status != GMM_OK) {
+        T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act joined to its product"),
+                "\"%s\"", gmm_last_error(T.ctx));
+        T_CHECK(T.engine != GMM_ENGINE_AUTO || !T.gpu || strstr(gmm_last_error(T.ctx), "compute capability") ||
+                strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
+        return;
+    }
+    T_CHECK(joins_product(&c), "FC1 alone");
+    for (int inference = 0; inference < 2; inference++) {
+        const product_result never = run_product(&c, GMM_FUSE_NEVER, inference);
+        const product_result always = run_product(&c, GMM_FUSE_ALWAYS, inference);
+        const product_result by_plan = run_product(&c, GMM_FUSE_AUTO, inference);
+        for (int i = 0; i < never.parts; i++) {
+            t_same(names[i], always.part[i], never.part[i], never.bytes[i]);
+            t_same(names[i], by_plan.part[i], never.part[i], never.bytes[i]);
+        }
+    }
+}
+#define compare_product(...) T_CALL(compare_product, __VA_ARGS__)
+
+static const int64_t large_sizes[G] = { 177, 0, 353, 8, 163 };
+static product_spec product_of(gmm_dtype dtype, int act) {
+    const product_spec s = { .dtype = dtype, .row = &ref_acts[act], .hidden = 72, .ffn = 192, .sizes = sizes_of };
+    return s;
+}
+
+/* An activation in every layout of its columns, with one column tile and with several, the last one behind the others.
+   arg: its row in ref_acts. */
+static void product_layouts(int arg) {
+    static const int32_t blocks[] = { 0, 8, 16, 32, 64, 192 };
+    for (int b = 0; b < 6; b++) {
+        product_spec s = product_of(b % 2 ? GMM_F16 : GMM_BF16, arg);
+        s.blocks = blocks[b];
+        s.settings = b % 3 == 1;
+        s.prob = b % 2;
+        s.bias = b / 2 % 2;
+        s.tail = b % 3 ? GMM_TAIL_KEEP : GMM_TAIL_ZERO;
+        compare_product(&s);
+    }
+}
+/* Sizes of groups and matrices, save policies, gathered rows, tables of weights. */
+static void product_shapes(int arg) {
+    static const int64_t hidden[] = { 8, 64, 200, 328 }, ffn[] = { 64, 128, 320, 448 };
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING,
+                                      GMM_SAVE_PREACT_E4M3 };
+    for (int k = 0; k < 4; k++) {
+        product_spec s = product_of(arg % 2 ? GMM_F16 : GMM_BF16, 0);
+        for (int i = 0; i < ref_act_count; i++)
+            if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+        s.hidden = hidden[(k + arg) % 4];
+        s.ffn = ffn[k];
+        s.blocks = k == 2 ? 64 : k == 3 ? 32 : 0;
+        s.prob = s.bias = k % 2;
+        s.save = saves[(k + arg / 2) % 4];
+        s.gathers = (k + arg) % 3 == 2;
+        s.tables = arg % 3 == 1;
+        s.sizes = k % 2 ? large_sizes : sizes_of;
+        compare_product(&s);
+    }
+}
+
+/* What no product computes is refused, with the reason, where the caller demands it; the plan takes two launches. */
+static void product_declines(int arg) {
+    static const struct { const char *reason; int act, recipe; int64_t ffn; int32_t blocks; } rows[] = {
+        { "not gated", GMM_ACT_SILU, 0, 192, 0 },
+        { "ffn 200", GMM_ACT_SWIGLU, 0, 200, 0 },
+        { "interleave 48", GMM_ACT_SWIGLU, 0, 192, 48 },
+        { "quantized operands", GMM_ACT_SWIGLU, 1, 256, 0 },
+    };
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        gmm_recipe recipe = ref_recipe_of(REF_FP8_BLOCK).recipe;
+        gmm_mlp_quant quant = GMM_ZERO;
+        gmm_info info = GMM_ZERO;
+        product_case c;
+        product_spec s = product_of(GMM_BF16, 0);
+        for (int i = 0; i < ref_act_count; i++)
+            if ((int)ref_acts[i].kind == rows[k].act) s.row = &ref_acts[i];
+        s.ffn = rows[k].ffn;
+        s.hidden = 128;
+        s.blocks = rows[k].blocks;
+        build_product(&c, &s);
+        quant.recipe = &recipe;
+        if (rows[k].recipe) c.config.recipe = recipe.kind, c.d.quant = &quant;
+        c.options.fuse = GMM_FUSE_ALWAYS;
+        T_CHECK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info) == GMM_E_UNSUPPORTED, "accepted");
+        T_CHECK(strstr(gmm_last_error(T.ctx), rows[k].reason) ||
+                strstr(gmm_last_error(T.ctx), "an act joined to its product") ||
+                strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
+        c.options.fuse = GMM_FUSE_AUTO;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
+        T_CHECK(!joins_product(&c), "row %d is joined", k);
+        c.options.fuse = (gmm_fuse)3;
+        T_REFUSED(GMM_E_ARG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "options.fuse", "3 must be", NULL);
+        c.options.fuse = GMM_FUSE_AUTO;
+        c.options.reserved = 1;
+        T_REFUSED(GMM_E_ARG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "options.reserved", "1 must be", NULL);
+    }
+}
+
 void tests_mlp_fused(void) {
     static const gmm_dtype dtypes[] = { GMM_BF16, GMM_F16, GMM_F32 };
     for (int i = 0; i < ref_act_count; i++)
@@ -275,4 +494,8 @@ void tests_mlp_fused(void) {
     t_add(tiles, REF_FP8_CURRENT, "mlp cast joined to swiglu, columns of tiles fp8 current");
     for (int i = 0; i < 3; i++)
         t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].gated) t_add(product_layouts, i, "mlp activation joined to its product, %s", ref_acts[i].name);
+    for (int i = 0; i < 6; i++) t_add(product_shapes, i, "mlp activation joined to its product, shapes %d", i);
+    t_add(product_declines, 0, "mlp activation joined to no product");
 }

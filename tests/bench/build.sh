@@ -37,11 +37,10 @@ gtp_bench)
     say gtp_bench.cu
     compile "$file.o" tests/bench/gtp_bench.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
-gated)
+joined)
     grep -q sm_90a "$P/gpu" || exit 0
-    say gated.cu
-    compile "$file.o" tests/bench/gated.cu || exit 1
-    sh tests/tools/nvcc.sh -I"$B/empty" -I. -c -o "${file}_kernel.o" tests/bench/gated_kernel.cu || exit 1
-    $CC $LDFLAGS -o "$file" "$file.o" "${file}_kernel.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
+    say joined.cu
+    compile "$file.o" tests/bench/joined.cu || exit 1
+    $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
 *) echo "build.sh: no program called $program"; exit 1 ;;
 esac

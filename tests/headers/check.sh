@@ -100,13 +100,6 @@ cuda_symbols() {
     nm -g --defined-only "$W/cuda.o" | awk '$2 !~ /[WVu]/ { print $3 }' | grep -v '^gmm_'
     nm -f sysv "$W/cuda.o" | grep -E '\|\.t?(data|bss) *$' | grep -vE '__nv|__cuda|__fat|device_stub' # nvcc's own
 }
-# An epilogue that the library does not have, in the body of its Hopper products.
-cuda_gated() {
-    $nvcc -std=c++17 -I$B/empty $cuda -Xptxas -v -gencode arch=compute_90a,code=sm_90a -c -o "$W/gated.o" \
-        tests/bench/gated_kernel.cu > "$W/ptxas_gated" 2>&1 ||
-        { grep -v '^ptxas info\|bytes stack frame' "$W/ptxas_gated" || echo 'does not compile'; return 1; }
-    cuda_spills "$W/ptxas_gated"
-}
 # What nvcc makes of the headers, in two orders, with kernels that are empty: soon, and the host compiler reads all of
 # the rest. Casts in the toolkit's own headers are not ours.
 cuda_host() {
@@ -144,7 +137,6 @@ cuda_kernels() {
     else skip "CUDA: HGMMA in the machine code" "no CUDA toolkit with cuobjdump"; fi
     check "CUDA: the name of every kernel stands in the headers" empty cuda_names
     check "CUDA: gmm_ names alone, no mutable globals but nvcc's" empty cuda_symbols
-    check "CUDA: a gated epilogue in the Hopper products' body, no spills" empty cuda_gated
 }
 cuda_compilations() {
     check "CUDA: C++20, with the flags of PyTorch extensions" cuda_torch

@@ -46,6 +46,16 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
+/* Whether an MLP's forward computes the activation in FC1's product, from its rounded results. AUTO: where a model of
+   both ways expects it to be faster. The bits are those of two launches. WGMMA has it for F16 and BF16 without a recipe,
+   gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of 64. */
+typedef enum gmm_fuse {
+    GMM_FUSE_AUTO = 0,
+    GMM_FUSE_NEVER = 1,
+    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine can */
+    GMM_FUSE_MAX = 0x7fffffff
+} gmm_fuse;
+
 /* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
@@ -63,6 +73,8 @@ typedef struct gmm_options {
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
                                     rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
                                     products are refused. 0 = no limit. Never changes results */
+    gmm_fuse fuse;               /* mlp_fwd */
+    int32_t reserved;            /* 0 */
 } gmm_options;
 
 /* The result of a query. */

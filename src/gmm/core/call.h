@@ -85,6 +85,9 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
+    const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
+                               product computes and writes too. NULL = there is none */
+    int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier

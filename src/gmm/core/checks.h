@@ -175,25 +175,26 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
 }
 
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
-    gmm_status s = GMM_OK;
+    gmm_status s;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
     if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
     if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
         return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
     {
         const gmm_options *o = &call->options;
-        if ((o->allow_nondeterminism | o->allow_tf32 | o->fp8_fast_accum) & ~1)
-            return gmm__refuse(call, GMM_E_ARG, "options", "allow_nondeterminism %d, allow_tf32 %d and fp8_fast_accum "
-                               "%d must be 0 or 1", (int)o->allow_nondeterminism, (int)o->allow_tf32,
-                               (int)o->fp8_fast_accum);
+        const struct { const char *name; int64_t value, most; } ranges[] = {
+            { "options.sm_limit", o->sm_limit, INT32_MAX }, { "options.tile", o->tile, INT32_MAX },
+            { "options.workspace_limit", o->workspace_limit, INT64_MAX },
+            { "options.fuse", o->fuse, GMM_FUSE_ALWAYS }, { "options.reserved", o->reserved, 0 },
+            { "options.allow_nondeterminism", o->allow_nondeterminism, 1 },
+            { "options.allow_tf32", o->allow_tf32, 1 }, { "options.fp8_fast_accum", o->fp8_fast_accum, 1 },
+        };
+        size_t i;
+        for (i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
+            if (ranges[i].value < 0 || ranges[i].value > ranges[i].most)
+                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be >= 0 and <= %lld",
+                                   (long long)ranges[i].value, (long long)ranges[i].most);
     }
-    if (call->options.sm_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.sm_limit", "%d must be >= 0", call->options.sm_limit);
-    if (call->options.tile < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.tile", "%d must be >= 0", call->options.tile);
-    if (call->options.workspace_limit < 0)
-        return gmm__refuse(call, GMM_E_ARG, "options.workspace_limit", "%lld must be >= 0",
-                           (long long)call->options.workspace_limit);
     return GMM_OK;
 }
 
@@ -481,8 +482,7 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     memset(&call->mat[role], 0, sizeof call->mat[role]);
     if (!grad)
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
-                                      gmm_op_name(call->op))
-                        : GMM_OK;
+                                      gmm_op_name(call->op)) : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,

@@ -6,7 +6,17 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    return gmm__mlp_plan_steps(&steps, built, plan);
+    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+    if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
+        /* the call may take the other way, by its addresses and by what it saves */
+        const gmm_error last_error = call->ctx->error;
+        gmm__call other = *call;
+        other.describes = NULL;
+        other.options.fuse = steps.joined ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
+        call->ctx->error = last_error;
+    }
+    return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_fwd(const gmm__plan *plan, gmm_stream stream) {

@@ -61,6 +61,8 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
+    const gmm_activation *product_act; /* gmm__call.product_act of FC1 */
+    int drops_preact;       /* gmm__call.drops_preact */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -85,6 +87,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
+    int joined;         /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are

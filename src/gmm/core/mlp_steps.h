@@ -81,22 +81,61 @@ static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int 
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
-/* Adds the activation and the casts of h. */
-static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
+static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
+                                        gmm__call *call);
+/* Whether some engine's FC1 may compute the activation unless the caller forbids it. */
+static int gmm__mlp_may_join(const gmm__call *call) {
+    return call->ctx->config.space == GMM_SPACE_CUDA && call->recipe.kind == GMM_RECIPE_NONE;
+}
+/* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
+   no engine does, steps->status becomes the reason. */
+static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
+    const gmm__call *call = steps->call;
+    const gmm_error last_error = call->ctx->error;
+    const gmm_fuse fuse = call->options.fuse;
+    gmm__mlp_step step;
+    gmm__call product;
+    gmm__plan plan;
+    gmm_status s;
+    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
+    memset(&step, 0, sizeof step);
+    step.op = GMM_OP_LINEAR_FWD;
+    step.descriptor = &steps->fc1;
+    step.product_act = &steps->act;
+    step.drops_preact = drops_preact;
+    steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
+    steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
+    s = gmm__mlp_prepare_step(steps, &step, 1, &product); /* as all steps are planned: some addresses are unknown */
+    product.query = call->query || gmm__mlp_awaits(call); /* but those of the call count */
+    product.describes = NULL;
+    if (s == GMM_OK) s = gmm__select(&product, &plan);
+    if (s == GMM_OK) return 1;
+    if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
+    else call->ctx->error = last_error; /* a declined plan is no error */
+    return 0;
+}
+
+/* Places h, in gmm_mlp.saved where it is kept, and makes it the result of the activation. */
+static void gmm__mlp_place_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved) {
     const gmm__call *call = steps->call;
     char *memory = (char *)call->d.mlp.saved;
+    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
+    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->act.y = &steps->h;
+}
+
+/* Adds the activation and the casts of h. */
+static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
     if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
         steps->gates = steps->z;
-        steps->gates.ld = gmm__mlp_fc1_cols(call);
+        steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].act_source = &steps->act;
         gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
         return;
     }
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
-    steps->act.y = &steps->h;
+    gmm__mlp_place_h(steps, saved);
     gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
     gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
@@ -108,6 +147,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
     const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
@@ -119,14 +159,21 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    steps->joined = gmm__mlp_joins_product(steps, drops_preact);
+    if (steps->joined) gmm__mlp_place_h(steps, &saved);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    if (steps->joined) {
+        steps->step[steps->count - 1].product_act = &steps->act;
+        steps->step[steps->count - 1].drops_preact = drops_preact;
+    }
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    gmm__mlp_add_act_fwd(steps, copies, &saved);
+    if (steps->joined) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
@@ -321,8 +368,11 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->product_act = step->product_act;
+    call->drops_preact = step->drops_preact;
     call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
+    if (step->product_act) call->act = *step->product_act->act;
     return s;
 }
 

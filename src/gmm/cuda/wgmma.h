@@ -113,6 +113,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
+    double cost = 0.0;
     int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
@@ -121,7 +122,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
                             (long long)max_extent);
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies, &cost);
     if (plan->kernel < 0)
         return gmm__decline(plan, copies ? "has no kernel for these types"
                                          : "has no kernel that gathers rows itself, as options.workspace_limit asks");
@@ -227,26 +228,30 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
+    if (call->product_act && gmm__quantized(call))
+        return gmm__decline(plan, "joins no act to quantized operands");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if (!gmm__wgmma_plan_tiles(call, plan, op, op, dtype, 0, copies) ||
+        if ((call->product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+            !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
             return 0;
         gathers = gmm_sm90_kernels[plan->kernel].gather;
-        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s", gmm__wgmma_tile_note(plan->kernel, tile),
-                       plan->grid[0], gathers ? ", which gather rows" : "");
+        (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
+                       plan->grid[0], gathers ? ", which gather rows" : "",
+                       call->product_act ? ", with the activation" : "");
         if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -399,6 +404,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
+    if (call->product_act) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
         e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);

@@ -31,6 +31,11 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
+/* Activations. In the epilogue of glu they are not hidden: the stores of h and the arithmetic slow the mainloop down. */
+static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
+static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
+static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */
+static const double gmm__wgmma_act_fixed = 4000.0;         /* clocks: its launch */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -95,9 +100,9 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
    is added; without `copies` they are left out.
    The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
-   clocks of reading all weights from memory (`weights`). */
+   clocks of reading all weights from memory (`weights`). *least becomes that of the choice. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
-                                 int32_t b_format, int32_t processors, int copies) {
+                                 int32_t b_format, int32_t processors, int copies, double *least) {
     const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
     const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
@@ -108,6 +113,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     /* a gather warp counts rows in units of 16 bytes */
     const int gathers = gmm__index_of(call, role_a) &&
                         (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
+    const double glu_m16 = call->drops_preact ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     double min_cost = 0.0;
     int32_t choice = -1, index = 0, i, max_m16;
     for (i = 0; i < GMM_SM90_KERNELS; i++) {
@@ -148,7 +154,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
                               : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
                                             : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
-                                                  gmm__wgmma_fixed_pingpong;
+                                                  gmm__wgmma_fixed_pingpong +
+                                                  (k->op == gmm_gemm_glu ? glu_m16 * m16 : 0.0);
             const double dequantize = b_format && !k->b_format
                                           ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
                                           : 0.0;
@@ -170,7 +177,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
                                        : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
             const double cost = compute > weights ? compute : weights;
             if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
-            min_cost = cost;
+            *least = min_cost = cost;
             choice = i;
         }
     }

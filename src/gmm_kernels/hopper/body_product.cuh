@@ -29,16 +29,20 @@
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__GLU GMM__CAT(GMM__IS_GLU_, GMM__OP)
+#if GMM__GLU
+#define GMM__WGMMA_OP fwd /* whose operands glu has */
+#else
+#define GMM__WGMMA_OP GMM__OP
+#endif
+/* Tiles begin at multiples of so many columns. */
+#define GMM__COL_ALIGN (GMM__K_GROUPED ? GMM__CFG(tile_n) : GMM__GLU ? 128 : 64)
 /* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 
 /* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
-   once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */
-#ifdef GMM__EPILOGUE
-#define GMM__DEFERRED 0
-#else
+   once, and the slots of a warp group for these. */
 #define GMM__DEFERRED GMM__CFG(deferred)
-#endif
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
 #define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
@@ -128,7 +132,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
             for (j = 0; j < GMM__CFG(wgmma_m); j++)
-                GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
+                GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__WGMMA_OP)(
                     n8, acc[j], b + j * (8192 >> 4) + kk * ((GMM__TB ? 2048 : 32) >> 4),
                     a + kk * ((GMM__TA ? 2048 : 32) >> 4), !GMM__ZERO_INIT || k > 0 || kk > 0);
         gmm_wgmma_commit();

@@ -20,10 +20,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, 
 
 /* Applies an epilogue step to the accumulators. col0: the warp group's first column in the tile. A thread has two
    columns of each block of 64; of the tile's rows it has two in each unit of 8, whose values come from other lanes. */
-GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const gmm_gemm_args *args,
+GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, const GMM__ARGS *args,
                                                  const gmm_sm90_tile *t, int col0,
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    const gmm_epilogue_values values = gmm_epilogue_values_of(step, args, t->g, t->row + t->m0);
+    const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, t->row + t->m0);
     const int lane = (int)threadIdx.x & 31, w = (int)threadIdx.x >> 5 & 3;
     float cols0[GMM__CFG(wgmma_m)][4], cols8[GMM__CFG(wgmma_m)][4];
     float rows[GMM__CFG(m16) / 2 + 1]; /* one per lane */
@@ -33,11 +33,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, c
         rows[x] = values.rows && 32 * x + lane < t->rows ? values.rows[32 * x + lane] : 1.0f;
 #pragma unroll
     for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-        const int c = t->n0 + col0 + 64 * j + gmm_wgmma_acc_m(w, lane, 0), bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        const int block = t->n0 + col0 + 64 * j, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
+        const int c = (GMM__GLU ? gmm_sm90_glu_column(args->glu.block, block) : block) + gmm_wgmma_acc_m(w, lane, 0);
         cols0[j][0] = cols8[j][0] = 1.0f;
         if (!gmm_epilogue_reads_cols(step)) continue;
-        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->n, 0, cols0[j]);
-        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->n, 0, cols8[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)c * bytes, c < args->p.n, 0, cols0[j]);
+        gmm_read4(values.cols_dtype, values.cols + (int64_t)(c + 8) * bytes, c + 8 < args->p.n, 0, cols8[j]);
     }
 #pragma unroll
     for (u = 0; u < 8 * GMM__CFG(m16); u += 4) {
@@ -113,7 +114,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_f32_)(const gmm_sm90_output *out
 }
 
 /* Stores a tile of 16-bit D by the threads: slots hold [row][column]. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, uint32_t *part,
                                                     const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
     /* computed here, so that the mainloop has their registers */
@@ -129,7 +130,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
     const int64_t pitch = out->pitch;
     char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;
     int u, x, j, e;
-    (void)args;
 #pragma unroll
     for (u = 0; u < GMM__CFG(m16); u += GMM__CFG(store_blocks) / GMM__CFG(wgmma_m)) {
         const int slot = (*part & 1) * GMM__CFG(slot_bytes);
@@ -147,11 +147,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
                                           gmm_pack2(GMM__DTYPE, f[4], f[5]), gmm_pack2(GMM__DTYPE, f[6], f[7]));
                 }
         gmm_consumer_sync(out->wg);
-#ifdef GMM__EPILOGUE /* of an instance: reads the rows of D in the slot, and returns whether D is stored too */
-        if (!GMM__EPILOGUE(args, t, out->slots + slot, row_bytes, 16 * u, GMM__CFG(store_blocks) * 2048 / row_bytes,
-                           out->col0))
-            continue;
-#endif
         if (vectorized) {
 #pragma unroll
             for (x = 0; x < GMM__CFG(store_blocks); x++) v[x] = *(const uint4 *)(ld_at + slot + x * 2048);
@@ -262,7 +257,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
 #define GMM__X(name, rows, cols) \
     if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, &args->p, t, out->col0, acc);
+        GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, args, t, out->col0, acc);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
     out->beta = beta = gmm_gemm_beta(&args->p, t->g);
@@ -270,6 +265,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
     if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+#if GMM__GLU
+    (void)by_tma, (void)u, (void)size, (void)deferred; /* of the other stores */
+    GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
+#else
     if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
     else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
 #pragma unroll
@@ -277,9 +276,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
             deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
         store->pending = t->row_blocks;
     } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
-        GMM__PART(gmm_sm90_store_rows_16_)(args, out, &store->part, acc);
+        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
     else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
     else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+#endif
     if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
 }
 #endif

@@ -98,6 +98,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
 #undef GMM__K_GROUPED
+#undef GMM__GLU
+#undef GMM__WGMMA_OP
+#undef GMM__COL_ALIGN
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__CFG_OF

@@ -20,8 +20,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                                                                    : (args.p.n + GMM__CFG(tile_n) - 1) /
                                                                          GMM__CFG(tile_n);
     if (!GMM__K_GROUPED)
-        s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, 64, 16 * s->max_blocks, (int32_t)gmm_cluster_nctarank(),
-                                      stats);
+        s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, GMM__COL_ALIGN, 16 * s->max_blocks,
+                                      (int32_t)gmm_cluster_nctarank(), stats);
     s->raster_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
         !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
@@ -44,7 +44,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
                              /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
                              /* block_rows */ 16, /* row_align */ GMM__STEP,
-                             /* col_align */ GMM__K_GROUPED ? GMM__CFG(tile_n) : 64 };
+                             /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
     int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
     uint32_t tile_index;
@@ -111,7 +111,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     if (!warmup) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
         const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather) };
+        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather),
+                                           GMM__GLU ? args.glu.block : 0 };
         gmm_sm90_box box;
         uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
         __syncwarp();

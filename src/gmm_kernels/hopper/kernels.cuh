@@ -12,6 +12,8 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_bf16_176x128x64_sm90, glu, bf16, GMM_BF16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 2
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
@@ -54,6 +56,8 @@
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_f16_176x128x64_sm90, glu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 4

@@ -132,7 +132,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                   gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op == gmm_gemm_fwd)
+    else if (row->op != gmm_gemm_dgrad)
         mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
     else
         mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);

@@ -18,6 +18,7 @@ typedef struct gmm_sm90_operand_layout {
     int32_t tile_n;         /* columns of B in a stage */
     uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
     int gather;             /* gather warps load A */
+    int32_t glu_block;      /* gmm_sm90_glu.block; 0: not a glu product */
 } gmm_sm90_operand_layout;
 
 /* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
@@ -37,6 +38,7 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
         box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
+        if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
         if (!layout.k_grouped) {
             const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
             box->end = (int32_t)(from >> 4 & 0x3FFF);

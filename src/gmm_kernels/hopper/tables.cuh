@@ -78,8 +78,24 @@
    base, which wraps around to row end - rows + r. Rows r >= rows lie outside the map, and TMA delivers zeros for them.
    This is the arithmetic of Triton's ragged tensor descriptors.
 
+   glu products. A warp group multiplies boxes of 64 gate columns by boxes of the 64 linear columns that belong to them,
+   wherever both lie in B (gmm_sm90_glu_column), so that the activation's two operands are in one row of a store slot.
+
    The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
    so that one map serves weights at any address. */
+
+/* The gated activation of a glu product: h = p act(D), where D, the pre-activation, has been rounded. */
+typedef struct gmm_sm90_glu {
+    gmm_kmat h;         /* [T, ffn] */
+    const float *prob;  /* [T] p; NULL: 1 */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t ffn;        /* a multiple of 64; D has 2 ffn columns */
+    int32_t block;      /* the columns of D, which are rows of B, are blocks of as many gate columns and linear columns:
+                           8, 16, 32 or a multiple of 64; halves: ffn */
+    int32_t drops_d;    /* D is not stored */
+} gmm_sm90_glu;
+
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
     CUtensorMap d;            /* boxes of a deferred store */
@@ -94,6 +110,7 @@ typedef struct gmm_sm90_args {
     int32_t rows, cols;       /* of each packed weight matrix */
     gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
+    gmm_sm90_glu glu;         /* glu products */
 } gmm_sm90_args;
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
@@ -179,10 +196,24 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
+
+/* Whether an operation has the epilogue of glu, for the preprocessor. */
+#define GMM__IS_GLU_fwd 0
+#define GMM__IS_GLU_dgrad 0
+#define GMM__IS_GLU_wgrad 0
+#define GMM__IS_GLU_glu 1
+/* Column of D, and row of B, that stands in column `c` of the tiles of a glu product: in these, 64 gate columns and the
+   64 linear columns that belong to them alternate. Smaller blocks stay where they are. */
+GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
+    const int32_t gate = c / 128 * 64;
+    return block < 64 ? c : gate + gate / block * block + c / 64 % 2 * block + c % 64;
+}
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
    groups, so that the other roles have one budget of registers. */
@@ -266,5 +297,11 @@ GMM_SM90_TILE_LIST(GMM__X)
                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
     static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
+    static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
+                                        GMM__SM90(store_blocks, tile) < 8), \
+                  #kernel ": a warp group has 64 gate columns and 64 linear ones, and stores them itself");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

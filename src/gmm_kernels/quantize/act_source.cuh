@@ -50,7 +50,7 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
                 linear[k] = gmm__word_value(t->source, next[j].b.w, k);
             }
             gmm_cast_act_load(t->a, row + min(i + 2 + j, rows - 1), col, &next[j]);
-            gmm__act_x8(act->kind, act->coef, gate, linear, h, d_gate, d_linear);
+            gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
 #pragma unroll
             for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
             own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);

@@ -86,20 +86,3 @@ GMM__DEVICE void gmm__group_amax_add(const gmm__act_args *a, gmm_dtype dtype, gm
     }
     s->maximum = max(s->maximum, maximum);
 }
-
-/* Computes eight activations and their derivatives. The switch is outside of the loop, so that each case is
-   straight-line code. */
-GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, gmm_act_coef c, const float a[8], const float b[8], float f[8],
-                           float da[8], float db[8]) {
-    int32_t i;
-    switch (kind) {
-#define GMM__X(name, value, text, gate, gated, alpha, betas) \
-    case name: \
-        _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
-        break;
-        GMM_ACT_LIST(GMM__X)
-#undef GMM__X
-    default: break;
-    }
-}
-

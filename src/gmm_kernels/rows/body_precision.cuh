@@ -118,7 +118,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_fwd_rows)(const gmm__act_args *a, int takes_
                 float va[8], vb[8], f[8], da[8], db[8];
                 if (task[j].row < valid_rows) {
                     GMM__NAME(gmm__act_decode)(a, &in[j], va, vb);
-                    gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                    gmm__act_x8(a->kind, 0, a->coef, va, vb, f, da, db);
                 }
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = task[j].row < valid_rows ? p[j] * f[i] : 0.0f;
@@ -167,7 +167,7 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
             if (loop.row < valid_rows) {
                 gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(a, &in, va, vb);
-                gmm__act_x8(a->kind, a->coef, va, vb, f, da, db);
+                gmm__act_x8(a->kind, 0, a->coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a->dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {

@@ -1,0 +1,51 @@
+/* The gated activation in FC1's product of an MLP: when the WGMMA engine takes it, and how its kernel gets it. */
+
+#ifdef __CUDACC__
+
+/* Whether a glu product serves call->product_act and, unless the caller demands it, whether it is expected to be faster
+   than the product and the activation. `copies` as in gmm__wgmma_choose. */
+static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int copies) {
+    const gmm_mat *z = &call->mat[GMM__Y];
+    const int64_t ffn = call->out / 2, block = call->act.interleave;
+    const int32_t processors = call->ctx->device.processors;
+    double joined = 0.0, product = 0.0, act;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "joins no act that is not gated");
+    if (ffn % 64) return gmm__decline(plan, "joins no act of ffn %lld", (long long)ffn);
+    if (block % 64 && block != 8 && block != 16 && block != 32)
+        return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
+    if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
+        return gmm__decline(plan, "joins no act to a product of other types or alignment");
+    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
+    if (call->options.tile) return gmm__decline(plan, "numbers no tile with an act");
+    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
+          gmm__wgmma_act_fixed;
+    if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
+        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &joined) >= 0 &&
+        joined >= gmm__wgmma_margin * (product + act))
+        return gmm__decline(plan, "expects the act to be faster alone");
+    return 1;
+}
+
+/* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
+static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    gmm_sm90_glu *glu = &args->glu;
+    gmm_tail_args tail;
+    glu->h = args->p.d;
+    glu->h.data = call->product_act->y->data;
+    glu->h.ld = call->out / 2; /* y is packed */
+    glu->prob = call->product_act->prob;
+    glu->kind = call->act.kind;
+    glu->coef = gmm_act_coefficients(&call->act);
+    glu->ffn = args->p.n / 2;
+    glu->block = call->act.interleave ? call->act.interleave : glu->ffn;
+    glu->drops_d = call->drops_preact;
+    if (!args->p.zero_tail) return cudaSuccess;
+    memset(&tail, 0, sizeof tail);
+    tail.d = glu->h;
+    tail.groups = args->groups;
+    tail.n = glu->ffn;
+    return gmm_launch_tail(plan->grid[0], &tail, stream);
+}
+
+#endif /* __CUDACC__ */

@@ -1,0 +1,18 @@
+/* Eight activations at a time, which the row kernels, the casts and the epilogue of glu products compute. */
+
+/* Computes eight activations and their derivatives. `gated_only`: a constant, 1 where the kind is always gated. The
+   switch is outside of the loop, so that each case is straight-line code. */
+GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_coef c, const float a[8],
+                             const float b[8], float f[8], float da[8], float db[8]) {
+    int32_t i;
+    switch (kind) {
+#define GMM__X(name, value, text, gate, gated, alpha, betas) \
+    case name: \
+        if (gated_only && !(gated)) break; \
+        _Pragma("unroll") for (i = 0; i < 8; i++) f[i] = gmm_act_point(gate, gated, c, a[i], b[i], &da[i], &db[i]); \
+        break;
+        GMM_ACT_LIST(GMM__X)
+#undef GMM__X
+    default: break;
+    }
+}

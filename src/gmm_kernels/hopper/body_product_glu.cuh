@@ -1,0 +1,35 @@
+/* Body 9, continued: the store of a glu product. */
+#if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
+   accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
+    const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
+    int row, u, j;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+        for (u = 0; u < 4 * GMM__CFG(m16); u++)
+            words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
+#pragma unroll 1
+    for (row = 0; row < out->tile->rows; row += count, (*part)++) {
+        const int slot = (*part & 1) * GMM__CFG(slot_bytes);
+        float probs[2];
+        gmm_sm90_glu_probs(&args->glu, out->tile, row, count, probs);
+#pragma unroll
+        for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+            for (u = 0; u < GMM__CFG(m16); u++)
+                gmm_stmatrix_x4_trans_if(16 * u / count == row / count, st_at + slot + 16 * u % count * 256 + 128 * j,
+                                         words[j][4 * u], words[j][4 * u + 1], words[j][4 * u + 2],
+                                         words[j][4 * u + 3]);
+        gmm_consumer_sync(out->wg);
+        gmm_sm90_glu_store_h(&args->glu, GMM__DTYPE, out, out->slots + slot, row, count, probs);
+        if (!args->glu.drops_d) gmm_sm90_glu_store_d(&args->glu, out, out->slots + slot, row, count);
+    }
+}
+#endif

@@ -1,0 +1,71 @@
+
+
+/* The epilogue of glu products: h = p act(D), from rows of D in a store slot, where they are rounded to 16 bits as they
+   are stored. So h has the bits that the activation computes from D in memory.
+
+   A row of the slot has 64 gate columns and the 64 linear columns that belong to them, in blocks as in D, or, where
+   blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
+   each; all vectors are within the matrices, since ffn is a multiple of 64. */
+
+/* The probabilities of the rows of h that a thread computes of a slot with `count` rows from row `row` of the tile
+   on. */
+GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,
+                                    float probs[2]) {
+    int x;
+#pragma unroll
+    for (x = 0; x < count / 16; x++) {
+        const int line = row + 16 * x + (gmm_tid_x() & 127) / 8;
+        probs[x] = glu->prob && line < t->rows ? glu->prob[(int64_t)t->row + t->m0 + line] : 1.0f;
+    }
+}
+
+/* The vector of 8 columns from column `column` on, in a line of a slot. */
+GMM__DEVICE uint4 gmm_sm90_slot_vector(const char *slot, int line, int column) {
+    return *(const uint4 *)(slot + line * 256 + (((column / 8) ^ (line & 7)) << 4));
+}
+GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
+    const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+    int i;
+#pragma unroll
+    for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
+}
+
+/* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
+GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
+                                      const char *slot, int row, const int count, const float probs[2]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int tid = gmm_tid_x() & 127, column = tid % 8 * 8, block = glu->block < 64 ? glu->block : 64;
+    const int gate = column + (column & -block); /* blocks are powers of two here */
+    char *const to = (char *)glu->h.data +
+                     (((int64_t)t->row + t->m0 + row) * glu->h.ld + (t->n0 + out->col0) / 2 + column) * 2;
+    int x, i;
+#pragma unroll
+    for (x = 0; x < count / 16; x++) {
+        const int line = 16 * x + tid / 8;
+        float a[8], b[8], f[8], da[8], db[8];
+        gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, line, gate), a);
+        gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, line, gate + block), b);
+        gmm__act_x8(glu->kind, 1, glu->coef, a, b, f, da, db);
+#pragma unroll
+        for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
+        if (row + line < t->rows)
+            *(uint4 *)(to + line * glu->h.ld * 2) =
+                make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                           gmm_pack2(dtype, f[6], f[7]));
+    }
+}
+
+/* Stores the rows of D in a slot. */
+GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_output *out, const char *slot, int row,
+                                      const int count) {
+    const int tid = gmm_tid_x() & 127, column = tid % 16 * 8;
+    char *const to = out->d + row * out->pitch +
+                     gmm_sm90_glu_column(glu->block, out->tile->n0 + out->col0 + column) * (int64_t)2;
+    uint4 v[4];
+    int x;
+#pragma unroll
+    for (x = 0; x < count / 8; x++) v[x] = gmm_sm90_slot_vector(slot, 8 * x + tid / 16, column);
+#pragma unroll
+    for (x = 0; x < count / 8; x++)
+        if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
+}

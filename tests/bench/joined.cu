@@ -1,0 +1,150 @@
+/* joined - forward of an MLP on a Hopper GPU with its activation in FC1's product (GMM_FUSE_ALWAYS) and by a kernel of
+   its own (GMM_FUSE_NEVER): microseconds of both, alternating, and whether their bits are equal. FC2 has 8 columns, so
+   that FC1 and the activation are nearly all of the time. What it means: src/gmm_kernels/KERNELS.md. */
+#include "gmm.h"
+
+#include <cuda_runtime.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TURNS = 21, REPEATS = 4, OUT = 8 };
+enum { TWO, ONE, TWO_ALONE, ONE_ALONE, WAYS }; /* launches; alone: inference, which does not keep the pre-activation */
+
+static const struct { const char *name; int groups; int64_t hidden, ffn, rows; } SHAPES[] = {
+    {"dsv3/4096", 8, 7168, 2048, 32768},     {"dsv3/512", 8, 7168, 2048, 4096}, {"mixtral/2048", 8, 4096, 14336, 16384},
+    {"qwen3/512", 128, 2048, 768, 65536},    {"gptoss/1024", 32, 2880, 2880, 32768},
+    {"odd/958", 24, 3072, 1408, 22992},      {"qwen3/300", 128, 2048, 768, 38400},
+    {"64 of 1024 x 64", 64, 2048, 1024, 4096}, {"4 of 512 x 64", 4, 1024, 512, 256}};
+
+static gmm_context *ctx;
+
+static void cuda(cudaError_t e) {
+    if (e == cudaSuccess) return;
+    fprintf(stderr, "joined: %s\n", cudaGetErrorString(e));
+    exit(1);
+}
+static void ok(gmm_status s) {
+    if (s == GMM_OK) return;
+    fprintf(stderr, "joined: %s\n", gmm_last_error(ctx));
+    exit(1);
+}
+static void *device_alloc(size_t bytes) {
+    void *p;
+    cuda(cudaMalloc(&p, bytes + 256));
+    return p;
+}
+/* Uniform numbers of both signs, below `size`, to bf16; or from 0 to 1 to fp32. */
+static __global__ void fill(void *to, int64_t count, float size, int fp32) {
+    for (int64_t i = blockIdx.x * 256 + threadIdx.x; i < count; i += (int64_t)gridDim.x * 256) {
+        uint32_t v = (uint32_t)i * 2654435761u;
+        v = (v ^ v >> 15) * 2246822519u;
+        v ^= v >> 13;
+        if (fp32) ((float *)to)[i] = (float)(v >> 8) * 0x1p-24f;
+        else ((uint16_t *)to)[i] = gmm_f32_to_bf16(((float)(v >> 8) * 0x1p-23f - 1.0f) * size);
+    }
+}
+static __global__ void count_different(const uint16_t *a, const uint16_t *b, int64_t count, unsigned long long *n) {
+    for (int64_t i = blockIdx.x * 256 + threadIdx.x; i < count; i += (int64_t)gridDim.x * 256)
+        if (a[i] != b[i]) atomicAdd(n, 1ull);
+}
+static int ascending(const void *a, const void *b) {
+    const float p = *(const float *)a, q = *(const float *)b;
+    return (p > q) - (p < q);
+}
+
+static int shape(int which) {
+    const int groups = SHAPES[which].groups;
+    const int64_t H = SHAPES[which].hidden, F = SHAPES[which].ffn, R = SHAPES[which].rows;
+    int32_t *const sizes = (int32_t *)malloc((size_t)groups * 4);
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_groups split = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    gmm_mat x, w1, w2, y;
+    void *saved[2], *out[2], *workspace;
+    unsigned long long *different, host = 0;
+    static float t[WAYS][TURNS];
+    static char text[4096];
+    cudaEvent_t begin, end;
+    if (!sizes) cuda(cudaErrorMemoryAllocation);
+    for (int g = 0; g < groups; g++) sizes[g] = (int32_t)(R / groups);
+    cuda(cudaEventCreate(&begin));
+    cuda(cudaEventCreate(&end));
+    split.count = groups, split.capacity = R, split.dtype = GMM_I32, split.splits = device_alloc((size_t)groups * 4);
+    cuda(cudaMemcpy((void *)(uintptr_t)split.splits, sizes, (size_t)groups * 4, cudaMemcpyHostToDevice));
+    x = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(R * H * 2)));
+    w1 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * 2 * F * H * 2)));
+    w2 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * OUT * F * 2)));
+    y = gmm_mat_packed(GMM_BF16, NULL);
+    mlp.prob = (const float *)device_alloc((size_t)(R * 4));
+    fill<<<1056, 256>>>(x.data, R * H, 1.0f, 0);
+    fill<<<1056, 256>>>(w1.data, groups * 2 * F * H, 0.05f, 0);
+    fill<<<1056, 256>>>(w2.data, groups * OUT * F, 0.05f, 0);
+    fill<<<1056, 256>>>((void *)(uintptr_t)mlp.prob, R, 1.0f, 1);
+    config.hidden = H, config.ffn = F, config.hidden_out = OUT, config.prob = 1;
+    config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    mlp.config = &config, mlp.groups = &split, mlp.options = &options;
+    mlp.x = &x, mlp.w1 = &w1, mlp.w2 = &w2, mlp.y = &y;
+    ok(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &info));
+    ok(gmm_describe(ctx, GMM_OP_MLP_FWD, &mlp, text, sizeof text));
+    workspace = device_alloc(info.workspace_bytes);
+    mlp.saved_bytes = info.saved_bytes;
+    different = (unsigned long long *)device_alloc(8);
+    for (int i = 0; i < 2; i++) saved[i] = device_alloc(info.saved_bytes), out[i] = device_alloc((size_t)(R * OUT * 2));
+    for (int i = -3; i < TURNS; i++)
+        for (int k = 0; k < WAYS; k++) {
+            const int way = (i + 3 + k) % WAYS, one = way == ONE || way == ONE_ALONE;
+            float ms;
+            options.fuse = one ? GMM_FUSE_ALWAYS : GMM_FUSE_NEVER;
+            mlp.saved = way < TWO_ALONE ? saved[one] : NULL;
+            y.data = out[one];
+            cuda(cudaEventRecord(begin));
+            for (int r = 0; r < REPEATS; r++) ok(gmm_mlp_fwd(ctx, &mlp, workspace, info.workspace_bytes, NULL));
+            cuda(cudaEventRecord(end));
+            cuda(cudaEventSynchronize(end));
+            cuda(cudaEventElapsedTime(&ms, begin, end));
+            if (i >= 0) t[way][i] = ms * 1e3f / REPEATS;
+        }
+    cuda(cudaMemset(different, 0, 8));
+    count_different<<<1056, 256>>>((uint16_t *)out[0], (uint16_t *)out[1], R * OUT, different);
+    count_different<<<1056, 256>>>((uint16_t *)saved[0], (uint16_t *)saved[1], R * 2 * F, different);
+    cuda(cudaMemcpy(&host, different, 8, cudaMemcpyDeviceToHost));
+    for (int way = 0; way < WAYS; way++) qsort(t[way], TURNS, sizeof **t, ascending);
+    printf("%-16s %8.1f %8.1f  %.3f %8.1f %8.1f  %.3f  %-5s %s\n", SHAPES[which].name, t[TWO][TURNS / 2],
+           t[ONE][TURNS / 2], t[TWO][TURNS / 2] / t[ONE][TURNS / 2], t[TWO_ALONE][TURNS / 2],
+           t[ONE_ALONE][TURNS / 2], t[TWO_ALONE][TURNS / 2] / t[ONE_ALONE][TURNS / 2],
+           strstr(text, "with the activation") ? "one" : "two", host ? "BITS DIFFER" : "equal");
+    fflush(stdout);
+    {
+        const void *const all[] = {split.splits, x.data, w1.data, w2.data, mlp.prob, workspace, different,
+                                   saved[0], saved[1], out[0], out[1]};
+        for (const void *p : all) cuda(cudaFree((void *)(uintptr_t)p));
+    }
+    free(sizes);
+    return host != 0;
+}
+
+int main(void) {
+    gmm_config config = GMM_ZERO;
+    gmm_error error;
+    cudaDeviceProp prop;
+    int wrong = 0;
+    cuda(cudaGetDeviceProperties(&prop, 0));
+    if (prop.major != 9) {
+        printf("joined: needs a Hopper GPU\n");
+        return 0;
+    }
+    config.space = GMM_SPACE_CUDA;
+    if (gmm_create(&ctx, &config, &error) != GMM_OK) {
+        fprintf(stderr, "joined: %s\n", error.text);
+        return 1;
+    }
+    printf("%s, us of FC1 and activation, two launches and one\n", prop.name);
+    printf("%-16s %8s %8s  %5s %8s %8s  %5s  %-5s bits\n", "rows per group", "training", "joined", "ratio", "inference",
+           "joined", "ratio", "plan");
+    for (int i = 0; i < (int)(sizeof SHAPES / sizeof *SHAPES); i++) wrong |= shape(i);
+    gmm_destroy(ctx);
+    return wrong;
+}

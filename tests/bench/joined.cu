@@ -1,6 +1,7 @@
 /* joined - forward of an MLP on a Hopper GPU with its activation in FC1's product (GMM_FUSE_ALWAYS) and by a kernel of
    its own (GMM_FUSE_NEVER): microseconds of both, alternating, and whether their bits are equal. FC2 has 8 columns, so
-   that FC1 and the activation are nearly all of the time. What it means: src/gmm_kernels/KERNELS.md. */
+   that FC1 and the activation are nearly all of the time. --zeros: tokens and weights are 0, with which the clock is
+   not limited by power. What it means: src/gmm_kernels/KERNELS.md. */
 #include "gmm.h"
 
 #include <cuda_runtime.h>
@@ -18,6 +19,7 @@ static const struct { const char *name; int groups; int64_t hidden, ffn, rows; }
     {"64 of 1024 x 64", 64, 2048, 1024, 4096}, {"4 of 512 x 64", 4, 1024, 512, 256}};
 
 static gmm_context *ctx;
+static float size_of_data = 1.0f;
 
 static void cuda(cudaError_t e) {
     if (e == cudaSuccess) return;
@@ -79,8 +81,8 @@ static int shape(int which) {
     w2 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * OUT * F * 2)));
     y = gmm_mat_packed(GMM_BF16, NULL);
     mlp.prob = (const float *)device_alloc((size_t)(R * 4));
-    fill<<<1056, 256>>>(x.data, R * H, 1.0f, 0);
-    fill<<<1056, 256>>>(w1.data, groups * 2 * F * H, 0.05f, 0);
+    fill<<<1056, 256>>>(x.data, R * H, size_of_data, 0);
+    fill<<<1056, 256>>>(w1.data, groups * 2 * F * H, 0.05f * size_of_data, 0);
     fill<<<1056, 256>>>(w2.data, groups * OUT * F, 0.05f, 0);
     fill<<<1056, 256>>>((void *)(uintptr_t)mlp.prob, R, 1.0f, 1);
     config.hidden = H, config.ffn = F, config.hidden_out = OUT, config.prob = 1;
@@ -126,11 +128,12 @@ static int shape(int which) {
     return host != 0;
 }
 
-int main(void) {
+int main(int argc, char **argv) {
     gmm_config config = GMM_ZERO;
     gmm_error error;
     cudaDeviceProp prop;
     int wrong = 0;
+    if (argc > 1 && !strcmp(argv[1], "--zeros")) size_of_data = 0.0f;
     cuda(cudaGetDeviceProperties(&prop, 0));
     if (prop.major != 9) {
         printf("joined: needs a Hopper GPU\n");

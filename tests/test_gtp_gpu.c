@@ -1,5 +1,6 @@
-/* test_gtp_gpu.c - the GTP runtime on several GPUs: one thread per GPU trains a chain of grouped linear layers over
-   NCCL or peer copies. Results must equal those of one GPU that processes all micro-batches. Needs two GPUs. */
+/* test_gtp_gpu.c - the GTP runtime on GPU ranks: a thread per rank trains a chain of grouped linear layers over NCCL or
+   peer copies. Results must equal those of one GPU that processes all micro-batches. A rank has a GPU of its own where
+   there are two or more; with one GPU, two ranks share it over peer copies, and NCCL is not tested. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
@@ -122,6 +123,8 @@ static void leaves(int arg) {
 }
 
 #ifdef HAVE_CUDA
+#include "device.h"
+
 #include <cuda_runtime.h>
 #include <math.h>
 #include <pthread.h>
@@ -154,6 +157,7 @@ typedef struct gpu_case {
     int sums;               /* no training: reduces random gradients */
     int fault;              /* no training: communicators fail as enum fault says */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
+    int one_gpu;            /* two ranks on GPU 0, also where there are more GPUs */
     const unsigned char *want; /* expected bytes of the views; NULL = store them in the result */
     float scale;            /* of gradients; 0 = 1 */
     float rate;             /* of learning; 0 = 0.0005 */
@@ -215,6 +219,7 @@ typedef struct rank {
     struct run *run;
     seat seat;
     int index, size, device, micro; /* micro: batches of this rank per step */
+    int shares;                   /* 1: other ranks compute on the same GPU */
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
@@ -593,6 +598,12 @@ static int wait_polled(rank *r) {
     }
 }
 
+/* Waits for all ranks. */
+static int meet(rank *r) {
+    char mine = 0, all[RANKS];
+    return host_allgather(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "a rank is missing") : 0;
+}
+
 /* Checks that a view has the address that it had before, since graphs read it there. */
 static int check_address(rank *r, int what, int l, const gmm_gtp_view *v) {
     const void *at = v->mat.table ? v->mat.table[0] : v->mat.data;
@@ -705,6 +716,7 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaStreamEndCapture(r->compute, &graph));
     CUDA(r, cudaGraphInstantiate(&r->graph[which], graph, 0));
     CUDA(r, cudaGraphDestroy(graph));
+    if (r->shares) CUDA(r, cudaGraphUpload(r->graph[which], r->compute));
     return 0;
 }
 /* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
@@ -721,12 +733,16 @@ static int main_grad_unchanged(rank *r) {
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
+    /* A launch into a stream that is full waits, in a lock that the other ranks of the GPU need. */
+    const int every = r->shares ? 5 : 50;
     if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
         if (main_grad_unchanged(r)) return 1;
+        /* instantiating a graph may wait until the GPU is idle, which it is not once another rank's graph waits */
+        if (r->shares && (wait_polled(r) || meet(r))) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -738,7 +754,7 @@ static int train(rank *r) {
         for (int m = 0; m < r->micro && !c->replay; m++)
             if (c->mlp ? through_mlp(r, m) : forward(r, m) || backward(r, m)) return 1;
         if (optimize(r)) return 1;
-        if (s % 50 == 49 || c->silent)
+        if (s % every == every - 1 || c->silent)
             if (wait_polled(r)) return 1;
     }
     if (r->allocations != before) return failed(r, GMM_E_MEMORY, "train", "something was allocated");
@@ -1197,7 +1213,9 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
         r->c = c;
         r->run = &w;
         r->seat.rendezvous = &w.rendezvous;
-        r->index = r->seat.rank = r->device = i;
+        r->index = r->seat.rank = i;
+        r->device = c->one_gpu ? 0 : i % devices();
+        r->shares = size > 1 && (c->one_gpu || size > devices());
         r->half_seat.rendezvous = &w.half[size > 1 && i >= size / 2];
         r->half_seat.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;
@@ -1250,8 +1268,11 @@ static void keep_nccl_log(void) {
 }
 #endif
 
+/* The number of ranks that a case runs on this machine. */
 static int need_gpus(transport transport) {
     const int n = gpus();
+    if (device_emulated()) t_skip("the emulator has no peer copies");
+    if (n == 1 && transport == PEERS) return 2;
     if (n < 2) t_skip("needs two GPUs");
 #ifndef HAVE_NCCL
     if (transport != PEERS) t_skip("needs NCCL");
@@ -1298,7 +1319,7 @@ static int adds_alike(const gpu_case *c, int n) {
 
 /* Compares g ranks with one GPU that has all micro-batches: bit for bit if the reduction adds in the same order. */
 static void compare(gpu_case *c) {
-    const int n = need_gpus(c->transport);
+    const int n = c->one_gpu && need_gpus(c->transport) ? 2 : need_gpus(c->transport);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
     gpu_case alone = *c;
     gpu_result want, got;
@@ -1348,6 +1369,19 @@ static void trains(int arg) {
     gpu_case c = plain();
     c.transport = (transport)arg;
     compare(&c);
+}
+/* Two ranks on one GPU, also on a machine with several. */
+static void on_one_gpu(int arg) {
+    for (int i = 0; i < 3; i++) {
+        gpu_case c = plain();
+        c.transport = PEERS;
+        c.one_gpu = 1;
+        c.mlp = i == 1;
+        c.layers = c.mlp ? 2 : c.layers;
+        c.replay = i == 2;
+        compare(&c);
+    }
+    (void)arg;
 }
 static void depths(int arg) {
     for (int depth = 0; depth <= 3; depth++) {
@@ -1471,7 +1505,7 @@ static void random_sums(int arg) {
     const int n = need_gpus((transport)arg), sizes[] = {3, 6, n};
     for (int k = 0; k < 3; k++) {
         double scattered = 0;
-        for (int i = 0; i < 4 && sizes[k] <= devices(); i++) {
+        for (int i = 0; i < 4 && sizes[k] <= (devices() > n ? devices() : n); i++) {
             gpu_case c = plain();
             gpu_result out;
             double most;
@@ -1606,6 +1640,7 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(variants, v, "gtp on GPUs: %s, variants", transport_name[v]);
         t_add_gpu_once(replays, v, "gtp on GPUs: %s, graphs", transport_name[v]);
     }
+    t_add_gpu_once(on_one_gpu, 0, "gtp on GPUs: peers, two ranks on one of them");
     t_add_gpu_once(no_multicast, NCCL, "gtp on GPUs: nccl, with windows and without, no multicast");
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
         t_add_gpu_once(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);

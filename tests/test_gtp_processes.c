@@ -40,7 +40,7 @@ typedef struct job {
    y and dx of all micro-batches. */
 enum { WEIGHT_FLOATS = EXPERTS * (2 * FFN * HIDDEN + HIDDEN * FFN), TOKEN_VALUES = MICRO * TOKENS * HIDDEN,
        MASTERS = WEIGHT_FLOATS * 4, OUTPUTS = 2 * MASTERS, RESULT_BYTES = OUTPUTS + 2 * TOKEN_VALUES * 2 };
-_Static_assert(RESULT_BYTES <= PROCESS_RESULT_BYTES, "the results of a rank fit");
+_Static_assert((int)RESULT_BYTES <= (int)PROCESS_RESULT_BYTES, "the results of a rank fit");
 
 /* ------------------------------------------------------------------------------------------------------ A rank --- */
 
@@ -98,7 +98,8 @@ static void *block(trainer *t, size_t bytes, int byte) {
 #ifdef HAVE_CUDA
     if (on_gpu(t)) {
         bytes = (bytes + (2 << 20) - 1) / (2 << 20) * (2 << 20);
-        if (cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, byte, bytes) != cudaSuccess) p = NULL;
+        if (cudaMalloc(&p, bytes) != cudaSuccess || cudaMemset(p, byte, bytes) != cudaSuccess ||
+            cudaDeviceSynchronize() != cudaSuccess) p = NULL;
     } else
 #endif
     {
@@ -362,8 +363,12 @@ static int step(trainer *t, int number_of_step) {
     for (int m = 0; m < t->micro; m++) {
         t->opens = m == 0;
         if (through_mlp(t, m, GMM_OP_MLP_FWD, 0)) return 1;
-        if (number_of_step == 1 && t->process.rank == 1 && t->job->fate == KILLED_BETWEEN) (void)raise(SIGKILL);
-        if (number_of_step == 1 && t->process.rank == 1 && t->job->fate == STOPPED) (void)raise(SIGSTOP);
+        if (number_of_step == 1 && t->process.rank == 1 && t->job->fate >= KILLED_BETWEEN) {
+#ifdef HAVE_CUDA
+            if (on_gpu(t)) (void)cudaDeviceSynchronize(); /* so that the peer waits for the next collective */
+#endif
+            (void)raise(t->job->fate == STOPPED ? SIGSTOP : SIGKILL);
+        }
         if (through_mlp(t, m, GMM_OP_MLP_BWD, 0)) return 1;
     }
     GO(t, gmm_gtp_fence(t->gtp, GMM_GTP_ALL, t->stream));

@@ -515,6 +515,12 @@ int main(int argc, char **argv) {
     if (H.jobs < 1) H.jobs = 1;
     if (H.jobs > 1 && !T.threads) T.threads = processors > H.jobs ? (int)(processors / H.jobs) : 1;
     H.command = t_command(argv[0]);
+#ifdef HAVE_CUDA
+    /* For ranks that are threads and share a GPU (test_gtp_gpu.c, gmm_peers_config): none of their streams may share a
+       hardware queue, and no launch may wait for the GPU while a kernel is loaded. CUDA reads both when it starts. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+#endif
     status = t_register();
     if (O.list)
         for (size_t i = 0; i < H.count; i++)

@@ -145,7 +145,7 @@ static const char *const transport_name[] = {"alone", "nccl", "nccl windows", "n
 typedef struct gpu_case {
     transport transport;
     int layers, experts, rows, tokens; /* layers are rows x rows */
-    int prefetch, steps;
+    int prefetch, together, steps; /* together: bundles that one call gathers; 0 = 1 */
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
     int replay;             /* 1: one graph of forward and backward, 2: a graph for each */
     int silent;             /* rank 1 stops in the second step and leaves its collectives unmatched */
@@ -542,6 +542,7 @@ static int declare(rank *r) {
         chain.bundles = list;
         chain.count = c->layers;
         chain.prefetch = c->prefetch;
+        chain.together = c->together;
         chain.held = c->mlp ? 2 : 1;
         chain.captured = c->replay > 0;
         GO(r, gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
@@ -1437,8 +1438,8 @@ static void two_domains(int arg) {
             distance(got.grads, want.grads, whole));
     t_same("outputs", got.outputs, want.outputs, (size_t)(n * c.tokens * c.rows) * 2);
 }
-static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert */
-    for (int i = 0; i < 4; i++) {
+static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert, gathered together */
+    for (int i = 0; i < 5; i++) {
         gpu_case c = plain();
         c.transport = (transport)arg;
         c.synchronous = i == 0;
@@ -1446,6 +1447,7 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
         c.zero_rank = i == 2 ? 2 : 0;
         c.experts = i == 3 ? 1 : c.experts;
         c.rows = i == 3 ? 256 : c.rows;
+        c.together = i == 4 ? 2 : 0;
         compare(&c);
     }
 }

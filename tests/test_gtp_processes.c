@@ -30,6 +30,7 @@ typedef struct job {
     place place;
     gmm_recipe_kind recipe;
     int rounded;        /* 1: shards are BF16, and the MLP quantizes what was gathered; 0: they are quantized */
+    int mixed;          /* 1: FC1 and FC2 of all experts are one bundle, of two shapes */
     int micro;          /* micro-batches of all ranks */
     int fatal_call, timeout_ms;
     fate fate;
@@ -50,8 +51,8 @@ typedef struct weight {
     gmm_mat mat, columnwise;      /* what the MLP reads, set by `need` */
     gmm_gtp_view dw;
     float *master[EXPERTS], *main_grad[EXPERTS];
-    int32_t ids[EXPERTS], bundle;
-    int acquired;                 /* a bit per pass */
+    int32_t ids[EXPERTS], bundle, first; /* first: index in the bundle of the first expert's */
+    int acquired;
 } weight;
 
 typedef struct trainer {
@@ -173,13 +174,14 @@ static int fill(trainer *t) {
     return upload(t, &t->random, random, sizeof random) || t->process.report->status;
 }
 
-/* The shards of both weights of the MLP as a bundle each. A master's value depends on its place in the whole matrix. */
-static int declare_weight(trainer *t, int k, int32_t domain) {
+/* The shards of a weight of the MLP. A master's value depends on its place in the whole matrix. */
+static int declare_weight(trainer *t, int k, float *amax) {
     weight *w = &t->w[k];
     const gmm_format *f = t->job->rounded || !t->recipe.weight.dtype ? NULL : &t->recipe.weight;
     const size_t values = (size_t)(rows_of[k] * cols_of[k]);
-    float *host = (float *)calloc(2 * values, sizeof *host), *amax = (float *)block(t, EXPERTS * sizeof *amax, 0xFF);
+    float *host = (float *)calloc(2 * values, sizeof *host);
     gmm_error error = GMM_ZERO;
+    w->first = t->job->mixed * k * EXPERTS;
     w->shard.dtype = f ? f->dtype : GMM_BF16;
     w->shard.scaling = f ? f->scaling : GMM_SCALING_NONE;
     w->shard.rows = rows_of[k];
@@ -195,13 +197,13 @@ static int declare_weight(trainer *t, int k, int32_t domain) {
         memset(host + w->plan.valid_rows * cols_of[k], 0, bytes - (size_t)(w->plan.valid_rows * cols_of[k]) * 4);
         if (upload(t, &w->master[e], host, bytes)) return free(host), 1;
         w->main_grad[e] = (float *)block(t, bytes, 0xFF);
-        d.expert = e;
+        d.expert = w->first + e;
         d.name = k ? "fc2" : "fc1";
         d.shard = &w->shard;
         d.format = f;
         d.main_grad = w->main_grad[e];
         d.main_grad_dtype = GMM_F32;
-        if (w->shard.scaling == GMM_SCALING_NV16) d.amax = amax + e;
+        if (w->shard.scaling == GMM_SCALING_NV16) d.amax = amax + k * EXPERTS + e;
         for (int i = 0; i < 2; i++) {
             if (w->plan.shard_data_bytes[i]) d.data[i] = block(t, (size_t)w->plan.shard_data_bytes[i], 0xFF);
             if (w->plan.shard_scale_bytes[i]) d.scale[i] = block(t, (size_t)w->plan.shard_scale_bytes[i], 0xFF);
@@ -210,7 +212,16 @@ static int declare_weight(trainer *t, int k, int32_t domain) {
             return free(host), failed(t, GMM_E_ARG, "add_weight", error_text(t));
     }
     free(host);
-    GO(t, gmm_gtp_add_bundle(t->gtp, domain, w->ids, EXPERTS, k ? "fc2" : "fc1", &w->bundle));
+    return 0;
+}
+/* Bundles of the weights: one each, or one of both. */
+static int declare_bundles(trainer *t, int32_t domain) {
+    const int all = 2 * EXPERTS, count = t->job->mixed ? all : EXPERTS;
+    int32_t ids[2 * EXPERTS];
+    for (int i = 0; i < all; i++) ids[i] = t->w[i / EXPERTS].ids[i % EXPERTS];
+    for (int k = 0; k < all / count; k++)
+        GO(t, gmm_gtp_add_bundle(t->gtp, domain, ids + k * EXPERTS, count, k ? "fc2" : "fc1", &t->w[k].bundle));
+    if (t->job->mixed) t->w[1].bundle = t->w[0].bundle;
     return 0;
 }
 
@@ -236,6 +247,17 @@ static gmm_status need(void *user, gmm_param which, gmm_op op, gmm_stream stream
     weight *w = &t->w[which == GMM_PARAM_W2], *other = &t->w[which != GMM_PARAM_W2];
     gmm_gtp_view v = GMM_ZERO;
     gmm_status s = GMM_OK;
+    if (t->job->mixed) {
+        weight *both = &t->w[0];
+        if (!both->acquired) s = gmm_gtp_acquire(t->gtp, both->bundle, (gmm_gtp_pass)pass, stream, &v);
+        both->acquired = 1;
+        memset(&v, 0, sizeof v);
+        if (!s && gmm_gtp_view_part(t->gtp, w->bundle, (gmm_gtp_pass)pass, 0, 2 * EXPERTS, &v) != GMM_E_CONFIG)
+            (void)failed(t, GMM_E_STATE, "gmm_gtp_view_part", "a part of two shapes is not refused");
+        if (!s) s = gmm_gtp_view_part(t->gtp, w->bundle, (gmm_gtp_pass)pass, w->first, EXPERTS, &v);
+        w->mat = v.mat;
+        return s;
+    }
     if (other->acquired) s = gmm_gtp_release(t->gtp, other->bundle, (gmm_gtp_pass)pass, stream);
     other->acquired = 0;
     if (!s) s = gmm_gtp_acquire(t->gtp, w->bundle, (gmm_gtp_pass)pass, stream, &v);
@@ -249,6 +271,7 @@ static void ready(void *user, gmm_param which, gmm_stream stream) {
     gmm_gtp_gradient g = GMM_ZERO;
     g.scale = 1;
     g.add = t->opens ? GMM_GTP_SET : GMM_GTP_ADD;
+    if (t->job->mixed && which == GMM_PARAM_W2) return; /* that of FC1 follows */
     if (gmm_gtp_submit(t->gtp, w->bundle, &g, stream)) (void)failed(t, GMM_E_COMM, "submit", error_text(t));
 }
 
@@ -270,7 +293,10 @@ static int through_mlp(trainer *t, int m, gmm_op op, int query) {
         if (announce(t, &t->w[k])) return 1;
         dw[k].mat = query ? &f32 : &t->w[k].dw.mat;
         memset(&t->w[k].dw, 0, sizeof t->w[k].dw);
-        if (backward && !query) GO(t, gmm_gtp_wgrad(t->gtp, t->w[k].bundle, t->stream, &t->w[k].dw));
+        if (!backward || query) continue;
+        if (k == 0 || !t->job->mixed) GO(t, gmm_gtp_wgrad(t->gtp, t->w[k].bundle, t->stream, &t->w[k].dw));
+        if (t->job->mixed)
+            GO(t, gmm_gtp_wgrad_part(t->gtp, t->w[k].bundle, t->w[k].first, EXPERTS, &t->w[k].dw));
     }
     config.hidden = HIDDEN;
     config.ffn = FFN;
@@ -315,6 +341,7 @@ static int open_gtp(trainer *t) {
     gmm_gtp_need n = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t domain, chain[2];
+    float *amax;
     size_t bytes = 0;
     void *memory;
     config.weights = 2 * EXPERTS;
@@ -329,14 +356,14 @@ static int open_gtp(trainer *t) {
     d.reduce_stream = t->side[1];
     d.reduction = t->job->reduction;
     GO(t, gmm_gtp_add_domain(t->gtp, &d, &domain));
-    for (int k = 0; k < 2; k++)
-        if (declare_weight(t, k, domain)) return 1;
+    amax = (float *)block(t, 2 * EXPERTS * sizeof *amax, 0xFF);
+    if (declare_weight(t, 0, amax) || declare_weight(t, 1, amax) || declare_bundles(t, domain)) return 1;
     for (int pass = 0; pass < 2; pass++) {
         const int32_t order[2] = {t->w[pass].bundle, t->w[1 - pass].bundle};
         gmm_gtp_chain c = GMM_ZERO;
         c.pass = (gmm_gtp_pass)pass;
         c.bundles = order;
-        c.count = 2;
+        c.count = t->job->mixed ? 1 : 2;
         c.prefetch = 1;
         GO(t, gmm_gtp_add_chain(t->gtp, &c, &chain[pass]));
     }
@@ -510,7 +537,8 @@ static unsigned char *results(const job *j, int size) {
     return out;
 }
 
-/* g ranks give the bits of one: quantized shards that are gathered, and BF16 ones that the MLP quantizes then. */
+/* g ranks give the bits of one: quantized shards that are gathered, and BF16 ones that the MLP quantizes then; one
+   bundle of both weights gives those of two bundles, on one rank too. */
 static void equals_one(int arg) {
     job j = plain((place)(arg % 4), (gmm_recipe_kind)(arg / 4 % 16));
     const int size = arg / 64;
@@ -519,6 +547,7 @@ static void equals_one(int arg) {
     need_gpus(j.place);
     j.micro = size;
     for (j.rounded = 0; j.rounded < 2; j.rounded++) {
+        j.mixed = 0;
         if (j.rounded && j.recipe == GMM_RECIPE_NONE) break;
         j.reduction = j.rounded ? GMM_GTP_REDUCE_EXCHANGE : GMM_GTP_REDUCE_SCATTER;
         want = results(&j, 1);
@@ -528,9 +557,11 @@ static void equals_one(int arg) {
             T_CHECK(g == g, "gradient %d of one rank is not a number", i);
         }
         T_CHECK(most > 0, "the gradients of one rank are zero");
-        t_about("%s shards", j.rounded ? "BF16" : "quantized");
-        {
-            const unsigned char *got = results(&j, size);
+        for (int i = 0; i < 3; i++) {
+            const unsigned char *got;
+            j.mixed = i > 0;
+            got = results(&j, i == 1 ? 1 : size);
+            t_about("%s shards, %s", j.rounded ? "BF16" : "quantized", j.mixed ? "one bundle" : "two bundles");
             t_same("main_grad", got, want, MASTERS);
             t_same("masters", got + MASTERS, want + MASTERS, MASTERS);
             t_same("y and dx", got + OUTPUTS, want + OUTPUTS, RESULT_BYTES - OUTPUTS);

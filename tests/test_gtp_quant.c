@@ -184,7 +184,7 @@ typedef struct rank {
 
 typedef struct training {
     const format *f;
-    int g, layers, prefetch, steps, drop_wait;
+    int g, layers, prefetch, together, steps, drop_wait;
     unsigned recompute, captured;
     int other_stream;           /* backward reads on another stream */
     gmm_dtype source;
@@ -424,6 +424,7 @@ static void declare(const training *c, int i) {
         chain.bundles = order[pass];
         chain.count = c->layers;
         chain.prefetch = c->prefetch;
+        chain.together = c->together;
         chain.captured = (int32_t)c->captured;
         if (pass == GMM_GTP_RECOMPUTE)
             for (int l = chain.count = 0; l < c->layers; l++) chain.count += (int32_t)(c->recompute >> l & 1);
@@ -668,6 +669,27 @@ static void schedules(int arg) {
         run_training(&c);
         finish();
         T_CHECK(c.wrong == 0, "seed %llu: %s", (unsigned long long)c.seed, c.text);
+        close_world();
+    }
+}
+
+/* The bundles of two or three layers are gathered by one call, also those that use the stage. */
+static void gathered_together(int arg) {
+    const format *f = &formats[arg % 64];
+    training c = training_of(f, arg / 64, LAYERS);
+    gmm_gtp_statistics stats = GMM_ZERO;
+    c.steps = 2;
+    expect(&c);
+    for (int k = 0; k < 8; k++) {
+        c.together = 2 + k % 2;
+        c.prefetch = k % 3;
+        c.recompute = k % 4 == 3 ? 13 : 0;
+        c.seed = k ? t_rand() | 1 : 0;
+        run_training(&c);
+        finish();
+        GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &stats));
+        T_CHECK(c.wrong == 0, "together %d, seed %llu: %s", c.together, (unsigned long long)c.seed, c.text);
+        T_CHECK(stats.prefetches > 0, "no bundle was gathered with another");
         close_world();
     }
 }
@@ -983,8 +1005,8 @@ static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_
     *bytes = (2 * n + n1 + n2) * 2;
     return out;
 }
-/* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves: views of quantized shards,
-   or of 16-bit ones that the MLP quantizes. */
+/* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves: views of quantized
+   shards, or of 16-bit ones that the MLP quantizes. */
 static void mlp(int arg) {
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg % 64);
     const int g = arg / 64 % 16, rounded = arg / 1024;
@@ -1520,6 +1542,9 @@ void tests_gtp_quant(void) {
             t_add_host(arrives, i + 64 * g, "gtp quant then gather %s, g %d", formats[i].name, g);
     for (int i = 0; i < FORMATS; i++) t_add_host(again, i, "gtp quant gather again %s", formats[i].name);
     for (int i = 0; i < FORMATS; i++) t_add_host(schedules, i + 64 * 2, "gtp quant schedules %s", formats[i].name);
+    for (int i = 0; i < FORMATS; i++)
+        t_add_host(gathered_together, i + 64 * (2 + i % 3), "gtp quant gathered together %s, g %d", formats[i].name,
+                   2 + i % 3);
     for (int i = 0; i < T_COUNT(few); i++)
         t_add_host(mutation, few[i], "gtp quant a wait left out %s", formats[few[i]].name);
     for (int i = 0; i < FORMATS; i++) {

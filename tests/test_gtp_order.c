@@ -93,6 +93,8 @@ static void together(int arg) {
             T_CHECK(got.groups < got.stats[0].gathers && got.groups <= want.groups * (depth ? 9 : 6) / 10,
                     "%lld groups of %lld gathers, alone %lld", (long long)got.groups, (long long)got.stats[0].gathers,
                     (long long)want.groups);
+            T_CHECK(got.stats[0].prefetched == got.stats[0].prefetches, "%lld of %lld prefetches were found",
+                    (long long)got.stats[0].prefetched, (long long)got.stats[0].prefetches);
             T_CHECK(got.stats[0].exposed <= want.stats[0].exposed, "%lld exposed, alone %lld",
                     (long long)got.stats[0].exposed, (long long)want.stats[0].exposed);
             if (T.verbose)

@@ -1259,13 +1259,14 @@ static void bytes_foreseen(int arg) {
 /* Forward and backward in one graph, replayed after new shards each time; addresses stay. */
 static void graph(int arg) {
     const format *f = &formats[arg % 64];
-    const int graphs = arg / 64; /* 2: forward and backward in separate graphs */
+    const int graphs = arg / 64 % 4; /* 2: forward and backward in separate graphs */
     training c = training_of(f, 2, 2);
     gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
     int32_t id[2][2];
     c.captured = 1;
     c.prefetch = 1;
+    c.together = arg / 256;
     c.steps = 3;
     c.seed = t_rand() | 1;
     expect(&c);
@@ -1574,7 +1575,9 @@ void tests_gtp_quant(void) {
             t_add_host(memory, i + 64 * g, "gtp quant memory as foreseen %s, g %d", kinds[i], g);
     for (int i = 0; i < T_COUNT(few); i++)
         for (int n = 1; n <= 2 && few[i] != 5; n++)
-            t_add_host(graph, few[i] + 64 * n, "gtp quant %d graphs %s", n, formats[few[i]].name);
+            for (int together = 0; together <= 2; together += 2)
+                t_add_host(graph, few[i] + 64 * n + 256 * together, "gtp quant %d graphs%s %s", n,
+                           together ? ", gathered together" : "", formats[few[i]].name);
     t_add_host(errors, 0, "gtp quant errors");
     for (int i = 0; i < 16; i++)
         t_add(transposes, i, "gtp quant transpose %s %s%s%s", i & 4 ? "e5m2" : "e4m3", i & 1 ? "128x128" : "tensor",

@@ -596,7 +596,8 @@ typedef struct gmm_gtp_chain {
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
     int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
     int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8: the first so many of the
-                                   chain, the next so many, and so on. 0 = 1 */
+                                   chain, the next so many, and so on. 0 = 1. Takes together - 1 more slots of each
+                                   kind, and a stage for so many bundles */
     int32_t reserved;
 } gmm_gtp_chain;
 

@@ -151,7 +151,8 @@ typedef struct gpu_case {
     int silent;             /* rank 1 stops in the second step and leaves its collectives unmatched */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
-    int mlp;                /* the two layers are FC1 and FC2 of an MLP */
+    int mlp;                /* the two layers are FC1 and FC2 of an MLP, */
+    gmm_recipe_kind recipe; /* which quantizes what was gathered */
     int poison;             /* buffers of gathers and reductions are filled with NaN */
     int formats;            /* no training: gathers quantized weights and reduces amaxes, compared byte by byte */
     int sums;               /* no training: reduces random gradients */
@@ -235,6 +236,8 @@ typedef struct rank {
     uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *recomputed; /* [micro-batch] */
     int32_t *sizes[RANKS];
     void *workspace, *saved[RANKS];
+    uint64_t *random;       /* of stochastic rounding */
+    gmm_recipe recipe;
     size_t workspace_bytes, saved_bytes;
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, half_domain;
     int domains, rounded_once; /* rounded_once: every value of the reduction is the fp64 sum rounded to bf16 once */
@@ -353,6 +356,8 @@ static int fill(rank *r) {
     r->first = (uint16_t *)case_alloc(r, values_before(r, c->layers) * 2, 0);
     r->grads = (float *)case_alloc(r, values_before(r, c->layers) * 4, 0xFF);
     r->recomputed = (uint16_t *)case_alloc(r, values * 2, 0xFF);
+    r->random = (uint64_t *)case_alloc(r, 4 * sizeof *r->random, 0x11);
+    r->recipe = gmm_recipe_of(c->recipe);
     for (int m = 0; m < r->micro; m++) {
         const int who = r->size == 1 ? m : r->index;
         int32_t sizes[EXPERTS] = {0}, left = c->tokens;
@@ -428,6 +433,7 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
 /* The two layers as one MLP, and the operands of its descriptor. */
 typedef struct mlp_call {
     gmm_mlp_config config;
+    gmm_mlp_quant quant;
     gmm_groups groups;
     gmm_mat x, y, dy, dx;
     gmm_grad dw[2];
@@ -438,6 +444,10 @@ static void mlp_of(const rank *r, int m, const gmm_mat *const w[2], const gmm_ma
     (void)linear_of(r, m, &c->groups);
     c->config.hidden = c->config.ffn = r->c->rows;
     c->config.act.kind = GMM_ACT_SILU;
+    c->config.recipe = r->c->recipe;
+    c->quant.recipe = &r->recipe;
+    c->quant.random = r->random;
+    c->mlp.quant = r->c->recipe ? &c->quant : NULL;
     c->x = gmm_mat_packed(GMM_BF16, r->y[m][0]);
     c->y = gmm_mat_packed(GMM_BF16, r->y[m][2]);
     c->dy = gmm_mat_packed(GMM_BF16, r->dy[m][2]);
@@ -1527,13 +1537,18 @@ static void random_sums(int arg) {
         }
     }
 }
-static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2 */
-    gpu_case c = plain();
-    c.transport = (transport)arg;
-    c.mlp = 1;
-    c.layers = 2;
-    c.steps = 10;
-    compare(&c);
+static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2, three where a recipe quantizes gathered weights */
+    for (int kind = GMM_RECIPE_NONE; kind <= GMM_RECIPE_NVFP4; kind++) {
+        gpu_case c = plain();
+        c.transport = (transport)arg;
+        c.mlp = 1;
+        c.layers = 2;
+        c.steps = kind ? 3 : 10;
+        c.recipe = (gmm_recipe_kind)kind;
+        if (kind) c.rows = 160; /* whole blocks of 32, and padded for 4 and 8 ranks */
+        t_about("%s", kind ? ref_recipe_name(c.recipe) : "bf16");
+        compare(&c);
+    }
 }
 static void poisoned(int arg) { /* gather slots, staging and reduction buffers are filled with NaN before every step */
     for (int i = 0; i < 2; i++) {

@@ -93,6 +93,12 @@ static void together(int arg) {
             T_CHECK(got.groups < got.stats[0].gathers && got.groups <= want.groups * (depth ? 9 : 6) / 10,
                     "%lld groups of %lld gathers, alone %lld", (long long)got.groups, (long long)got.stats[0].gathers,
                     (long long)want.groups);
+            if (!(arg & 2)) { /* slots of one size; at most one per layer, and in the recompute chain another */
+                const int most = alone.layers * (arg & 4 ? 2 : 1), more = (n - 1) * (arg & 4 ? 2 : 1);
+                const int slots = want.need.gather_slots + more;
+                T_CHECK(got.need.gather_slots == (slots < most ? slots : most), "%d slots, alone %d",
+                        (int)got.need.gather_slots, (int)want.need.gather_slots);
+            }
             T_CHECK(got.stats[0].prefetched == got.stats[0].prefetches, "%lld of %lld prefetches were found",
                     (long long)got.stats[0].prefetched, (long long)got.stats[0].prefetches);
             T_CHECK(got.stats[0].exposed <= want.stats[0].exposed, "%lld exposed, alone %lld",

@@ -13,7 +13,7 @@
 
 #include "gmm_gtp.h"
 
-enum { PROCESS_RANKS = 4, PROCESS_JOB_BYTES = 256, PROCESS_RESULT_BYTES = 8 << 20 };
+enum { PROCESS_RANKS = 4, PROCESS_JOB_BYTES = 256, PROCESS_RESULT_BYTES = 2 << 20 };
 
 typedef struct process_segment process_segment;
 

@@ -305,6 +305,7 @@ def gpu_ranks_train_alike(t):
 
 
 def ranks_train_alike(t, engine, variants):
+    """Each of the variants saves what one rank saves with as many micro-batches."""
     t.can_save()
     t.write_text(1000)
     model = list(training_curves.MODEL)
@@ -312,7 +313,7 @@ def ranks_train_alike(t, engine, variants):
     model[at:at + 2] = engine or model[at:at + 2]
     few = model + ["--data", "text", "--steps", "3", "--batch", "64", "--report-every", "4", "--quiet"]
     for recipe in RECIPES:
-        for i, rows in enumerate([[], ["--interleave", "8"]]):
+        for rows in [], ["--interleave", "8"]:
             for n, ranks in enumerate(variants):
                 whole = ["--micro-batches", ranks[ranks.index("--micro-batches") + 1]]
                 same = few + ["--recipe", recipe] + rows

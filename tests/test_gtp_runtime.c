@@ -1118,6 +1118,9 @@ static void bad_chains(rank *r, const int32_t *bundle) {
         GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), c.together < 0 ? "together -1" : "together 9",
                     NULL);
     c.together = 8;
+    c.reserved = 1;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), "reserved 1", NULL);
+    c.reserved = 0;
     GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, id));
     GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, id), "already", NULL);
     c.pass = GMM_GTP_BACKWARD;

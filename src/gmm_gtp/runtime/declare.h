@@ -393,10 +393,12 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     if (c.held == 0) c.held = 1;
     if (c.together == 0) c.together = 1;
     if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
-        c.held < 1 || c.captured < 0 || c.captured > 1 || c.together < 1 || c.together > GMM__GTP_MAX_TOGETHER)
+        c.held < 1 || c.captured < 0 || c.captured > 1 || c.together < 1 || c.together > GMM__GTP_MAX_TOGETHER ||
+        c.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d, together "
-                         "%d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, and 0 to %d", fn, (int)c.pass,
-                         c.count, c.prefetch, c.held, c.captured, c.together, (int)GMM__GTP_MAX_TOGETHER);
+                         "%d, reserved %d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, 0 to %d, and 0", fn,
+                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together,
+                         (int)GMM__GTP_MAX_TOGETHER, c.reserved);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,

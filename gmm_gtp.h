@@ -3953,7 +3953,7 @@ typedef struct gmm__gtp_weight {
     int32_t bundle;              /* -1 = none yet */
     int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
     size_t grad_offset;          /* in the gradient buffer */
-    gmm_mat columnwise;          /* the target of mat.columnwise in backward views that begin with this weight */
+    gmm_mat columnwise;          /* the target of mat.columnwise in backward parts that begin with this weight */
 } gmm__gtp_weight;
 
 /* A buffer for the gathered weights of a bundle. */
@@ -3993,6 +3993,7 @@ typedef struct gmm__gtp_bundle {
     int32_t wgrad_slot;            /* -1 = frozen */
     uint32_t acquired;             /* a bit per pass: acquired, and not released yet */
     int64_t version;               /* number of publications */
+    gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
     size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
     size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
     size_t stage_bytes[2];         /* of the stage, by direction */
@@ -4460,8 +4461,8 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
         c.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d, together "
                          "%d, reserved %d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, 0 to %d, and 0", fn,
-                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together,
-                         (int)GMM__GTP_MAX_TOGETHER, c.reserved);
+                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together, c.reserved,
+                         (int)GMM__GTP_MAX_TOGETHER);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,
@@ -5629,9 +5630,10 @@ static int gmm__gtp_uniform(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first,
         if (!gmm__gtp_same_shape(gmm__gtp_member(g, b, first), gmm__gtp_member(g, b, first + i))) return 0;
     return 1;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin,
-                                       int32_t count) {
-    gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
+/* The view of `count` weights from `begin` on; `columnwise` is the target of mat.columnwise. */
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin, int32_t count,
+                                       gmm_mat *columnwise) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
     const int dir = gmm__slot_direction(gmm__slot_kind(g, b, pass)), slot = b->slot[pass];
     const gmm__gather_layout *scale = &w->layout[dir][GMM__GTP_SCALE];
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
@@ -5651,13 +5653,13 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
         v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]) + begin;
     v.slot = slot;
     if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
-        w->columnwise = v.mat;
+        *columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
         v.mat.amax = NULL;
         v.mat.flags = 0;
         v.mat.ld = v.mat.group_stride = 0;
-        v.mat.columnwise = &w->columnwise;
+        v.mat.columnwise = columnwise;
     }
     return v;
 }
@@ -5722,7 +5724,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     b->acquired |= 1u << pass;
     if (!s) s = gmm__gtp_prefetch_successors(gtp, b, pass);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count);
+    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count, &b->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
@@ -5754,7 +5756,7 @@ GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass p
     b = &gtp->bundles[bundle];
     if (!(b->acquired >> pass & 1u))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
-    v = gmm__gtp_view_pass(gtp, b, pass, first, count);
+    v = gmm__gtp_view_pass(gtp, b, pass, first, count, &gmm__gtp_member(gtp, b, first)->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = part->struct_size;
     memcpy(part, &v, common);

@@ -41,9 +41,10 @@ static int gmm__gtp_uniform(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first,
         if (!gmm__gtp_same_shape(gmm__gtp_member(g, b, first), gmm__gtp_member(g, b, first + i))) return 0;
     return 1;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin,
-                                       int32_t count) {
-    gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
+/* The view of `count` weights from `begin` on; `columnwise` is the target of mat.columnwise. */
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin, int32_t count,
+                                       gmm_mat *columnwise) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
     const int dir = gmm__slot_direction(gmm__slot_kind(g, b, pass)), slot = b->slot[pass];
     const gmm__gather_layout *scale = &w->layout[dir][GMM__GTP_SCALE];
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
@@ -63,13 +64,13 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
         v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]) + begin;
     v.slot = slot;
     if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
-        w->columnwise = v.mat;
+        *columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
         v.mat.amax = NULL;
         v.mat.flags = 0;
         v.mat.ld = v.mat.group_stride = 0;
-        v.mat.columnwise = &w->columnwise;
+        v.mat.columnwise = columnwise;
     }
     return v;
 }
@@ -134,7 +135,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     b->acquired |= 1u << pass;
     if (!s) s = gmm__gtp_prefetch_successors(gtp, b, pass);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count);
+    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count, &b->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
@@ -166,7 +167,7 @@ GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass p
     b = &gtp->bundles[bundle];
     if (!(b->acquired >> pass & 1u))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
-    v = gmm__gtp_view_pass(gtp, b, pass, first, count);
+    v = gmm__gtp_view_pass(gtp, b, pass, first, count, &gmm__gtp_member(gtp, b, first)->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = part->struct_size;
     memcpy(part, &v, common);

@@ -397,8 +397,8 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
         c.reserved)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d, together "
                          "%d, reserved %d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, 0 to %d, and 0", fn,
-                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together,
-                         (int)GMM__GTP_MAX_TOGETHER, c.reserved);
+                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together, c.reserved,
+                         (int)GMM__GTP_MAX_TOGETHER);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,

@@ -62,7 +62,7 @@ typedef struct gmm__gtp_weight {
     int32_t bundle;              /* -1 = none yet */
     int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
     size_t grad_offset;          /* in the gradient buffer */
-    gmm_mat columnwise;          /* the target of mat.columnwise in backward views that begin with this weight */
+    gmm_mat columnwise;          /* the target of mat.columnwise in backward parts that begin with this weight */
 } gmm__gtp_weight;
 
 /* A buffer for the gathered weights of a bundle. */
@@ -102,6 +102,7 @@ typedef struct gmm__gtp_bundle {
     int32_t wgrad_slot;            /* -1 = frozen */
     uint32_t acquired;             /* a bit per pass: acquired, and not released yet */
     int64_t version;               /* number of publications */
+    gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
     size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
     size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
     size_t stage_bytes[2];         /* of the stage, by direction */

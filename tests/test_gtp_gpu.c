@@ -220,7 +220,7 @@ typedef struct rank {
     struct run *run;
     seat seat;
     int index, size, device, micro; /* micro: batches of this rank per step */
-    int shares;                   /* 1: other ranks compute on the same GPU */
+    int shared_gpu;               /* 1: other ranks compute on the same GPU */
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
@@ -727,7 +727,7 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaStreamEndCapture(r->compute, &graph));
     CUDA(r, cudaGraphInstantiate(&r->graph[which], graph, 0));
     CUDA(r, cudaGraphDestroy(graph));
-    if (r->shares) CUDA(r, cudaGraphUpload(r->graph[which], r->compute));
+    if (r->shared_gpu) CUDA(r, cudaGraphUpload(r->graph[which], r->compute));
     return 0;
 }
 /* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
@@ -745,7 +745,7 @@ static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
     /* A launch into a stream that is full waits, in a lock that the other ranks of the GPU need. */
-    const int every = r->shares ? 5 : 50;
+    const int every = r->shared_gpu ? 5 : 50;
     if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
@@ -753,7 +753,7 @@ static int train(rank *r) {
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
         if (main_grad_unchanged(r)) return 1;
         /* instantiating a graph may wait until the GPU is idle, which it is not once another rank's graph waits */
-        if (r->shares && (wait_polled(r) || meet(r))) return 1;
+        if (r->shared_gpu && (wait_polled(r) || meet(r))) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -1226,7 +1226,7 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
         r->seat.rendezvous = &w.rendezvous;
         r->index = r->seat.rank = i;
         r->device = c->one_gpu ? 0 : i % devices();
-        r->shares = size > 1 && (c->one_gpu || size > devices());
+        r->shared_gpu = size > 1 && (c->one_gpu || size > devices());
         r->half_seat.rendezvous = &w.half[size > 1 && i >= size / 2];
         r->half_seat.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;

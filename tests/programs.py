@@ -331,6 +331,7 @@ def policies_refused(t):
         (["--recipe", "fp8-block", "--save-policy", "quantized", "--backward", "high-precision"], ["config.save"]),
         (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
         (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
+        (["--gtp", "2", "--processes"], ["--processes is for ranks on GPUs"]),
     ]:
         err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
         for word in words:

@@ -2889,8 +2889,8 @@ int main(int argc, char **argv) {
         if (opt.processes && engine_of(opt.engine) == GMM_ENGINE_CPU)
             die("--processes is for ranks on GPUs: not with --engine cpu, whose ranks are threads");
         if (engine_of(opt.engine) != GMM_ENGINE_CPU && !threads_fit && !opt.processes)
-            die("--gtp %lld with --engine %s needs as many GPUs, there are %d: ranks share GPUs with --processes",
-                (long long)opt.gtp, opt.engine, gpus);
+            die("--gtp %lld with --engine %s needs as many GPUs, there are %d%s", (long long)opt.gtp, opt.engine, gpus,
+                gpus ? ": several ranks use one with --processes" : "");
         if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
     }
     if (!opt.compare && memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();

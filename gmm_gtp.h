@@ -448,12 +448,15 @@ GMMDEF void gmm_nccl_close(gmm_comm *comm);
                can open. With threads, a CUDA call that waits for a GPU must not block a thread for whose work that GPU
                waits: call cudaMalloc, cudaFree and synchronous copies, and launch a kernel for the first time (unless
                CUDA_MODULE_LOADING is EAGER), only while the GPU is idle.
+   One GPU     Several ranks may use one GPU. As processes they need nothing more. As threads they need streams that are
+               not NULL and have hardware queues of their own, loaded kernels (CUDA_MODULE_LOADING is EAGER), and calls
+               that wait for the GPU, such as the instantiation of graphs, only while no stream of theirs waits for a
+               peer.
    Failure     After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for
-   three
-               seconds it releases every stream that waits or begins to wait. The enqueued work then runs, including
-               copies to slower ranks of data that may not have been received. Therefore give_up first sets a flag on
-               the peers, whose poll is GMM_E_COMM from then on: if the host has waited for a stream and a later poll is
-               GMM_OK, the data that the stream received is valid. */
+               three seconds it releases every stream that waits or begins to wait. The enqueued work then runs,
+               including copies to slower ranks of data that may not have been received. Therefore give_up first sets a
+               flag on the peers, whose poll is GMM_E_COMM from then on: if the host has waited for a stream and a later
+               poll is GMM_OK, the data that the stream received is valid. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */
@@ -592,6 +595,10 @@ typedef struct gmm_gtp_chain {
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
     int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
+    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8: the first so many of the
+                                   chain, the next so many, and so on. 0 = 1. Takes together - 1 more slots of each
+                                   kind, and a stage for so many bundles */
+    int32_t reserved;
 } gmm_gtp_chain;
 
 /* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
@@ -599,8 +606,8 @@ typedef struct gmm_gtp_chain {
    rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
    mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
    transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
-   gathered. A table of several shapes is for calls with one matrix each: mat.ld is that of the first matrix; the
-   columnwise copies of the others, except of MX32, have as ld the padded_rows of their plans. */
+   gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
+   one shape as an operand of their own, such as the FC1 of all experts, followed by their FC2, for an MLP. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -733,11 +740,20 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
                                   gmm_gtp_view *view);
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
+/* The matrices first to first + count - 1 of an acquired bundle, which have one shape, in a view of their own that is
+   valid until the release. Enqueues nothing.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (not acquired), GMM_E_CONFIG (several shapes). */
+GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
+                                    gmm_gtp_view *part);
+
 /* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write. Its rows are the logical ones, all
    of which must be written; the padding behind them is zero and must remain zero. It is the caller's until submit.
    Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; called twice before submit; in use by another bundle: too few slots,
        in a graph or outside). */
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view);
+/* The gradients first to first + count - 1 of the bundle, of one shape, between gmm_gtp_wgrad and gmm_gtp_submit.
+   Errors: as gmm_gtp_view_part. */
+GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first, int32_t count, gmm_gtp_view *part);
 
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
@@ -3923,6 +3939,7 @@ typedef struct gmm__gather_layout {
     size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
 } gmm__gather_layout;
 
+enum { GMM__GTP_MAX_TOGETHER = 8 }; /* bundles gathered by one group call */
 enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 
@@ -3936,6 +3953,7 @@ typedef struct gmm__gtp_weight {
     int32_t bundle;              /* -1 = none yet */
     int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
     size_t grad_offset;          /* in the gradient buffer */
+    gmm_mat columnwise;          /* the target of mat.columnwise in backward parts that begin with this weight */
 } gmm__gtp_weight;
 
 /* A buffer for the gathered weights of a bundle. */
@@ -3978,6 +3996,8 @@ typedef struct gmm__gtp_bundle {
     gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
     size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
     size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
+    size_t stage_bytes[2];         /* of the stage, by direction */
+    size_t stage_offset[GMM_GTP_PASSES]; /* of a gather, in the stage: bundles gathered together use parts of it */
     gmm__gtp_event published;      /* the shards have been written */
     gmm__gtp_event done;           /* the gradients have been added to main_grad */
     gmm__gtp_event in_place;       /* all reads of the shards themselves are done, */
@@ -3987,7 +4007,7 @@ typedef struct gmm__gtp_bundle {
 typedef struct gmm__gtp_chain {
     gmm_gtp_pass pass;
     int32_t first, count;          /* chain_bundles[first .. first + count) */
-    int32_t prefetch, held, captured, next;
+    int32_t prefetch, held, captured, next, together;
 } gmm__gtp_chain;
 
 /* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage (stage_offset, stage_bytes,
@@ -4435,11 +4455,14 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     if (s) return s;
     if (!c.bundles) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: chain->bundles is NULL", fn);
     if (c.held == 0) c.held = 1;
+    if (c.together == 0) c.together = 1;
     if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
-        c.held < 1 || c.captured < 0 || c.captured > 1)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d: must be a "
-                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, c.count, c.prefetch,
-                         c.held, c.captured);
+        c.held < 1 || c.captured < 0 || c.captured > 1 || c.together < 1 || c.together > GMM__GTP_MAX_TOGETHER ||
+        c.reserved)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d, together "
+                         "%d, reserved %d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, 0 to %d, and 0", fn,
+                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together, c.reserved,
+                         (int)GMM__GTP_MAX_TOGETHER);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,
@@ -4448,6 +4471,11 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
         if (k < i || gtp->bundles[c.bundles[i]].chain[c.pass] >= 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain of that pass already", fn,
                              gtp->bundles[c.bundles[i]].name);
+        k = c.bundles[i - i % c.together];
+        if (gtp->bundles[k].domain != gtp->bundles[c.bundles[i]].domain)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundles '%s' and '%s' are gathered together, but of "
+                             "domains %d and %d", fn, gtp->bundles[k].name, gtp->bundles[c.bundles[i]].name,
+                             gtp->bundles[k].domain, gtp->bundles[c.bundles[i]].domain);
         for (k = 0; k < GMM_GTP_PASSES; k++) {
             const int32_t other = gtp->bundles[c.bundles[i]].chain[k];
             if (other >= 0 && gtp->chains[other].captured != c.captured)
@@ -4462,6 +4490,7 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     entry->prefetch = c.prefetch;
     entry->held = c.held;
     entry->captured = c.captured;
+    entry->together = c.together;
     entry->next = -1;
     for (i = 0; i < c.count; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[c.bundles[i]];
@@ -4601,9 +4630,15 @@ static int gmm__gtp_needs_slot(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
            (gmm__slot_kind(g, b, pass) == GMM__SLOT_COLUMNWISE && gmm__gtp_member(g, b, 0)->transposed);
 }
 
+/* Whether views of consecutive matrices may contain both weights. */
+static int gmm__gtp_same_shape(const gmm__gtp_weight *w, const gmm__gtp_weight *x) {
+    return w->plan.local_rows == x->plan.local_rows && w->plan.local_cols == x->plan.local_cols &&
+           w->plan.padded_rows == x->plan.padded_rows;
+}
+
 /* Sets the offsets of a bundle's buffers. A slot contains the data of all weights, their scales at the distance that
-   gmm_layout_of gives, and their amaxes. The stage contains the buffers that a 2D copy or a transpose reads, the
-   gradient buffer the gradients. */
+   gmm_layout_of gives between weights of one shape, and their amaxes. The stage contains the buffers that a 2D copy or
+   a transpose reads, the gradient buffer the gradients. */
 static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *domain = &g->domains[b->domain];
     int d;
@@ -4614,6 +4649,9 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
             for (i = 0; i < b->count; i++) {
                 gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
                 gmm__gather_layout *layout = &w->layout[d][part];
+                /* the values of TENSOR are copied at once */
+                if (i > 0 && w->shard.scaling != GMM_SCALING_TENSOR &&
+                    !gmm__gtp_same_shape(w, gmm__gtp_member(g, b, i - 1))) offset = gmm__round256(offset);
                 layout->offset = offset;
                 offset += part == GMM__GTP_DATA ? gmm__round256(layout->gathered_bytes) : layout->gathered_bytes;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy is received in the stage */
@@ -4631,7 +4669,8 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
             offset += gmm__round256((size_t)b->count * sizeof(float));
         b->slot_bytes[d == GMM_COLUMNWISE ? GMM__SLOT_COLUMNWISE : GMM__SLOT_ROWWISE] = offset;
-        if (domain->size > 1 && stage > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
+        b->stage_bytes[d] = domain->size > 1 ? stage : 0;
+        if (b->stage_bytes[d] > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
     }
     b->slot_bytes[GMM__SLOT_RECOMPUTE] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__SLOT_ROWWISE];
     b->grad_bytes = 0;
@@ -4640,6 +4679,20 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         w->grad_offset = b->grad_bytes;
         b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
                                        (size_t)(gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8));
+    }
+}
+
+/* Sets where the bundles of a chain that are gathered together use the stage: behind one another. */
+static void gmm__gtp_stage_together(gmm_gtp *g, const gmm__gtp_chain *c) {
+    size_t stage = 0;
+    int32_t i;
+    for (i = 0; i < c->count && c->together > 1; i++) {
+        gmm__gtp_bundle *b = &g->bundles[g->chain_bundles[c->first + i]];
+        gmm__gtp_domain *domain = &g->domains[b->domain];
+        if (i % c->together == 0) stage = 0;
+        b->stage_offset[c->pass] = stage;
+        stage += b->stage_bytes[gmm__slot_direction(gmm__slot_kind(g, b, c->pass))];
+        if (stage > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
     }
 }
 
@@ -4655,13 +4708,16 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
 }
 
 /* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
-   bundles may be acquired, and `prefetch` further ones may be gathered. */
+   bundles may be acquired, and `prefetch` further ones may be gathered, with those that are gathered together with the
+   last of them. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
-    int32_t c, i, k;
+    int32_t c, i, k, together = 1;
+    for (c = 0; c < g->chain_count; c++) together = g->chains[c].together > together ? g->chains[c].together : together;
     for (c = 0; c < g->chain_count; c++)
         for (i = 0; i < g->chains[c].count; i++) {
+            const int32_t ahead = g->chains[c].prefetch + together - 1;
             int bundle_used = 0, slot_used = 0;
-            for (k = 0; k < g->chain_bundle_count && k - g->chains[c].prefetch < g->chains[c].held; k++) {
+            for (k = 0; k < g->chain_bundle_count && k - ahead < g->chains[c].held; k++) {
                 gmm_gtp_pass pass = GMM_GTP_FORWARD;
                 const gmm__gtp_bundle *x = gmm__gtp_successor(g, c, i, k, &pass);
                 if (!x) break;
@@ -4771,6 +4827,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         }
     }
     for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_bundle_layout(gtp, &gtp->bundles[i]);
+    for (i = 0; i < gtp->chain_count; i++) gmm__gtp_stage_together(gtp, &gtp->chains[i]);
     for (i = 0; i < gtp->chain_count; i++) /* first the slots of bundles in chains, in the order of the chains */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->chain_bundles[gtp->chains[i].first + k]];
@@ -5252,26 +5309,40 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
     return s;
 }
 
-/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage where they are staged or
-   `all_staged` is 1. All data are sent before all scales, since peer copies merge consecutive calls with equal spacing
-   into one 2D copy. */
-static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot,
-                                      char *stage, gmm_stream stream) {
-    const gmm__gtp_domain *d = &g->domains[b->domain];
+/* A gather of a bundle into its slot for a pass. */
+typedef struct gmm__gtp_gathering {
+    gmm__gtp_bundle *bundle;
+    gmm__gtp_slot *slot, *row; /* row: the slot with the rowwise copy that is transposed; NULL = none */
+    char *stage;
+    int dir, transpose;        /* direction of the slot; 1: its copy is a transpose of the rowwise one */
+    int staged;                /* 1: the gather uses the stage */
+} gmm__gtp_gathering;
+
+/* All-gathers the data and scales of bundles in one group call, to their slots, or to the stage where they are staged
+   or transposed behind it. All data are sent before all scales, since peer copies merge consecutive calls with equal
+   spacing into one 2D copy. */
+static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_gathering *list, int32_t count, gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[list->bundle->domain];
     const gmm_comm *c = &d->gather;
-    int32_t i, part;
-    gmm_status s;
+    int32_t i, k, part, sends = 0;
+    gmm_status s = GMM_OK;
+    for (k = 0; k < count; k++) sends += !list[k].row;
+    if (sends == 0) return GMM_OK;
     gmm__gtp_set_collective(g, d, "all_gather");
-    s = c->group_begin(c->self, b->name);
+    s = c->group_begin(c->self, list->bundle->name);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
-        for (i = 0; i < b->count; i++) {
-            const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-            const gmm__gather_layout *l = &w->layout[dir][part];
-            if (s || !l->send_bytes) continue;
-            s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
-                              all_staged || l->staged ? stage + l->stage_offset : slot + l->offset, l->send_bytes,
-                              stream);
-            g->stats.gathered_bytes += (int64_t)l->send_bytes * (d->size - 1);
+        for (k = 0; k < count; k++) {
+            const gmm__gtp_gathering *x = &list[k];
+            const int dir = x->transpose ? (int)GMM_ROWWISE : x->dir;
+            for (i = 0; i < x->bundle->count && !x->row && !s; i++) {
+                const gmm__gtp_weight *w = gmm__gtp_member(g, x->bundle, i);
+                const gmm__gather_layout *l = &w->layout[dir][part];
+                if (!l->send_bytes) continue;
+                s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
+                                  x->transpose || l->staged ? x->stage + l->stage_offset : x->slot->base + l->offset,
+                                  l->send_bytes, stream);
+                g->stats.gathered_bytes += (int64_t)l->send_bytes * (d->size - 1);
+            }
         }
     if (!s) s = c->group_end(c->self);
     if (!s) g->collective = NULL;
@@ -5377,85 +5448,129 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Gathers a bundle into its slot for a pass, on the gather stream. A columnwise copy that shards do not store is
-   transposed from the rowwise copy of the forward slot (`row`) if that is valid, else from shards gathered in the
-   stage. With one rank the shards are transposed, on `stream`. */
-static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+/* Begins the gather of a bundle: makes `stream` wait for whom it has to, and assigns the slot. */
+static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
+                                        gmm__gtp_gathering *x) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__gtp_slot *slot = &g->slots[b->slot[pass]], *row = NULL;
+    gmm__gtp_slot *slot = &g->slots[b->slot[pass]];
     const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__slot_direction(slot->kind);
-    const int transpose = first->transposed && dir == GMM_COLUMNWISE, sharded = d->size > 1;
-    const int staged = sharded && (transpose || first->layout[dir][0].staged || first->layout[dir][1].staged);
-    char *stage = d->gather_base + d->stage_offset[b->captured];
-    gmm__watch *watch = NULL;
+    const int sharded = d->size > 1;
     gmm_status s = GMM_OK;
-    if (sharded) {
-        stream = d->desc.gather_stream;
-        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
-        if (transpose && gmm__gtp_slot_valid(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
-            row = &g->slots[b->slot[GMM_GTP_FORWARD]];
-    }
+    x->bundle = b;
+    x->slot = slot;
+    x->row = NULL;
+    x->stage = d->gather_base + d->stage_offset[b->captured] + b->stage_offset[pass];
+    x->dir = gmm__slot_direction(slot->kind);
+    x->transpose = first->transposed && x->dir == GMM_COLUMNWISE;
+    if (sharded && x->transpose && gmm__gtp_slot_valid(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
+        x->row = &g->slots[b->slot[GMM_GTP_FORWARD]];
+    x->staged = sharded && !x->row &&
+                (x->transpose || first->layout[x->dir][0].staged || first->layout[x->dir][1].staged);
     if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
-    else if (!s) s = gmm__gtp_event_wait(g, &b->published, stream);
+    else s = gmm__gtp_event_wait(g, &b->published, stream);
     if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
     if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);
-    if (!s && row) s = gmm__gtp_event_wait(g, &row->ready, stream);
-    if (!s && staged && !row) s = gmm__gtp_event_wait(g, &d->staged[b->captured], stream);
+    if (!s && x->row) s = gmm__gtp_event_wait(g, &x->row->ready, stream);
+    if (!s && x->staged) s = gmm__gtp_event_wait(g, &d->staged[b->captured], stream);
     slot->bundle = bundle;
     slot->version = b->version;
     slot->graph = g->graph;
     slot->pending = slot->read = 0;
-    if (!s && sharded) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
-    if (!s && sharded && !row) s = gmm__gtp_all_gather(g, b, transpose ? (int)GMM_ROWWISE : dir, transpose,
-                                                       slot->base, stage, stream);
-    if (!s && !transpose) s = gmm__gtp_unpack(g, b, dir, slot->base, stage, stream);
-    if (!s && transpose)
-        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, sharded && !row ? stage : NULL, stream);
-    if (!s && !transpose && first->shard.scaling == GMM_SCALING_TENSOR)
-        s = gmm__gtp_copy_values(g, b, slot->base + first->layout[dir][GMM__GTP_SCALE].offset, sizeof(float), 1,
+    return s;
+}
+/* Ends the gather of a bundle, whose bytes have been received: moves them to their places, or transposes them. */
+static gmm_status gmm__gtp_gather_end(gmm_gtp *g, const gmm__gtp_gathering *x, gmm_stream stream) {
+    gmm__gtp_bundle *b = x->bundle;
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
+    const int sharded = d->size > 1;
+    gmm_status s = x->transpose ? gmm__gtp_transpose(g, b, x->slot->base, x->row ? x->row->base : NULL,
+                                                     sharded && !x->row ? x->stage : NULL, stream)
+                                : gmm__gtp_unpack(g, b, x->dir, x->slot->base, x->stage, stream);
+    if (!s && !x->transpose && first->shard.scaling == GMM_SCALING_TENSOR)
+        s = gmm__gtp_copy_values(g, b, x->slot->base + first->layout[x->dir][GMM__GTP_SCALE].offset, sizeof(float), 1,
                                  stream);
     if (!s && first->shard.scaling == GMM_SCALING_NV16 && first->desc.amax)
-        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_offset[dir], sizeof(float), 0, stream);
-    if (!s && staged && !row) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
-    if (!s) s = gmm__gtp_event_record(g, &slot->ready, stream);
-    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
+        s = gmm__gtp_copy_values(g, b, x->slot->base + b->amax_offset[x->dir], sizeof(float), 0, stream);
+    if (!s && x->staged) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
+    if (!s) s = gmm__gtp_event_record(g, &x->slot->ready, stream);
     /* records `ready` of the forward slot again, so that the next gather into it waits for the transpose */
-    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream);
+    if (!s && x->row) s = gmm__gtp_event_record(g, &x->row->ready, stream);
     if (!s && !sharded) s = gmm__gtp_record_read(g, &b->in_place, &b->in_place.recorded, &b->reader, stream);
     g->stats.gathers++;
-    g->stats.transposed += row || !sharded;
+    g->stats.transposed += x->row || !sharded;
     return s;
 }
 
-/* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
-static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+/* Gathers bundles of one domain into their slots for a pass, in one group call on the gather stream. A columnwise copy
+   that shards do not store is transposed from the rowwise copy of the forward slot if that is valid, else from shards
+   gathered in the stage. With one rank the shards are transposed, on `stream`. */
+static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t count, gmm_gtp_pass pass,
+                                  gmm_stream stream) {
+    gmm__gtp_domain *d = &g->domains[g->bundles[bundles[0]].domain];
+    const int sharded = d->size > 1;
+    gmm__gtp_gathering list[GMM__GTP_MAX_TOGETHER];
+    gmm__watch *watch = NULL;
+    gmm_status s = GMM_OK;
+    int32_t k;
+    if (sharded) {
+        stream = d->desc.gather_stream;
+        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
+    }
+    for (k = 0; k < count && !s; k++) s = gmm__gtp_gather_begin(g, bundles[k], pass, stream, &list[k]);
+    if (!s && sharded) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
+    if (!s && sharded) s = gmm__gtp_all_gather(g, list, count, stream);
+    for (k = 0; k < count && !s; k++) s = gmm__gtp_gather_end(g, &list[k], stream);
+    return s ? s : gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", list->bundle->name);
+}
+
+/* Whether a bundle is to be gathered ahead of its acquire: not if it is resident or its slot is in use. */
+static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
-    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return GMM_OK;
+    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return 0;
     slot = &g->slots[b->slot[pass]];
     if (slot->acquired && slot->bundle != bundle) {
         g->stats.busy++;
-        return GMM_OK;
+        return 0;
     }
     if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(g, b);
     if (gmm__gtp_slot_valid(g, slot, bundle)) {
         if (!slot->pending) slot->pending = 2;
-        return GMM_OK;
+        return 0;
     }
     if (slot->acquired || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
                            gmm__gtp_slot_valid(g, slot, slot->bundle))) {
         g->stats.busy++;
-        return GMM_OK;
+        return 0;
     }
     g->stats.outdated += slot->pending == 1;
     g->stats.prefetches++;
-    {
-        const gmm_status s = gmm__gtp_gather(g, bundle, pass, NULL);
-        slot->pending = 1;
-        return s;
+    return 1;
+}
+/* Gathers a bundle, and with it those behind it that its chain gathers together with it, ahead of their acquire. */
+static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+    const gmm__gtp_bundle *b = &g->bundles[bundle];
+    const gmm__gtp_chain *c = b->chain[pass] < 0 ? NULL : &g->chains[b->chain[pass]];
+    int32_t list[GMM__GTP_MAX_TOGETHER], count = 1, i;
+    gmm_status s;
+    list[0] = bundle;
+    for (i = b->position[pass] + 1; c && i < c->count && i % c->together; i++) {
+        const int32_t next = g->chain_bundles[c->first + i];
+        if (gmm__gtp_to_prefetch(g, next, pass)) list[count++] = next; /* gmm_gtp_seal gives each a slot of its own */
     }
+    s = gmm__gtp_gather(g, list, count, pass, stream);
+    for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
+    return s;
+}
+/* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
+static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+    gmm_status s;
+    if (!gmm__gtp_to_prefetch(g, bundle, pass)) return GMM_OK;
+    s = gmm__gtp_gather_together(g, bundle, pass, NULL);
+    g->slots[g->bundles[bundle].slot[pass]].pending = 1;
+    return s;
 }
 
 /* Gathers the bundles that follow in the chain, as many as its `prefetch` says. */
@@ -5483,11 +5598,12 @@ typedef struct gmm__gtp_operand {
     int64_t group_stride, ld;
 } gmm__gtp_operand;
 
-/* The view of a bundle over an operand. */
-static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_operand *o) {
-    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+/* The view of `count` weights of a bundle from `first` on, over an operand. */
+static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count,
+                                       const gmm__gtp_operand *o) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, first);
     gmm_gtp_view v = GMM_ZERO;
-    v.count = b->count;
+    v.count = count;
     v.rows = w->plan.local_rows;
     v.cols = w->plan.local_cols;
     v.version = b->version;
@@ -5497,7 +5613,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, con
     v.mat.ld = o->ld;
     if (o->packed) {
         v.mat.data = o->data[0];
-        v.mat.group_stride = b->count > 1 ? o->group_stride : 0;
+        v.mat.group_stride = count > 1 ? o->group_stride : 0;
         v.mat.scale = o->scaling == GMM_SCALING_NONE ? NULL : o->scales[0];
     } else {
         v.mat.table = o->data;
@@ -5507,8 +5623,17 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, con
     v.mat.amax = w->desc.amax;
     return v;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass) {
-    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+/* Whether the weights of a bundle from `first` on have one shape. */
+static int gmm__gtp_uniform(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count) {
+    int32_t i;
+    for (i = 1; i < count; i++)
+        if (!gmm__gtp_same_shape(gmm__gtp_member(g, b, first), gmm__gtp_member(g, b, first + i))) return 0;
+    return 1;
+}
+/* The view of `count` weights from `begin` on; `columnwise` is the target of mat.columnwise. */
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin, int32_t count,
+                                       gmm_mat *columnwise) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
     const int dir = gmm__slot_direction(gmm__slot_kind(g, b, pass)), slot = b->slot[pass];
     const gmm__gather_layout *scale = &w->layout[dir][GMM__GTP_SCALE];
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
@@ -5516,24 +5641,25 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     gmm_gtp_view v;
     o.dtype = w->shard.dtype;
     o.scaling = w->shard.scaling;
-    o.data = g->table[pass] + b->first;
-    o.scales = g->scales[pass] + b->first;
-    o.packed = b->count == 1 || (slot >= 0 && b->uniform && scale->gathered_bytes == scale->group_bytes);
+    o.data = g->table[pass] + b->first + begin;
+    o.scales = g->scales[pass] + b->first + begin;
+    o.packed = count == 1 || (slot >= 0 && gmm__gtp_uniform(g, b, begin, count) &&
+                              scale->gathered_bytes == scale->group_bytes);
     o.group_stride = (int64_t)gmm__round256(w->layout[dir][GMM__GTP_DATA].gathered_bytes) * 8 / bits;
     o.ld = slot >= 0 ? w->ld[dir] : 0;
-    v = gmm__gtp_make_view(g, b, &o);
+    v = gmm__gtp_make_view(g, b, begin, count, &o);
     if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
-        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]);
+        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]) + begin;
     v.slot = slot;
     if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
-        b->columnwise = v.mat;
+        *columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
         v.mat.amax = NULL;
         v.mat.flags = 0;
         v.mat.ld = v.mat.group_stride = 0;
-        v.mat.columnwise = &b->columnwise;
+        v.mat.columnwise = columnwise;
     }
     return v;
 }
@@ -5588,7 +5714,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
         } else {
             gtp->stats.exposed++;
             gtp->stats.outdated += slot->pending == 1;
-            s = gmm__gtp_gather(gtp, bundle, pass, stream);
+            s = gmm__gtp_gather_together(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__gtp_event_wait(gtp, &slot->ready, stream);
         slot->pending = 0;
@@ -5598,10 +5724,42 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     b->acquired |= 1u << pass;
     if (!s) s = gmm__gtp_prefetch_successors(gtp, b, pass);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    v = gmm__gtp_view_pass(gtp, b, pass);
+    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count, &b->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
+    return GMM_OK;
+}
+
+/* Checks what gmm_gtp_view_part and gmm_gtp_wgrad_part are called with. */
+static gmm_status gmm__gtp_check_part(gmm_gtp *g, const char *fn, int32_t bundle, int32_t first, int32_t count) {
+    const gmm__gtp_bundle *b = &g->bundles[bundle];
+    if (first < 0 || count < 1 || first >= b->count || count > b->count - first)
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s': weights %d to %lld: it has %d", fn, b->name, first,
+                         (long long)first + count - 1, b->count);
+    if (!gmm__gtp_uniform(g, b, first, count))
+        return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s': weights %d to %d differ in shape", fn, b->name, first,
+                         first + count - 1);
+    return GMM_OK;
+}
+GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
+                                    gmm_gtp_view *part) {
+    static const char fn[] = "gmm_gtp_view_part";
+    gmm_gtp_view v;
+    gmm__gtp_bundle *b;
+    size_t common;
+    gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
+    if (s) return s;
+    common = gmm__gtp_common_size(fn, "part", part, sizeof *part, &s, &gtp->error);
+    if (!s) s = gmm__gtp_check_part(gtp, fn, bundle, first, count);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (!(b->acquired >> pass & 1u))
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
+    v = gmm__gtp_view_pass(gtp, b, pass, first, count, &gmm__gtp_member(gtp, b, first)->columnwise);
+    v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
+    v.struct_size = part->struct_size;
+    memcpy(part, &v, common);
     return GMM_OK;
 }
 
@@ -5685,11 +5843,29 @@ GMMDEF gmm_status gmm_gtp_publish(gmm_gtp *gtp, const int32_t *weights, int32_t 
 /* Gradients of a bundle: gmm_gtp_wgrad gives their buffer, gmm_gtp_submit reduces them over the ranks and adds them to
    main_grad. */
 
+/* The view of `count` gradients of a bundle from `first` on. */
+static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count) {
+    const gmm_dtype wire = g->domains[b->domain].desc.wire;
+    gmm__gtp_operand o;
+    gmm_gtp_view v;
+    memset(&o, 0, sizeof o);
+    o.dtype = wire;
+    o.scaling = GMM_SCALING_NONE;
+    o.data = g->grads + b->first + first;
+    o.packed = gmm__gtp_uniform(g, b, first, count);
+    if (count > 1)
+        o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
+                                   gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
+    v = gmm__gtp_make_view(g, b, first, count, &o);
+    v.mat.amax = NULL;
+    v.slot = b->wgrad_slot;
+    v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
+    return v;
+}
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
     gmm__gtp_bundle *b;
     gmm__wgrad_slot *slot;
-    gmm__gtp_operand o;
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
@@ -5718,18 +5894,28 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     }
     slot->writer = bundle;
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    memset(&o, 0, sizeof o);
-    o.dtype = wire;
-    o.scaling = GMM_SCALING_NONE;
-    o.data = gtp->grads + b->first;
-    o.packed = b->count == 1 || b->uniform;
-    if (b->count > 1) o.group_stride = (int64_t)gmm__gtp_member(gtp, b, 1)->grad_offset * 8 / gmm_dtype_bits(wire);
-    v = gmm__gtp_make_view(gtp, b, &o);
-    v.mat.amax = NULL;
-    v.slot = b->wgrad_slot;
-    v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
+    v = gmm__gtp_view_wgrad(gtp, b, 0, b->count);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first, int32_t count, gmm_gtp_view *part) {
+    static const char fn[] = "gmm_gtp_wgrad_part";
+    const gmm__gtp_bundle *b;
+    gmm_gtp_view v;
+    size_t common;
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
+    if (s) return s;
+    common = gmm__gtp_common_size(fn, "part", part, sizeof *part, &s, &gtp->error);
+    if (!s) s = gmm__gtp_check_part(gtp, fn, bundle, first, count);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (b->wgrad_slot < 0 || gtp->wgrad_slots[b->wgrad_slot].writer != bundle)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has no buffer: call gmm_gtp_wgrad first", fn, b->name);
+    v = gmm__gtp_view_wgrad(gtp, b, first, count);
+    v.struct_size = part->struct_size;
+    memcpy(part, &v, common);
     return GMM_OK;
 }
 

@@ -16,6 +16,7 @@ enum { CASE_RANKS = 16, CASE_LAYERS = 8, CASE_EXPERTS = 4, CASE_WAITS = 2048 };
 typedef struct gtp_case {
     int ranks, layers, experts, rows, cols;
     int prefetch, held, steps, micro;
+    int together;            /* bundles that one call gathers; 0 = 1 */
     int consumes;            /* reads of a layer per pass; 0 = 1 */
     unsigned recompute, frozen, taller; /* bit masks of layers; taller: four times as many rows */
     int zero_rank;           /* 1 + the rank that never has tokens */

@@ -284,6 +284,46 @@ def policies_train_alike(t):
 
 
 @case
+def interleaved_ranks_train_alike(t):
+    """Ranks that shard interleaved rows of FC1 leave every bit of training, in every recipe."""
+    ranks_train_alike(t, [], [["--gtp", "4", "--micro-batches", "4"]])
+
+
+@case
+def gpu_ranks_train_alike(t):
+    """The same on GPUs: processes, which share one GPU where there is one, and on two GPUs threads too."""
+    def works(*ranks):
+        process = t.start("train_moe", *SMALL[:-4], "--engine", "mma", "--steps", "1", "--svg", "", *ranks)
+        process.communicate(timeout=300)
+        return process.returncode == 0
+
+    if not works():
+        raise Skip("no GPU")
+    two = ["--gtp", "2", "--micro-batches", "2"]
+    threads = [two] if works(*two) else []
+    ranks_train_alike(t, ["--engine", "mma"], [two + ["--processes"]] + threads)
+
+
+def ranks_train_alike(t, engine, variants):
+    """Each of the variants saves what one rank saves with as many micro-batches."""
+    t.can_save()
+    t.write_text(1000)
+    model = list(training_curves.MODEL)
+    at = model.index("--engine")
+    model[at:at + 2] = engine or model[at:at + 2]
+    few = model + ["--data", "text", "--steps", "3", "--batch", "64", "--report-every", "4", "--quiet"]
+    for recipe in RECIPES:
+        for rows in [], ["--interleave", "8"]:
+            for n, ranks in enumerate(variants):
+                whole = ["--micro-batches", ranks[ranks.index("--micro-batches") + 1]]
+                same = few + ["--recipe", recipe] + rows
+                t.run("train_moe", *same, *whole, "--save", "whole%d" % n)
+                t.run("train_moe", *same, *ranks, "--save", "ranks%d" % n)
+                found = [tensors_digest(t.path(name % n)) for name in ("whole%d", "ranks%d")]
+                assert found[0] == found[1], (recipe, rows, ranks)
+
+
+@case
 def policies_refused(t):
     """Messages say why a combination of policies is none."""
     for arguments, words in [
@@ -291,6 +331,7 @@ def policies_refused(t):
         (["--recipe", "fp8-block", "--save-policy", "quantized", "--backward", "high-precision"], ["config.save"]),
         (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
         (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
+        (["--gtp", "2", "--processes"], ["--processes is for ranks on GPUs"]),
     ]:
         err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
         for word in words:

@@ -31,9 +31,9 @@
 
 #define T_FILES(X) \
     X(codecs) X(layout) X(context) X(linear) X(groups) X(errors) X(act) X(mlp) X(route) X(router) X(permute) X(pad) \
-    X(select) X(gtp) X(graph) X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) X(small) \
-    X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) X(quant) X(quantize) X(qlinear) X(mlp_quant) \
-    X(mlp_hooks) X(mlp_fused) X(mlp_reference) X(contracts) X(edges) X(scheduler) X(describe) X(verify) \
+    X(select) X(gtp) X(graph) X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) X(gtp_processes) \
+    X(small) X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) X(quant) X(quantize) X(qlinear) \
+    X(mlp_quant) X(mlp_hooks) X(mlp_fused) X(mlp_reference) X(contracts) X(edges) X(scheduler) X(describe) X(verify) \
     X(allocations)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
@@ -60,6 +60,10 @@ void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((
 void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+
+/* What the program does instead of running cases when a case has started it with --rank ARGUMENT (process_ranks.h). The
+   file that adds such cases sets it; it returns the status of the program. */
+extern int (*t_rank_program)(const char *argument);
 
 /* Declares how many bytes of t_sparse the case added last needs. A case that needs more than the free GPU memory is
    skipped; one that needs more than a quarter of it runs after all other cases. */

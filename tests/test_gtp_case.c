@@ -10,11 +10,17 @@
 typedef enum kind { ACQUIRE, USE, RELEASE, WGRAD, WRITE, SUBMIT, STRAY, FENCE, OPTIMIZE, PUBLISH, FOLLOW } kind;
 typedef struct op { kind kind; int layer, pass, micro, consume, step; } op;
 
-enum { SIDE = 2, STREAMS = 4, EVENTS = 4096 };
+enum { SIDE = 2, STREAMS = 4, EVENTS = 4096, WAITS = 16 };
 typedef struct event_clock {
     gmm_event event;
     int of[STREAMS];
 } event_clock;
+
+/* The waits of a stream since its last operation or record, and its clock before them. */
+typedef struct wait_batch {
+    int count, before[STREAMS];
+    struct { int64_t wait; int of[STREAMS]; } wait[WAITS];
+} wait_batch;
 
 struct run;
 struct rank;
@@ -43,6 +49,7 @@ typedef struct rank {
     int64_t waits, asked, reported, communications, groups;
     int clock[STREAMS][STREAMS], events;
     event_clock event[EVENTS];
+    wait_batch batch[STREAMS];
     unsigned char implied[CASE_WAITS];
     const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
     size_t gather_bytes, reduce_bytes;
@@ -403,7 +410,8 @@ static void write_program(run *r) {
 /* ----------------------------------------------------------------------------- Traced runtime and communicators --- */
 
 /* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
-   ordered after. A wait that advances no entry is implied by earlier ones. */
+   ordered after. A wait is implied if the entries that it advances are advanced as far by what the stream was ordered
+   after before, or by other waits between which nothing else is enqueued on the stream. */
 static int stream_index(const rank *r, gmm_stream stream) {
     const gmm_stream all[STREAMS] = {r->compute[0], r->compute[1], r->side[0], r->side[1]};
     int i = 0;
@@ -421,18 +429,39 @@ static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, 
     rank *r = (rank *)self;
     const int i = stream_index(r, stream);
     memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
+    r->batch[i].count = 0;
     return r->inner.event_record(r->inner.self, event, stream, flags);
+}
+static void advance(rank *r, gmm_stream stream) {
+    const int i = stream_index(r, stream);
+    r->clock[i][i]++;
+    r->batch[i].count = 0;
+}
+/* Adds a wait, and finds those of the batch that the others imply. */
+static void add_to_batch(rank *r, wait_batch *b, const int *of) {
+    if (b->count == WAITS) abort();
+    b->wait[b->count].wait = r->waits;
+    memcpy(b->wait[b->count++].of, of, sizeof b->before);
+    for (int j = 0; j < b->count; j++) {
+        int needed = 0;
+        for (int i = 0; i < STREAMS; i++) {
+            int others = b->before[i];
+            for (int k = 0; k < b->count; k++)
+                if (k != j && b->wait[k].of[i] > others) others = b->wait[k].of[i];
+            needed |= b->wait[j].of[i] > others;
+        }
+        r->implied[b->wait[j].wait] = !needed;
+    }
 }
 static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
     rank *r = (rank *)self;
     const event_clock *k = event_of(r, event);
-    int *clock = r->clock[stream_index(r, stream)], advanced = 0;
+    int *clock = r->clock[stream_index(r, stream)];
+    wait_batch *b = &r->batch[stream_index(r, stream)];
     if (++r->waits == r->run->c->drop_wait && r->index == 0) return GMM_OK;
-    for (int i = 0; i < STREAMS; i++) {
-        advanced |= k->of[i] > clock[i];
-        clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
-    }
-    if (r->index == 0 && r->waits < CASE_WAITS) r->implied[r->waits] = !advanced;
+    if (b->count == 0) memcpy(b->before, clock, sizeof b->before);
+    for (int i = 0; i < STREAMS; i++) clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
+    if (r->index == 0 && r->waits < CASE_WAITS) add_to_batch(r, b, k->of);
     return r->inner.stream_wait(r->inner.self, stream, event, flags);
 }
 /* The other functions of the runtime table, forwarded to the table that it wraps. */
@@ -473,8 +502,7 @@ static gmm_status w_is_capturing(void *s, gmm_stream t, int32_t *o) {
     return ((rank *)s)->inner.is_capturing(((rank *)s)->inner.self, t, o);
 }
 static gmm_status w_run(void *s, const gmm_work *w, gmm_stream t) {
-    rank *r = (rank *)s;
-    r->clock[stream_index(r, t)][stream_index(r, t)]++;
+    advance((rank *)s, t);
     return ((rank *)s)->inner.run(((rank *)s)->inner.self, w, t);
 }
 static const gmm_runtime traced_runtime = {0, GMM_SPACE_CPU, NULL, w_stream_create, w_stream_destroy, traced_wait,
@@ -484,8 +512,7 @@ static const gmm_runtime traced_runtime = {0, GMM_SPACE_CPU, NULL, w_stream_crea
 /* Wrapped communicators: calls of collectives are counted, and the n-th may fail. */
 static gmm_status counted(traced_comm *w, gmm_stream stream) {
     rank *r = w->rank;
-    const int i = stream_index(r, stream);
-    r->clock[i][i]++;
+    advance(r, stream);
     return ++r->communications == r->run->c->fail_call && r->index == 0 ? GMM_E_COMM : GMM_OK;
 }
 static gmm_status c_begin(void *s, const char *what) {
@@ -642,6 +669,7 @@ static void declare(rank *r) {
         chain.pass = (gmm_gtp_pass)pass;
         chain.bundles = list;
         chain.prefetch = c->prefetch;
+        chain.together = c->together;
         chain.held = c->held;
         if (chain.count) s = gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]);
     }

@@ -1,5 +1,6 @@
-/* test_gtp_gpu.c - the GTP runtime on several GPUs: one thread per GPU trains a chain of grouped linear layers over
-   NCCL or peer copies. Results must equal those of one GPU that processes all micro-batches. Needs two GPUs. */
+/* test_gtp_gpu.c - the GTP runtime on GPU ranks: a thread per rank trains a chain of grouped linear layers over NCCL or
+   peer copies. Results must equal those of one GPU that processes all micro-batches. A rank has a GPU of its own where
+   there are two or more; with one GPU, two ranks share it over peer copies, and NCCL is not tested. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
@@ -122,6 +123,8 @@ static void leaves(int arg) {
 }
 
 #ifdef HAVE_CUDA
+#include "device.h"
+
 #include <cuda_runtime.h>
 #include <math.h>
 #include <pthread.h>
@@ -142,18 +145,20 @@ static const char *const transport_name[] = {"alone", "nccl", "nccl windows", "n
 typedef struct gpu_case {
     transport transport;
     int layers, experts, rows, tokens; /* layers are rows x rows */
-    int prefetch, steps;
+    int prefetch, together, steps; /* together: bundles that one call gathers; 0 = 1 */
     int synchronous, recompute, zero_rank; /* zero_rank: 1 + the rank without tokens */
     int replay;             /* 1: one graph of forward and backward, 2: a graph for each */
     int silent;             /* rank 1 stops in the second step and leaves its collectives unmatched */
     int halves;             /* every other layer is sharded over either half of the ranks alone: two domains */
     int integers;           /* tokens and gradients are -1, 0 or 1: sums of one layer's gradient are exact */
-    int mlp;                /* the two layers are FC1 and FC2 of an MLP */
+    int mlp;                /* the two layers are FC1 and FC2 of an MLP, */
+    gmm_recipe_kind recipe; /* which quantizes what was gathered */
     int poison;             /* buffers of gathers and reductions are filled with NaN */
     int formats;            /* no training: gathers quantized weights and reduces amaxes, compared byte by byte */
     int sums;               /* no training: reduces random gradients */
     int fault;              /* no training: communicators fail as enum fault says */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
+    int one_gpu;            /* two ranks on GPU 0, also where there are more GPUs */
     const unsigned char *want; /* expected bytes of the views; NULL = store them in the result */
     float scale;            /* of gradients; 0 = 1 */
     float rate;             /* of learning; 0 = 0.0005 */
@@ -215,6 +220,7 @@ typedef struct rank {
     struct run *run;
     seat seat;
     int index, size, device, micro; /* micro: batches of this rank per step */
+    int shared_gpu;               /* 1: other ranks compute on the same GPU */
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
@@ -230,6 +236,8 @@ typedef struct rank {
     uint16_t *y[RANKS][LAYERS + 1], *dy[RANKS][LAYERS + 1], *recomputed; /* [micro-batch] */
     int32_t *sizes[RANKS];
     void *workspace, *saved[RANKS];
+    uint64_t *random;       /* of stochastic rounding */
+    gmm_recipe recipe;
     size_t workspace_bytes, saved_bytes;
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, half_domain;
     int domains, rounded_once; /* rounded_once: every value of the reduction is the fp64 sum rounded to bf16 once */
@@ -348,6 +356,8 @@ static int fill(rank *r) {
     r->first = (uint16_t *)case_alloc(r, values_before(r, c->layers) * 2, 0);
     r->grads = (float *)case_alloc(r, values_before(r, c->layers) * 4, 0xFF);
     r->recomputed = (uint16_t *)case_alloc(r, values * 2, 0xFF);
+    r->random = (uint64_t *)case_alloc(r, 4 * sizeof *r->random, 0x11);
+    r->recipe = gmm_recipe_of(c->recipe);
     for (int m = 0; m < r->micro; m++) {
         const int who = r->size == 1 ? m : r->index;
         int32_t sizes[EXPERTS] = {0}, left = c->tokens;
@@ -423,6 +433,7 @@ static gmm_status product(rank *r, int op, int m, const gmm_mat *w, uint16_t *x,
 /* The two layers as one MLP, and the operands of its descriptor. */
 typedef struct mlp_call {
     gmm_mlp_config config;
+    gmm_mlp_quant quant;
     gmm_groups groups;
     gmm_mat x, y, dy, dx;
     gmm_grad dw[2];
@@ -433,6 +444,10 @@ static void mlp_of(const rank *r, int m, const gmm_mat *const w[2], const gmm_ma
     (void)linear_of(r, m, &c->groups);
     c->config.hidden = c->config.ffn = r->c->rows;
     c->config.act.kind = GMM_ACT_SILU;
+    c->config.recipe = r->c->recipe;
+    c->quant.recipe = &r->recipe;
+    c->quant.random = r->random;
+    c->mlp.quant = r->c->recipe ? &c->quant : NULL;
     c->x = gmm_mat_packed(GMM_BF16, r->y[m][0]);
     c->y = gmm_mat_packed(GMM_BF16, r->y[m][2]);
     c->dy = gmm_mat_packed(GMM_BF16, r->dy[m][2]);
@@ -537,6 +552,7 @@ static int declare(rank *r) {
         chain.bundles = list;
         chain.count = c->layers;
         chain.prefetch = c->prefetch;
+        chain.together = c->together;
         chain.held = c->mlp ? 2 : 1;
         chain.captured = c->replay > 0;
         GO(r, gmm_gtp_add_chain(r->gtp, &chain, &r->chain[pass]));
@@ -591,6 +607,12 @@ static int wait_polled(rank *r) {
         GO(r, gmm_gtp_poll(r->gtp));
         (void)nanosleep(&pause, NULL);
     }
+}
+
+/* Waits for all ranks. */
+static int meet(rank *r) {
+    char mine = 0, all[RANKS];
+    return host_allgather(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "a rank is missing") : 0;
 }
 
 /* Checks that a view has the address that it had before, since graphs read it there. */
@@ -705,6 +727,7 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaStreamEndCapture(r->compute, &graph));
     CUDA(r, cudaGraphInstantiate(&r->graph[which], graph, 0));
     CUDA(r, cudaGraphDestroy(graph));
+    if (r->shared_gpu) CUDA(r, cudaGraphUpload(r->graph[which], r->compute));
     return 0;
 }
 /* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
@@ -721,12 +744,16 @@ static int main_grad_unchanged(rank *r) {
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
+    /* A launch into a stream that is full waits, in a lock that the other ranks of the GPU need. */
+    const int every = r->shared_gpu ? 5 : 50;
     if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
         if (main_grad_unchanged(r)) return 1;
+        /* instantiating a graph may wait until the GPU is idle, which it is not once another rank's graph waits */
+        if (r->shared_gpu && (wait_polled(r) || meet(r))) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -738,7 +765,7 @@ static int train(rank *r) {
         for (int m = 0; m < r->micro && !c->replay; m++)
             if (c->mlp ? through_mlp(r, m) : forward(r, m) || backward(r, m)) return 1;
         if (optimize(r)) return 1;
-        if (s % 50 == 49 || c->silent)
+        if (s % every == every - 1 || c->silent)
             if (wait_polled(r)) return 1;
     }
     if (r->allocations != before) return failed(r, GMM_E_MEMORY, "train", "something was allocated");
@@ -1197,7 +1224,9 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
         r->c = c;
         r->run = &w;
         r->seat.rendezvous = &w.rendezvous;
-        r->index = r->seat.rank = r->device = i;
+        r->index = r->seat.rank = i;
+        r->device = c->one_gpu ? 0 : i % devices();
+        r->shared_gpu = size > 1 && (c->one_gpu || size > devices());
         r->half_seat.rendezvous = &w.half[size > 1 && i >= size / 2];
         r->half_seat.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;
@@ -1250,8 +1279,11 @@ static void keep_nccl_log(void) {
 }
 #endif
 
+/* The number of ranks that a case runs on this machine. */
 static int need_gpus(transport transport) {
     const int n = gpus();
+    if (device_emulated()) t_skip("the emulator has no peer copies");
+    if (n == 1 && transport == PEERS) return 2;
     if (n < 2) t_skip("needs two GPUs");
 #ifndef HAVE_NCCL
     if (transport != PEERS) t_skip("needs NCCL");
@@ -1298,7 +1330,7 @@ static int adds_alike(const gpu_case *c, int n) {
 
 /* Compares g ranks with one GPU that has all micro-batches: bit for bit if the reduction adds in the same order. */
 static void compare(gpu_case *c) {
-    const int n = need_gpus(c->transport);
+    const int n = c->one_gpu && need_gpus(c->transport) ? 2 : need_gpus(c->transport);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
     gpu_case alone = *c;
     gpu_result want, got;
@@ -1348,6 +1380,19 @@ static void trains(int arg) {
     gpu_case c = plain();
     c.transport = (transport)arg;
     compare(&c);
+}
+/* Two ranks on one GPU, also on a machine with several. */
+static void on_one_gpu(int arg) {
+    for (int i = 0; i < 3; i++) {
+        gpu_case c = plain();
+        c.transport = PEERS;
+        c.one_gpu = 1;
+        c.mlp = i == 1;
+        c.layers = c.mlp ? 2 : c.layers;
+        c.replay = i == 2;
+        compare(&c);
+    }
+    (void)arg;
 }
 static void depths(int arg) {
     for (int depth = 0; depth <= 3; depth++) {
@@ -1403,8 +1448,8 @@ static void two_domains(int arg) {
             distance(got.grads, want.grads, whole));
     t_same("outputs", got.outputs, want.outputs, (size_t)(n * c.tokens * c.rows) * 2);
 }
-static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert */
-    for (int i = 0; i < 4; i++) {
+static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert, gathered together */
+    for (int i = 0; i < 5; i++) {
         gpu_case c = plain();
         c.transport = (transport)arg;
         c.synchronous = i == 0;
@@ -1412,6 +1457,7 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
         c.zero_rank = i == 2 ? 2 : 0;
         c.experts = i == 3 ? 1 : c.experts;
         c.rows = i == 3 ? 256 : c.rows;
+        c.together = i == 4 ? 2 : 0;
         compare(&c);
     }
 }
@@ -1471,7 +1517,7 @@ static void random_sums(int arg) {
     const int n = need_gpus((transport)arg), sizes[] = {3, 6, n};
     for (int k = 0; k < 3; k++) {
         double scattered = 0;
-        for (int i = 0; i < 4 && sizes[k] <= devices(); i++) {
+        for (int i = 0; i < 4 && sizes[k] <= (devices() > n ? devices() : n); i++) {
             gpu_case c = plain();
             gpu_result out;
             double most;
@@ -1491,13 +1537,18 @@ static void random_sums(int arg) {
         }
     }
 }
-static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2 */
-    gpu_case c = plain();
-    c.transport = (transport)arg;
-    c.mlp = 1;
-    c.layers = 2;
-    c.steps = 10;
-    compare(&c);
+static void mlps(int arg) { /* ten steps of SGD on FC1 and FC2, three where a recipe quantizes gathered weights */
+    for (int kind = GMM_RECIPE_NONE; kind <= GMM_RECIPE_NVFP4; kind++) {
+        gpu_case c = plain();
+        c.transport = (transport)arg;
+        c.mlp = 1;
+        c.layers = 2;
+        c.steps = kind ? 3 : 10;
+        c.recipe = (gmm_recipe_kind)kind;
+        if (kind) c.rows = 128; /* whole blocks of 32 */
+        t_about("%s", kind ? ref_recipe_name(c.recipe) : "bf16");
+        compare(&c);
+    }
 }
 static void poisoned(int arg) { /* gather slots, staging and reduction buffers are filled with NaN before every step */
     for (int i = 0; i < 2; i++) {
@@ -1606,6 +1657,7 @@ void tests_gtp_gpu(void) {
         t_add_gpu_once(variants, v, "gtp on GPUs: %s, variants", transport_name[v]);
         t_add_gpu_once(replays, v, "gtp on GPUs: %s, graphs", transport_name[v]);
     }
+    t_add_gpu_once(on_one_gpu, 0, "gtp on GPUs: peers, two ranks on one of them");
     t_add_gpu_once(no_multicast, NCCL, "gtp on GPUs: nccl, with windows and without, no multicast");
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
         t_add_gpu_once(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);

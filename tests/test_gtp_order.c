@@ -69,6 +69,48 @@ static void depths(int arg) {
     }
 }
 
+/* Bundles that are gathered together give the results of those that are gathered alone, in fewer group calls. Layers of
+   two shapes, a last call that gathers fewer, chains with and without recompute. */
+static void together(int arg) {
+    const gtp_case base = plain(2 + 2 * (arg & 1));
+    for (int depth = 0; depth <= 3; depth++)
+        for (int n = 2; n <= 3; n++) {
+            gtp_case alone = base, c;
+            gtp_result want, got;
+            alone.layers = 5;
+            alone.prefetch = depth;
+            alone.taller = arg & 2 ? 5 : 0;
+            alone.recompute = arg & 4 ? 31 : 0;
+            c = alone;
+            c.together = n;
+            schedules(alone, 2, &want);
+            schedules(c, 6, &got);
+            T_CHECK(got.hash == want.hash, "different results");
+            want.groups -= want.stats[0].submits; /* those of gathers */
+            got.groups -= got.stats[0].submits;
+            T_CHECK(want.groups == want.stats[0].gathers, "%lld groups, %lld gathers", (long long)want.groups,
+                    (long long)want.stats[0].gathers);
+            T_CHECK(got.groups < got.stats[0].gathers && got.groups <= want.groups * (depth ? 9 : 6) / 10,
+                    "%lld groups of %lld gathers, alone %lld", (long long)got.groups, (long long)got.stats[0].gathers,
+                    (long long)want.groups);
+            if (!(arg & 2)) { /* slots of one size; at most one per layer, and in the recompute chain another */
+                const int most = alone.layers * (arg & 4 ? 2 : 1), more = (n - 1) * (arg & 4 ? 2 : 1);
+                const int slots = want.need.gather_slots + more;
+                T_CHECK(got.need.gather_slots == (slots < most ? slots : most), "%d slots, alone %d",
+                        (int)got.need.gather_slots, (int)want.need.gather_slots);
+            }
+            T_CHECK(got.stats[0].prefetched == got.stats[0].prefetches, "%lld of %lld prefetches were found",
+                    (long long)got.stats[0].prefetched, (long long)got.stats[0].prefetches);
+            T_CHECK(got.stats[0].exposed <= want.stats[0].exposed, "%lld exposed, alone %lld",
+                    (long long)got.stats[0].exposed, (long long)want.stats[0].exposed);
+            if (T.verbose)
+                printf("        depth %d, %d together: %lld groups of %lld gathers, %lld exposed, %lld busy; alone "
+                       "%lld gathers, %lld exposed\n", depth, n, (long long)got.groups, (long long)got.stats[0].gathers,
+                       (long long)got.stats[0].exposed, (long long)got.stats[0].busy, (long long)want.stats[0].gathers,
+                       (long long)want.stats[0].exposed);
+        }
+}
+
 static void synchronous(int arg) {
     gtp_case a = plain(4), b;
     gtp_result out;
@@ -415,6 +457,7 @@ static void mutation(int arg) {
     c.prefetch = arg & 2 ? 2 : 1;
     c.recompute = arg & 4 ? 5 : 0;
     c.unchained = arg == 8;
+    c.together = arg == 9 ? 2 : 0;
     gtp_case_check(&c, &whole);
     T_CHECK(whole.waits < CASE_WAITS, "%lld waits", (long long)whole.waits);
     for (c.drop_wait = 1; c.drop_wait <= whole.waits; c.drop_wait++) {
@@ -498,12 +541,15 @@ static void failed_call(int arg) {
 
 void tests_gtp_order(void) {
     static const char *const variants[] = {"", "two streams", "depth 2", "depth 2, two streams", "recompute",
-        "recompute, two streams", "recompute, depth 2", "all", "no chains"};
+        "recompute, two streams", "recompute, depth 2", "all", "no chains", "two gathered together"};
     static const int sizes[] = {1, 2, 4, 8};
     for (int i = 0; i < (int)T_COUNT(sizes); i++)
         t_add_host(training, sizes[i], "gtp order training g=%d", sizes[i]);
     for (int i = 0; i < 4; i++)
         t_add_host(depths, i, "gtp order depths 0 to 3, g=%d%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "");
+    for (int i = 0; i < 8; i++)
+        t_add_host(together, i, "gtp order gathered together g=%d%s%s", 2 + 2 * (i & 1), i & 2 ? ", two shapes" : "",
+                   i & 4 ? ", recompute" : "");
     for (int i = 1; i <= 3; i += 2) t_add_host(synchronous, i, "gtp order synchronous, consumed %d times", i);
     t_add_host(sums_alone, 0, "gtp order two layers, their sums alone");
     t_add_host(published, 1, "gtp order shards published by the callback");

@@ -184,7 +184,7 @@ typedef struct rank {
 
 typedef struct training {
     const format *f;
-    int g, layers, prefetch, steps, drop_wait;
+    int g, layers, prefetch, together, steps, drop_wait;
     unsigned recompute, captured;
     int other_stream;           /* backward reads on another stream */
     gmm_dtype source;
@@ -424,6 +424,7 @@ static void declare(const training *c, int i) {
         chain.bundles = order[pass];
         chain.count = c->layers;
         chain.prefetch = c->prefetch;
+        chain.together = c->together;
         chain.captured = (int32_t)c->captured;
         if (pass == GMM_GTP_RECOMPUTE)
             for (int l = chain.count = 0; l < c->layers; l++) chain.count += (int32_t)(c->recompute >> l & 1);
@@ -672,6 +673,27 @@ static void schedules(int arg) {
     }
 }
 
+/* The bundles of two or three layers are gathered by one call, also those that use the stage. */
+static void gathered_together(int arg) {
+    const format *f = &formats[arg % 64];
+    training c = training_of(f, arg / 64, LAYERS);
+    gmm_gtp_statistics stats = GMM_ZERO;
+    c.steps = 2;
+    expect(&c);
+    for (int k = 0; k < 8; k++) {
+        c.together = 2 + k % 2;
+        c.prefetch = k % 3;
+        c.recompute = k % 4 == 3 ? 13 : 0;
+        c.seed = k ? t_rand() | 1 : 0;
+        run_training(&c);
+        finish();
+        GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &stats));
+        T_CHECK(c.wrong == 0, "together %d, seed %llu: %s", c.together, (unsigned long long)c.seed, c.text);
+        T_CHECK(stats.prefetches > 0, "no bundle was gathered with another");
+        close_world();
+    }
+}
+
 /* Every wait that is not implied by others is left out in turn. */
 static void mutation(int arg) {
     training c = training_of(&formats[arg], 2, 3);
@@ -827,13 +849,13 @@ static uint16_t *product(gmm_op op, const format *f, const gmm_mat *w, const gmm
     return y;
 }
 
-/* The weights as one rank quantizes them, as an operand in table form. */
-static gmm_mat whole_mat(const format *f, int first, gmm_mat *columnwise) {
+/* The weights as one rank quantizes them from rows of dtype `source`, as an operand in table form. */
+static gmm_mat whole_mat(const format *f, gmm_dtype source, int first, gmm_mat *columnwise) {
     void **table = (void **)t_host(4 * EXPERTS * sizeof *table);
     float *amax = (float *)t_host(EXPERTS * sizeof *amax);
     gmm_mat m[2];
     for (int e = 0; e < EXPERTS; e++) {
-        const copies c = whole(f, GMM_F32, 0, first + e, 0);
+        const copies c = whole(f, source, 0, first + e, 0);
         for (int d = 0; d < 2; d++) {
             table[2 * d * EXPERTS + e] = c.data[d];
             table[(2 * d + 1) * EXPERTS + e] = c.scale[d];
@@ -857,7 +879,7 @@ static void linear(int arg) {
     const format *f[2] = {&formats[arg % 64], &formats[arg % 64]};
     const int g = arg / 64;
     gmm_mat columnwise, x = tokens(f[0]->cols), dy = tokens(f[0]->rows);
-    const gmm_mat w = whole_mat(f[0], 0, &columnwise), qx = copy_of(f[0], &x, f[0]->cols);
+    const gmm_mat w = whole_mat(f[0], GMM_F32, 0, &columnwise), qx = copy_of(f[0], &x, f[0]->cols);
     const gmm_mat qdy = copy_of(f[0], &dy, f[0]->rows);
     const size_t bytes[2] = {TOKENS * (size_t)f[0]->rows * 2, TOKENS * (size_t)f[0]->cols * 2};
     const uint16_t *y = product(GMM_OP_LINEAR_FWD, f[0], &w, &qx), *dx = product(GMM_OP_LINEAR_DGRAD, f[0], &w, &qdy);
@@ -883,6 +905,52 @@ static void linear(int arg) {
         l.dx = &to;
         T_REFUSED_TEXT(GMM_E_NULL, gmm_linear_dgrad(ctx, &l, NULL, 0, NULL), gmm_last_error(ctx), "w.columnwise", NULL);
     }
+    release_pair(g);
+}
+
+/* 16-bit shards that are gathered and then quantized: products with them are those with weights that one rank quantizes
+   from its 16-bit matrix. */
+static void quantized_afterwards(int arg) {
+    const format *f = &formats[arg % 64], rounded = {"bf16", {.dtype = GMM_NONE}, f->rows, f->cols};
+    const format *both[2] = {&rounded, &rounded};
+    const int g = arg / 64;
+    gmm_context *ctx = plain_context();
+    gmm_mat columnwise, x = tokens(f->cols), dy = tokens(f->rows), to[2];
+    const gmm_mat w = whole_mat(f, GMM_BF16, 0, &columnwise), qx = copy_of(f, &x, f->cols);
+    const gmm_mat qdy = copy_of(f, &dy, f->rows);
+    const uint16_t *y = product(GMM_OP_LINEAR_FWD, f, &w, &qx), *dx = product(GMM_OP_LINEAR_DGRAD, f, &w, &qdy);
+    void **table = (void **)t_host(4 * EXPERTS * sizeof *table);
+    float *amax = (float *)t_host(2 * EXPERTS * sizeof *amax);
+    gmm_quantization q = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    pair p;
+    for (int d = 0; d < 2; d++) {
+        gmm_layout l = GMM_ZERO;
+        T_OK_TEXT(gmm_layout_of(f->f.dtype, f->f.scaling, GMM_SCALES_COMPACT, (gmm_direction)d, f->rows, f->cols, &l,
+                                NULL), "");
+        to[d] = gmm_mat_quantized(&f->f, (gmm_direction)d, NULL, NULL, amax + d * EXPERTS);
+        for (int e = 0; e < EXPERTS; e++) {
+            table[2 * d * EXPERTS + e] = t_host((size_t)l.data_bytes);
+            table[(2 * d + 1) * EXPERTS + e] = t_host((size_t)l.scale_bytes);
+        }
+        to[d].table = table + 2 * d * EXPERTS;
+        to[d].scale_table = table + (2 * d + 1) * EXPERTS;
+        to[d].flags |= (uint32_t)GMM_MAT_TABLE_ON_HOST;
+    }
+    gather_pair(both, g, t_rand() | 1, &p);
+    q.count = EXPERTS;
+    q.rows = f->rows;
+    q.cols = f->cols;
+    q.format = &f->f;
+    q.src = &p.view[0][0].mat;
+    q.rowwise = &to[0];
+    q.columnwise = &to[1];
+    T_OK_TEXT(gmm_quantize_query(ctx, GMM_OP_QUANTIZE, &q, &info), gmm_last_error(ctx));
+    T_OK_TEXT(gmm_quantize(ctx, &q, t_workspace(info.workspace_bytes), info.workspace_bytes, NULL),
+              gmm_last_error(ctx));
+    to[0].columnwise = &to[1];
+    t_same("y", product(GMM_OP_LINEAR_FWD, f, &to[0], &qx), y, TOKENS * (size_t)f->rows * 2);
+    t_same("dx", product(GMM_OP_LINEAR_DGRAD, f, &to[0], &qdy), dx, TOKENS * (size_t)f->cols * 2);
     release_pair(g);
 }
 
@@ -937,13 +1005,15 @@ static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_
     *bytes = (2 * n + n1 + n2) * 2;
     return out;
 }
-/* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves. */
+/* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves: views of quantized
+   shards, or of 16-bit ones that the MLP quantizes. */
 static void mlp(int arg) {
     const gmm_recipe_kind kind = (gmm_recipe_kind)(arg % 64);
-    const int g = arg / 64;
+    const int g = arg / 64 % 16, rounded = arg / 1024;
     const gmm_recipe recipe = gmm_recipe_of(kind);
+    const gmm_format none = {.dtype = GMM_NONE}, shards = rounded ? none : recipe.weight;
     const int64_t hidden = 96, ffn = 64;
-    const format f1 = {"fc1", recipe.weight, 2 * ffn, hidden}, f2 = {"fc2", recipe.weight, hidden, ffn};
+    const format f1 = {"fc1", shards, 2 * ffn, hidden}, f2 = {"fc2", shards, hidden, ffn};
     const format *f[2] = {&f1, &f2};
     const gmm_mat x = tokens(hidden), dy = tokens(hidden);
     gmm_mat w[2], both;
@@ -1189,13 +1259,14 @@ static void bytes_foreseen(int arg) {
 /* Forward and backward in one graph, replayed after new shards each time; addresses stay. */
 static void graph(int arg) {
     const format *f = &formats[arg % 64];
-    const int graphs = arg / 64; /* 2: forward and backward in separate graphs */
+    const int graphs = arg / 64 % 4; /* 2: forward and backward in separate graphs */
     training c = training_of(f, 2, 2);
     gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
     int32_t id[2][2];
     c.captured = 1;
     c.prefetch = 1;
+    c.together = arg / 256;
     c.steps = 3;
     c.seed = t_rand() | 1;
     expect(&c);
@@ -1472,6 +1543,9 @@ void tests_gtp_quant(void) {
             t_add_host(arrives, i + 64 * g, "gtp quant then gather %s, g %d", formats[i].name, g);
     for (int i = 0; i < FORMATS; i++) t_add_host(again, i, "gtp quant gather again %s", formats[i].name);
     for (int i = 0; i < FORMATS; i++) t_add_host(schedules, i + 64 * 2, "gtp quant schedules %s", formats[i].name);
+    for (int i = 0; i < FORMATS; i++)
+        t_add_host(gathered_together, i + 64 * (2 + i % 3), "gtp quant gathered together %s, g %d", formats[i].name,
+                   2 + i % 3);
     for (int i = 0; i < T_COUNT(few); i++)
         t_add_host(mutation, few[i], "gtp quant a wait left out %s", formats[few[i]].name);
     for (int i = 0; i < FORMATS; i++) {
@@ -1479,10 +1553,16 @@ void tests_gtp_quant(void) {
         for (int g = 1; g <= 8 && formats[i].rows % align == 0 && formats[i].cols % align == 0 &&
                         !formats[i].f.delayed; g *= 2)
             t_add_host(linear, i + 64 * g, "gtp quant linear on views %s, g %d", formats[i].name, g);
+        for (int g = 2; g <= 4 && formats[i].rows % align == 0 && formats[i].cols % align == 0 &&
+                        formats[i].f.dtype && !formats[i].f.delayed; g *= 2)
+            t_add_host(quantized_afterwards, i + 64 * g, "gtp quant linear on bf16 views cast to %s, g %d",
+                       formats[i].name, g);
     }
     for (int k = GMM_RECIPE_FP8_CURRENT; k <= GMM_RECIPE_NVFP4; k++)
         for (int g = 1; g <= 4; g *= 2)
-            t_add_host(mlp, k + 64 * g, "gtp quant mlp on views %s, g %d", ref_recipe_name((gmm_recipe_kind)k), g);
+            for (int rounded = 0; rounded < 2; rounded++)
+                t_add_host(mlp, k + 64 * g + 1024 * rounded, "gtp quant mlp on %sviews %s, g %d",
+                           rounded ? "bf16 " : "", ref_recipe_name((gmm_recipe_kind)k), g);
     t_add_host(shared_amax, 2, "gtp quant amax over tensor-parallel ranks, fp8");
     t_add_host(shared_amax, 16, "gtp quant amax over tensor-parallel ranks, nvfp4");
     for (int i = 0; i < T_COUNT(kinds); i++)
@@ -1495,7 +1575,9 @@ void tests_gtp_quant(void) {
             t_add_host(memory, i + 64 * g, "gtp quant memory as foreseen %s, g %d", kinds[i], g);
     for (int i = 0; i < T_COUNT(few); i++)
         for (int n = 1; n <= 2 && few[i] != 5; n++)
-            t_add_host(graph, few[i] + 64 * n, "gtp quant %d graphs %s", n, formats[few[i]].name);
+            for (int together = 0; together <= 2; together += 2)
+                t_add_host(graph, few[i] + 64 * n + 256 * together, "gtp quant %d graphs%s %s", n,
+                           together ? ", gathered together" : "", formats[few[i]].name);
     t_add_host(errors, 0, "gtp quant errors");
     for (int i = 0; i < 16; i++)
         t_add(transposes, i, "gtp quant transpose %s %s%s%s", i & 4 ? "e5m2" : "e4m3", i & 1 ? "128x128" : "tensor",

@@ -1114,6 +1114,13 @@ static void bad_chains(rank *r, const int32_t *bundle) {
     c.prefetch = 4;
     GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), "prefetch 4", NULL);
     c.prefetch = 1;
+    for (c.together = -1; c.together < 10; c.together += 10)
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), c.together < 0 ? "together -1" : "together 9",
+                    NULL);
+    c.together = 8;
+    c.reserved = 1;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_chain(r->gtp, &c, id), "reserved 1", NULL);
+    c.reserved = 0;
     GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, id));
     GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, id), "already", NULL);
     c.pass = GMM_GTP_BACKWARD;
@@ -1169,7 +1176,7 @@ static void states(int arg) { /* refused calls leave the state as it was */
     }
     for (int i = 0; i < 2; i++) {
         rank *r = &W.r[i];
-        gmm_gtp_view v = GMM_ZERO;
+        gmm_gtp_view v = GMM_ZERO, part = GMM_ZERO;
         gmm_gtp_gradient g = GMM_ZERO;
         gmm_mat from = GMM_ZERO;
         float *values = (float *)t_host(60 * sizeof(float));
@@ -1181,7 +1188,13 @@ static void states(int arg) { /* refused calls leave the state as it was */
         GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_acquire(r->gtp, 0, (gmm_gtp_pass)7, r->compute, &v), "pass is 7", NULL);
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_RECOMPUTE, r->compute, &v), "recompute", NULL);
         GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, NULL), "view", NULL);
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_view_part(r->gtp, 0, GMM_GTP_FORWARD, 0, 1, &part), "not acquired", NULL);
         GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v));
+        GTP_OK(r, gmm_gtp_view_part(r->gtp, 0, GMM_GTP_FORWARD, 0, 1, &part));
+        T_CHECK(part.mat.data == v.mat.data && part.count == 1 && part.rows == 12, "the part of all matrices");
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_view_part(r->gtp, 0, GMM_GTP_FORWARD, 0, 2, &part), "0 to 1: it has 1", NULL);
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_view_part(r->gtp, 0, GMM_GTP_FORWARD, 1, 1, &part), "1 to 1", NULL);
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_view_part(r->gtp, 0, GMM_GTP_FORWARD, 0, 1, NULL), "part", NULL);
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v), "acquired already",
                     NULL);
         /* another pass that needs the same slot */
@@ -1190,7 +1203,11 @@ static void states(int arg) { /* refused calls leave the state as it was */
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute), "not acquired", NULL);
         GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_BACKWARD, r->compute));
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "no buffer", NULL);
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_wgrad_part(r->gtp, 0, 0, 1, &part), "gmm_gtp_wgrad first", NULL);
         GTP_OK(r, gmm_gtp_wgrad(r->gtp, 0, r->compute, &v));
+        GTP_OK(r, gmm_gtp_wgrad_part(r->gtp, 0, 0, 1, &part));
+        T_CHECK(part.mat.data == v.mat.data && part.mat.dtype == GMM_F32, "the part of all gradients");
+        GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_wgrad_part(r->gtp, 0, -1, 1, &part), "-1 to -1", NULL);
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_wgrad(r->gtp, 0, r->compute, &v), "submit it first", NULL);
         g.zero = 1;
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "in use by 'dense'", NULL);
@@ -2144,6 +2161,12 @@ static void no_sharing(int arg) {
             c.count = 1;
             c.captured = arg && k;
             GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &id));
+            c.pass = GMM_GTP_BACKWARD;
+            c.bundles = r->bundle;
+            c.count = c.together = 2;
+            if (k && !arg)
+                GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_chain(r->gtp, &c, &id), "'first' and 'second'", "domains 0 "
+                            "and 1", NULL);
         }
         bind(r, arg ? 1 : 2);
         T_CHECK(W.r[i].need[0].gather_slots + W.r[i].need[1].gather_slots == 2, "one slot each");

@@ -19,6 +19,7 @@ _Thread_local t_state T;
 
 _Thread_local struct t_harness H;
 struct t_tally *t_tally;
+int (*t_rank_program)(const char *argument);
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -166,7 +167,7 @@ static void t_injected(int arg) {
 /* Options of the command line. */
 enum { T_FILTERS = 128, T_ROUNDS = 300 };
 static struct {
-    const char *filters[T_FILTERS], *engine;
+    const char *filters[T_FILTERS], *engine, *rank;
     int exact[T_FILTERS]; /* 1: the filter is a whole name, of --case */
     long cpu_level, arena, memory, soak, soak_steps, soak_threads; /* soak: seconds */
     int filter_count, list, inject;
@@ -472,6 +473,7 @@ static int t_options(int argc, char **argv) {
         else if (!strcmp(flag, "--seed")) H.seed = (uint64_t)t_number(flag, value), i++;
         else if (!strcmp(flag, "--arena")) O.arena = t_number(flag, value), i++;
         else if (!strcmp(flag, "--memory")) O.memory = t_number(flag, value), i++;
+        else if (!strcmp(flag, "--rank") && value) O.rank = argv[++i]; /* for cases alone: process_ranks.h */
         else if (!strcmp(flag, "--step")) H.step = (int64_t)t_number(flag, value), i++;
         else if (!strcmp(flag, "--soak")) O.soak = t_number(flag, value), i++;
         else if (!strcmp(flag, "--soak-steps")) O.soak_steps = t_number(flag, value), i++;
@@ -513,11 +515,18 @@ int main(int argc, char **argv) {
     if (H.jobs < 1) H.jobs = 1;
     if (H.jobs > 1 && !T.threads) T.threads = processors > H.jobs ? (int)(processors / H.jobs) : 1;
     H.command = t_command(argv[0]);
+#ifdef HAVE_CUDA
+    /* For ranks that are threads and share a GPU (test_gtp_gpu.c, gmm_peers_config): none of their streams may share a
+       hardware queue, and no launch may wait for the GPU while a kernel is loaded. CUDA reads both when it starts. */
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+#endif
     status = t_register();
     if (O.list)
         for (size_t i = 0; i < H.count; i++)
             if (t_wanted(H.cases[i].name)) printf("%s\n", H.cases[i].name);
-    if (status || O.list) {
+    if (O.rank && !status) status = t_rank_program ? t_rank_program(O.rank) : 2;
+    if (status || O.list || O.rank) {
         free(H.cases);
         return status;
     }

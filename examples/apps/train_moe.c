@@ -10,9 +10,10 @@
  * read, and x and FC2's input in forward, which saves them as backward multiplies them.
  *
  * With --gtp N the weights of experts and linear layers, their gradients and moments are sharded over N ranks, a thread
- * each (with --processes a process), on as many GPUs (by peer copies) or on the CPU. The hooks of the experts' MLP
- * acquire a weight right before the product that reads it, and reduce a gradient as soon as it is complete. Every rank
- * takes its share of the micro-batches; with as many of these as ranks, the result is that of one rank to the bit.
+ * each, on as many GPUs (by peer copies) or on the CPU; with --processes a process each, which share GPUs where there
+ * are fewer. The hooks of the experts' MLP acquire a weight right before the product that reads it, and reduce a
+ * gradient as soon as it is complete. Every rank takes its share of the micro-batches; with as many of these as ranks,
+ * the result is that of one rank to the bit.
  *
  * Ctrl-C or SIGTERM ends training behind the step under way: it is saved, and the command that continues is printed.
  *
@@ -150,7 +151,7 @@ static option options[] = {
     {"weight-cache", OPTION_INTEGER, 0, &opt.weight_cache, "1", 0, 1, "", "1: --recipe casts weights once a step", 0},
     {"delay-wgrad", OPTION_SWITCH, 0, &opt.delay_wgrad, "0", 0, 1, "", "queue the experts' weight gradients", 0},
     {"gtp", OPTION_INTEGER, 0, &opt.gtp, "0", 0, 64, "", "shard weights over so many GPUs, or CPU ranks; 0 = none", 0},
-    {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: a process per rank", 0},
+    {"processes", OPTION_SWITCH, 0, &opt.processes, "0", 0, 1, "", "--gtp on GPUs: processes, which may share them", 0},
     {"save", OPTION_TEXT, 0, &opt.save, "", 0, 0, "", "checkpoint (safetensors) of the end, or of a stop", 0},
     {"save-every", OPTION_INTEGER, 0, &opt.save_every, "0", 0, 1e9, "", "and after every so many steps", 0},
     {"resume", OPTION_TEXT, 0, &opt.resume, "", 0, 0, "", "continue from a checkpoint", 0},
@@ -524,7 +525,7 @@ typedef struct rendezvous rendezvous;
 typedef struct rank_group {
     gmm_ranks *ranks;
     rendezvous *rendezvous;        /* NULL = ranks are threads */
-    int size, gpus;          /* gpus: rank i computes on GPU i, and gather and reduce go between GPUs */
+    int size, gpus;          /* gpus: rank i computes on GPU i % gpus, and gathers and reduces by peer copies; 0: CPU */
     gmm_comm gather[64], reduce[64], control[64]; /* [rank]; control: for the program's own exchanges on the host */
 } rank_group;
 
@@ -1469,11 +1470,10 @@ static void moe_draw(model *m) {
     }
 }
 
-/* Reduces amaxes over all ranks. */
+/* Reduces amaxes over all ranks; the model's only domain is 0. */
 static gmm_status moe_reduce(void *user, float *amax, int32_t slots, gmm_stream stream) {
     const model *m = (const model *)user;
-    const gmm_comm *c = &m->rank_group->control[m->rank];
-    return c->all_reduce_max(c->self, amax, (size_t)slots, stream);
+    return gmm_gtp_amax(m->gtp, 0, amax, slots, stream);
 }
 
 /* Updates delayed scales from this step's amaxes: of forward's four operands, then of the gradients. */
@@ -1606,7 +1606,7 @@ static void layer_make(model *m, layer *l, int index) {
         l->random = buffer_make(&m->mem, 4 * sizeof(uint64_t), BOTH);
         for (int k = 0; k < 2 && m->recipe.weight.delayed; k++) {
             param *w = k ? l->w2 : l->w1;
-            w->scale = floats(&l->scale) + (k ? GMM_SLOT_W2 : GMM_SLOT_W1) * experts;
+            w->scale = (const float *)l->scale.at + (k ? GMM_SLOT_W2 : GMM_SLOT_W1) * experts;
             w->amax = (float *)l->history.at + (k ? GMM_SLOT_W2 : GMM_SLOT_W1) * experts;
         }
     }
@@ -1681,6 +1681,12 @@ static void peers_open(model *m) {
         if (gmm_peers_open(&config, &m->peers[i], &error)) die("--gtp: %s", error.text);
 }
 
+/* Memory that peers write to. Other processes open 2 MiB or more (gmm_peers_config). */
+static buffer window_make(const model *m, size_t bytes) {
+    const size_t least = m->rank_group->rendezvous ? 2 << 20 : 0;
+    return buffer_make(&m->mem, bytes < least ? least : bytes, AT_ONLY);
+}
+
 /* Declares the sharded parameters to the GTP runtime: one bundle each, in chains in the order of the model. */
 static void model_shard(model *m) {
     gmm_config plain = GMM_ZERO;
@@ -1689,6 +1695,7 @@ static void model_shard(model *m) {
     gmm_gtp_need need = GMM_ZERO;
     gmm_runtime runtime = GMM_ZERO;
     gmm_error error;
+    buffer gather, reduce;
     int32_t id, bundles[GMM_GTP_PASSES][4096], count[GMM_GTP_PASSES] = {0}, chain[GMM_GTP_PASSES];
     size_t bytes = 0;
     plain.threads = 1;
@@ -1731,7 +1738,7 @@ static void model_shard(model *m) {
                               plan.local_cols, &layout, &error)) die("%s", error.text);
             p->columnwise_ld = layout.transposed ? layout.data_cols : 0;
         }
-        amax = (float *)get((size_t)p->count * sizeof *amax);
+        amax = p->format ? (float *)buffer_make(&m->mem, (size_t)p->count * sizeof *amax, AT_ONLY).at : NULL;
         p->ids = (int32_t *)get((size_t)p->count * sizeof *p->ids);
         for (int e = 0; e < p->count; e++) {
             gmm_gtp_weight w = GMM_ZERO;
@@ -1772,8 +1779,9 @@ static void model_shard(model *m) {
     check_gtp(m, gmm_gtp_seal(m->gtp));
     check_gtp(m, gmm_gtp_follow(m->gtp, chain[GMM_GTP_FORWARD], chain[GMM_GTP_BACKWARD]));
     check_gtp(m, gmm_gtp_memory_need(m->gtp, id, &need));
-    check_gtp(m, gmm_gtp_bind(m->gtp, id, buffer_make(&m->mem, need.gather_bytes, AT_ONLY).at, need.gather_bytes,
-                              buffer_make(&m->mem, need.reduce_bytes, AT_ONLY).at, need.reduce_bytes));
+    gather = window_make(m, need.gather_bytes);
+    reduce = window_make(m, need.reduce_bytes);
+    check_gtp(m, gmm_gtp_bind(m->gtp, id, gather.at, gather.bytes, reduce.at, reduce.bytes));
 #ifdef HAVE_CUDA
     if (m->rank_group->gpus) polled_gtp = m->gtp;
 #endif
@@ -1800,7 +1808,7 @@ static void model_make(model *m, const rank_group *t, int rank, gmm_engine engin
 #endif
     config.engine = engine;
     config.space = m->mem.space;
-    config.device = t && t->gpus ? rank : 0;
+    config.device = t && t->gpus ? rank % t->gpus : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -2759,7 +2767,7 @@ static void *work(void *argument) {
     const int quiet = opt.quiet || j->rank > 0;
     const gmm_engine engine = engine_of(opt.engine);
 #ifdef HAVE_CUDA
-    if (j->rank_group && j->rank_group->gpus) cuda_check(cudaSetDevice(j->rank));
+    if (j->rank_group && j->rank_group->gpus) cuda_check(cudaSetDevice(j->rank % j->rank_group->gpus));
 #endif
     model_make(m, j->rank_group, j->rank, engine,
                j->rank_group && !j->rank_group->gpus ? cpu_memory : memory_of(engine));
@@ -2817,8 +2825,8 @@ static int threads_of_rank(void) {
 /* Runs one thread per rank, or rank `first.rank` in a process of its own. Returns whether training was stopped. */
 static int run_ranks(job first, rendezvous *own_rendezvous) {
 #ifdef GMM_WITH_CPU_RANKS
-    rank_group together = rank_group_make((int)opt.gtp, memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA,
-                                          own_rendezvous);
+    const int gpus = memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA ? gpu_count() : 0;
+    rank_group together = rank_group_make((int)opt.gtp, gpus, own_rendezvous);
     pthread_t threads[64];
     job jobs[64];
     first.rank_group = &together;
@@ -2875,11 +2883,14 @@ int main(int argc, char **argv) {
     if (opt.gtp && !opt.processes) (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
     if (opt.gtp) {
         const int gpus = gpu_count();
-        if (opt.processes && gpus < opt.gtp)
-            die("--processes needs a GPU for each of --gtp %lld ranks, there are %d", (long long)opt.gtp, gpus);
-        if (engine_of(opt.engine) == GMM_ENGINE_AUTO && gpus < opt.gtp) opt.engine = "cpu";
-        if (engine_of(opt.engine) != GMM_ENGINE_CPU && gpus < opt.gtp)
-            die("--gtp %lld with --engine %s needs as many GPUs, there are %d", (long long)opt.gtp, opt.engine, gpus);
+        const int threads_fit = gpus >= opt.gtp;
+        if (opt.processes && !gpus) die("--processes is for ranks on GPUs, and there is none");
+        if (engine_of(opt.engine) == GMM_ENGINE_AUTO && !threads_fit && !opt.processes) opt.engine = "cpu";
+        if (opt.processes && engine_of(opt.engine) == GMM_ENGINE_CPU)
+            die("--processes is for ranks on GPUs: not with --engine cpu, whose ranks are threads");
+        if (engine_of(opt.engine) != GMM_ENGINE_CPU && !threads_fit && !opt.processes)
+            die("--gtp %lld with --engine %s needs as many GPUs, there are %d%s", (long long)opt.gtp, opt.engine, gpus,
+                gpus ? ": several ranks use one with --processes" : "");
         if (!opt.threads) opt.threads = threads_of_rank(); /* of each rank */
     }
     if (!opt.compare && memory_of(engine_of(opt.engine)).space == GMM_SPACE_CUDA) take_gpu_defaults();
@@ -2887,11 +2898,6 @@ int main(int argc, char **argv) {
     if (*opt.resume) open_checkpoint(&resumed, opt.resume);
     fit_micro_batches(*opt.resume ? &resumed.notes : NULL);
     check_batch();
-    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && strcmp(opt.recipe, "bf16"))
-        die("--gtp on GPUs shards weights as they train: not with --recipe %s", opt.recipe);
-    if (opt.gtp && engine_of(opt.engine) != GMM_ENGINE_CPU && (opt.interleave || act_of(opt.act).interleave))
-        die("--gtp on GPUs shards the rows of FC1 as halves: not with interleaved ones (--act %s, --interleave %lld)",
-            opt.act, (long long)opt.interleave);
     if (opt.gtp && strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
         die("--gtp gathers for backward what its recipe multiplies: not with --backward %s", opt.backward);
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))

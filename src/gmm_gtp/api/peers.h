@@ -16,12 +16,15 @@
                can open. With threads, a CUDA call that waits for a GPU must not block a thread for whose work that GPU
                waits: call cudaMalloc, cudaFree and synchronous copies, and launch a kernel for the first time (unless
                CUDA_MODULE_LOADING is EAGER), only while the GPU is idle.
+   One GPU     Several ranks may use one GPU. As processes they need nothing more. As threads they need streams that are
+               not NULL and have hardware queues of their own, loaded kernels (CUDA_MODULE_LOADING is EAGER), and calls
+               that wait for the GPU, such as the instantiation of graphs, only while no stream of theirs waits for a
+               peer.
    Failure     After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for
-   three
-               seconds it releases every stream that waits or begins to wait. The enqueued work then runs, including
-               copies to slower ranks of data that may not have been received. Therefore give_up first sets a flag on
-               the peers, whose poll is GMM_E_COMM from then on: if the host has waited for a stream and a later poll is
-               GMM_OK, the data that the stream received is valid. */
+               three seconds it releases every stream that waits or begins to wait. The enqueued work then runs,
+               including copies to slower ranks of data that may not have been received. Therefore give_up first sets a
+               flag on the peers, whose poll is GMM_E_COMM from then on: if the host has waited for a stream and a later
+               poll is GMM_OK, the data that the stream received is valid. */
 typedef struct gmm_peers_config {
     uint32_t struct_size;
     int32_t rank, size;    /* size at most 64 */

@@ -116,6 +116,10 @@ typedef struct gmm_gtp_chain {
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
     int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
+    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8: the first so many of the
+                                   chain, the next so many, and so on. 0 = 1. Takes together - 1 more slots of each
+                                   kind, and a stage for so many bundles */
+    int32_t reserved;
 } gmm_gtp_chain;
 
 /* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
@@ -123,8 +127,8 @@ typedef struct gmm_gtp_chain {
    rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
    mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
    transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
-   gathered. A table of several shapes is for calls with one matrix each: mat.ld is that of the first matrix; the
-   columnwise copies of the others, except of MX32, have as ld the padded_rows of their plans. */
+   gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
+   one shape as an operand of their own, such as the FC1 of all experts, followed by their FC2, for an MLP. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
     int32_t count;
@@ -257,11 +261,20 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
                                   gmm_gtp_view *view);
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
+/* The matrices first to first + count - 1 of an acquired bundle, which have one shape, in a view of their own that is
+   valid until the release. Enqueues nothing.
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (not acquired), GMM_E_CONFIG (several shapes). */
+GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
+                                    gmm_gtp_view *part);
+
 /* A buffer for the gradient of a bundle, in the wire dtype, that `stream` may write. Its rows are the logical ones, all
    of which must be written; the padding behind them is zero and must remain zero. It is the caller's until submit.
    Errors: as gmm_gtp_acquire; GMM_E_STATE (frozen; called twice before submit; in use by another bundle: too few slots,
        in a graph or outside). */
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view);
+/* The gradients first to first + count - 1 of the bundle, of one shape, between gmm_gtp_wgrad and gmm_gtp_submit.
+   Errors: as gmm_gtp_view_part. */
+GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first, int32_t count, gmm_gtp_view *part);
 
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.

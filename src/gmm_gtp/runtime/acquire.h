@@ -9,11 +9,12 @@ typedef struct gmm__gtp_operand {
     int64_t group_stride, ld;
 } gmm__gtp_operand;
 
-/* The view of a bundle over an operand. */
-static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm__gtp_operand *o) {
-    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+/* The view of `count` weights of a bundle from `first` on, over an operand. */
+static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count,
+                                       const gmm__gtp_operand *o) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, first);
     gmm_gtp_view v = GMM_ZERO;
-    v.count = b->count;
+    v.count = count;
     v.rows = w->plan.local_rows;
     v.cols = w->plan.local_cols;
     v.version = b->version;
@@ -23,7 +24,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, con
     v.mat.ld = o->ld;
     if (o->packed) {
         v.mat.data = o->data[0];
-        v.mat.group_stride = b->count > 1 ? o->group_stride : 0;
+        v.mat.group_stride = count > 1 ? o->group_stride : 0;
         v.mat.scale = o->scaling == GMM_SCALING_NONE ? NULL : o->scales[0];
     } else {
         v.mat.table = o->data;
@@ -33,8 +34,17 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, con
     v.mat.amax = w->desc.amax;
     return v;
 }
-static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass) {
-    const gmm__gtp_weight *w = gmm__gtp_member(g, b, 0);
+/* Whether the weights of a bundle from `first` on have one shape. */
+static int gmm__gtp_uniform(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count) {
+    int32_t i;
+    for (i = 1; i < count; i++)
+        if (!gmm__gtp_same_shape(gmm__gtp_member(g, b, first), gmm__gtp_member(g, b, first + i))) return 0;
+    return 1;
+}
+/* The view of `count` weights from `begin` on; `columnwise` is the target of mat.columnwise. */
+static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_pass pass, int32_t begin, int32_t count,
+                                       gmm_mat *columnwise) {
+    const gmm__gtp_weight *w = gmm__gtp_member(g, b, begin);
     const int dir = gmm__slot_direction(gmm__slot_kind(g, b, pass)), slot = b->slot[pass];
     const gmm__gather_layout *scale = &w->layout[dir][GMM__GTP_SCALE];
     const int64_t bits = gmm_dtype_bits(w->shard.dtype);
@@ -42,24 +52,25 @@ static gmm_gtp_view gmm__gtp_view_pass(gmm_gtp *g, gmm__gtp_bundle *b, gmm_gtp_p
     gmm_gtp_view v;
     o.dtype = w->shard.dtype;
     o.scaling = w->shard.scaling;
-    o.data = g->table[pass] + b->first;
-    o.scales = g->scales[pass] + b->first;
-    o.packed = b->count == 1 || (slot >= 0 && b->uniform && scale->gathered_bytes == scale->group_bytes);
+    o.data = g->table[pass] + b->first + begin;
+    o.scales = g->scales[pass] + b->first + begin;
+    o.packed = count == 1 || (slot >= 0 && gmm__gtp_uniform(g, b, begin, count) &&
+                              scale->gathered_bytes == scale->group_bytes);
     o.group_stride = (int64_t)gmm__round256(w->layout[dir][GMM__GTP_DATA].gathered_bytes) * 8 / bits;
     o.ld = slot >= 0 ? w->ld[dir] : 0;
-    v = gmm__gtp_make_view(g, b, &o);
+    v = gmm__gtp_make_view(g, b, begin, count, &o);
     if (w->format.e4m3_256) v.mat.flags |= (uint32_t)GMM_MAT_E4M3_256;
     if (slot >= 0 && w->shard.scaling == GMM_SCALING_NV16 && w->desc.amax)
-        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]);
+        v.mat.amax = (float *)(void *)(g->slots[slot].base + b->amax_offset[dir]) + begin;
     v.slot = slot;
     if (dir == GMM_COLUMNWISE) { /* the view has no rowwise copy, and operations that read one are refused */
-        b->columnwise = v.mat;
+        *columnwise = v.mat;
         v.mat.data = v.mat.scale = NULL;
         v.mat.table = v.mat.scale_table = NULL;
         v.mat.amax = NULL;
         v.mat.flags = 0;
         v.mat.ld = v.mat.group_stride = 0;
-        v.mat.columnwise = &b->columnwise;
+        v.mat.columnwise = columnwise;
     }
     return v;
 }
@@ -114,7 +125,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
         } else {
             gtp->stats.exposed++;
             gtp->stats.outdated += slot->pending == 1;
-            s = gmm__gtp_gather(gtp, bundle, pass, stream);
+            s = gmm__gtp_gather_together(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__gtp_event_wait(gtp, &slot->ready, stream);
         slot->pending = 0;
@@ -124,10 +135,42 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     b->acquired |= 1u << pass;
     if (!s) s = gmm__gtp_prefetch_successors(gtp, b, pass);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    v = gmm__gtp_view_pass(gtp, b, pass);
+    v = gmm__gtp_view_pass(gtp, b, pass, 0, b->count, &b->columnwise);
     v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
+    return GMM_OK;
+}
+
+/* Checks what gmm_gtp_view_part and gmm_gtp_wgrad_part are called with. */
+static gmm_status gmm__gtp_check_part(gmm_gtp *g, const char *fn, int32_t bundle, int32_t first, int32_t count) {
+    const gmm__gtp_bundle *b = &g->bundles[bundle];
+    if (first < 0 || count < 1 || first >= b->count || count > b->count - first)
+        return gmm__fail(&g->error, GMM_E_ARG, "%s: '%s': weights %d to %lld: it has %d", fn, b->name, first,
+                         (long long)first + count - 1, b->count);
+    if (!gmm__gtp_uniform(g, b, first, count))
+        return gmm__fail(&g->error, GMM_E_CONFIG, "%s: '%s': weights %d to %d differ in shape", fn, b->name, first,
+                         first + count - 1);
+    return GMM_OK;
+}
+GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
+                                    gmm_gtp_view *part) {
+    static const char fn[] = "gmm_gtp_view_part";
+    gmm_gtp_view v;
+    gmm__gtp_bundle *b;
+    size_t common;
+    gmm_status s = gmm__gtp_check_pass(gtp, fn, bundle, pass);
+    if (s) return s;
+    common = gmm__gtp_common_size(fn, "part", part, sizeof *part, &s, &gtp->error);
+    if (!s) s = gmm__gtp_check_part(gtp, fn, bundle, first, count);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (!(b->acquired >> pass & 1u))
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is not acquired for pass %d", fn, b->name, (int)pass);
+    v = gmm__gtp_view_pass(gtp, b, pass, first, count, &gmm__gtp_member(gtp, b, first)->columnwise);
+    v.leave = gmm__gtp_reserved_processors(gtp, b, pass);
+    v.struct_size = part->struct_size;
+    memcpy(part, &v, common);
     return GMM_OK;
 }
 

@@ -391,11 +391,14 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     if (s) return s;
     if (!c.bundles) return gmm__fail(&gtp->error, GMM_E_NULL, "%s: chain->bundles is NULL", fn);
     if (c.held == 0) c.held = 1;
+    if (c.together == 0) c.together = 1;
     if (c.pass < GMM_GTP_FORWARD || c.pass > GMM_GTP_RECOMPUTE || c.count < 1 || c.prefetch < 0 || c.prefetch > 3 ||
-        c.held < 1 || c.captured < 0 || c.captured > 1)
-        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d: must be a "
-                         "gmm_gtp_pass, >= 1, 0 to 3, >= 0, and 0 or 1", fn, (int)c.pass, c.count, c.prefetch,
-                         c.held, c.captured);
+        c.held < 1 || c.captured < 0 || c.captured > 1 || c.together < 1 || c.together > GMM__GTP_MAX_TOGETHER ||
+        c.reserved)
+        return gmm__fail(&gtp->error, GMM_E_ARG, "%s: pass %d, count %d, prefetch %d, held %d, captured %d, together "
+                         "%d, reserved %d: must be a gmm_gtp_pass, >= 1, 0 to 3, >= 0, 0 or 1, 0 to %d, and 0", fn,
+                         (int)c.pass, c.count, c.prefetch, c.held, c.captured, c.together, c.reserved,
+                         (int)GMM__GTP_MAX_TOGETHER);
     for (i = 0; i < c.count; i++) {
         if (c.bundles[i] < 0 || c.bundles[i] >= gtp->bundle_count)
             return gmm__fail(&gtp->error, GMM_E_ARG, "%s: bundles[%d] is %d: there are %d", fn, i,
@@ -404,6 +407,11 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
         if (k < i || gtp->bundles[c.bundles[i]].chain[c.pass] >= 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundle '%s' is in a chain of that pass already", fn,
                              gtp->bundles[c.bundles[i]].name);
+        k = c.bundles[i - i % c.together];
+        if (gtp->bundles[k].domain != gtp->bundles[c.bundles[i]].domain)
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: bundles '%s' and '%s' are gathered together, but of "
+                             "domains %d and %d", fn, gtp->bundles[k].name, gtp->bundles[c.bundles[i]].name,
+                             gtp->bundles[k].domain, gtp->bundles[c.bundles[i]].domain);
         for (k = 0; k < GMM_GTP_PASSES; k++) {
             const int32_t other = gtp->bundles[c.bundles[i]].chain[k];
             if (other >= 0 && gtp->chains[other].captured != c.captured)
@@ -418,6 +426,7 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
     entry->prefetch = c.prefetch;
     entry->held = c.held;
     entry->captured = c.captured;
+    entry->together = c.together;
     entry->next = -1;
     for (i = 0; i < c.count; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[c.bundles[i]];

@@ -40,26 +40,40 @@ static gmm_status gmm__gtp_copy_values(gmm_gtp *g, const gmm__gtp_bundle *b, cha
     return s;
 }
 
-/* All-gathers the data and scales of one direction of a bundle to the slot, or to the stage where they are staged or
-   `all_staged` is 1. All data are sent before all scales, since peer copies merge consecutive calls with equal spacing
-   into one 2D copy. */
-static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_bundle *b, int dir, int all_staged, char *slot,
-                                      char *stage, gmm_stream stream) {
-    const gmm__gtp_domain *d = &g->domains[b->domain];
+/* A gather of a bundle into its slot for a pass. */
+typedef struct gmm__gtp_gathering {
+    gmm__gtp_bundle *bundle;
+    gmm__gtp_slot *slot, *row; /* row: the slot with the rowwise copy that is transposed; NULL = none */
+    char *stage;
+    int dir, transpose;        /* direction of the slot; 1: its copy is a transpose of the rowwise one */
+    int staged;                /* 1: the gather uses the stage */
+} gmm__gtp_gathering;
+
+/* All-gathers the data and scales of bundles in one group call, to their slots, or to the stage where they are staged
+   or transposed behind it. All data are sent before all scales, since peer copies merge consecutive calls with equal
+   spacing into one 2D copy. */
+static gmm_status gmm__gtp_all_gather(gmm_gtp *g, const gmm__gtp_gathering *list, int32_t count, gmm_stream stream) {
+    const gmm__gtp_domain *d = &g->domains[list->bundle->domain];
     const gmm_comm *c = &d->gather;
-    int32_t i, part;
-    gmm_status s;
+    int32_t i, k, part, sends = 0;
+    gmm_status s = GMM_OK;
+    for (k = 0; k < count; k++) sends += !list[k].row;
+    if (sends == 0) return GMM_OK;
     gmm__gtp_set_collective(g, d, "all_gather");
-    s = c->group_begin(c->self, b->name);
+    s = c->group_begin(c->self, list->bundle->name);
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++)
-        for (i = 0; i < b->count; i++) {
-            const gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
-            const gmm__gather_layout *l = &w->layout[dir][part];
-            if (s || !l->send_bytes) continue;
-            s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
-                              all_staged || l->staged ? stage + l->stage_offset : slot + l->offset, l->send_bytes,
-                              stream);
-            g->stats.gathered_bytes += (int64_t)l->send_bytes * (d->size - 1);
+        for (k = 0; k < count; k++) {
+            const gmm__gtp_gathering *x = &list[k];
+            const int dir = x->transpose ? (int)GMM_ROWWISE : x->dir;
+            for (i = 0; i < x->bundle->count && !x->row && !s; i++) {
+                const gmm__gtp_weight *w = gmm__gtp_member(g, x->bundle, i);
+                const gmm__gather_layout *l = &w->layout[dir][part];
+                if (!l->send_bytes) continue;
+                s = c->all_gather(c->self, part == GMM__GTP_DATA ? w->desc.data[dir] : w->desc.scale[dir],
+                                  x->transpose || l->staged ? x->stage + l->stage_offset : x->slot->base + l->offset,
+                                  l->send_bytes, stream);
+                g->stats.gathered_bytes += (int64_t)l->send_bytes * (d->size - 1);
+            }
         }
     if (!s) s = c->group_end(c->self);
     if (!s) g->collective = NULL;
@@ -165,85 +179,129 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Gathers a bundle into its slot for a pass, on the gather stream. A columnwise copy that shards do not store is
-   transposed from the rowwise copy of the forward slot (`row`) if that is valid, else from shards gathered in the
-   stage. With one rank the shards are transposed, on `stream`. */
-static gmm_status gmm__gtp_gather(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+/* Begins the gather of a bundle: makes `stream` wait for whom it has to, and assigns the slot. */
+static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
+                                        gmm__gtp_gathering *x) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_domain *d = &g->domains[b->domain];
-    gmm__gtp_slot *slot = &g->slots[b->slot[pass]], *row = NULL;
+    gmm__gtp_slot *slot = &g->slots[b->slot[pass]];
     const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
-    const int dir = gmm__slot_direction(slot->kind);
-    const int transpose = first->transposed && dir == GMM_COLUMNWISE, sharded = d->size > 1;
-    const int staged = sharded && (transpose || first->layout[dir][0].staged || first->layout[dir][1].staged);
-    char *stage = d->gather_base + d->stage_offset[b->captured];
-    gmm__watch *watch = NULL;
+    const int sharded = d->size > 1;
     gmm_status s = GMM_OK;
-    if (sharded) {
-        stream = d->desc.gather_stream;
-        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
-        if (transpose && gmm__gtp_slot_valid(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
-            row = &g->slots[b->slot[GMM_GTP_FORWARD]];
-    }
+    x->bundle = b;
+    x->slot = slot;
+    x->row = NULL;
+    x->stage = d->gather_base + d->stage_offset[b->captured] + b->stage_offset[pass];
+    x->dir = gmm__slot_direction(slot->kind);
+    x->transpose = first->transposed && x->dir == GMM_COLUMNWISE;
+    if (sharded && x->transpose && gmm__gtp_slot_valid(g, &g->slots[b->slot[GMM_GTP_FORWARD]], bundle))
+        x->row = &g->slots[b->slot[GMM_GTP_FORWARD]];
+    x->staged = sharded && !x->row &&
+                (x->transpose || first->layout[x->dir][0].staged || first->layout[x->dir][1].staged);
     if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
-    else if (!s) s = gmm__gtp_event_wait(g, &b->published, stream);
+    else s = gmm__gtp_event_wait(g, &b->published, stream);
     if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
     if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);
-    if (!s && row) s = gmm__gtp_event_wait(g, &row->ready, stream);
-    if (!s && staged && !row) s = gmm__gtp_event_wait(g, &d->staged[b->captured], stream);
+    if (!s && x->row) s = gmm__gtp_event_wait(g, &x->row->ready, stream);
+    if (!s && x->staged) s = gmm__gtp_event_wait(g, &d->staged[b->captured], stream);
     slot->bundle = bundle;
     slot->version = b->version;
     slot->graph = g->graph;
     slot->pending = slot->read = 0;
-    if (!s && sharded) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
-    if (!s && sharded && !row) s = gmm__gtp_all_gather(g, b, transpose ? (int)GMM_ROWWISE : dir, transpose,
-                                                       slot->base, stage, stream);
-    if (!s && !transpose) s = gmm__gtp_unpack(g, b, dir, slot->base, stage, stream);
-    if (!s && transpose)
-        s = gmm__gtp_transpose(g, b, slot->base, row ? row->base : NULL, sharded && !row ? stage : NULL, stream);
-    if (!s && !transpose && first->shard.scaling == GMM_SCALING_TENSOR)
-        s = gmm__gtp_copy_values(g, b, slot->base + first->layout[dir][GMM__GTP_SCALE].offset, sizeof(float), 1,
+    return s;
+}
+/* Ends the gather of a bundle, whose bytes have been received: moves them to their places, or transposes them. */
+static gmm_status gmm__gtp_gather_end(gmm_gtp *g, const gmm__gtp_gathering *x, gmm_stream stream) {
+    gmm__gtp_bundle *b = x->bundle;
+    gmm__gtp_domain *d = &g->domains[b->domain];
+    const gmm__gtp_weight *first = gmm__gtp_member(g, b, 0);
+    const int sharded = d->size > 1;
+    gmm_status s = x->transpose ? gmm__gtp_transpose(g, b, x->slot->base, x->row ? x->row->base : NULL,
+                                                     sharded && !x->row ? x->stage : NULL, stream)
+                                : gmm__gtp_unpack(g, b, x->dir, x->slot->base, x->stage, stream);
+    if (!s && !x->transpose && first->shard.scaling == GMM_SCALING_TENSOR)
+        s = gmm__gtp_copy_values(g, b, x->slot->base + first->layout[x->dir][GMM__GTP_SCALE].offset, sizeof(float), 1,
                                  stream);
     if (!s && first->shard.scaling == GMM_SCALING_NV16 && first->desc.amax)
-        s = gmm__gtp_copy_values(g, b, slot->base + b->amax_offset[dir], sizeof(float), 0, stream);
-    if (!s && staged && !row) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
-    if (!s) s = gmm__gtp_event_record(g, &slot->ready, stream);
-    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", b->name);
+        s = gmm__gtp_copy_values(g, b, x->slot->base + b->amax_offset[x->dir], sizeof(float), 0, stream);
+    if (!s && x->staged) s = gmm__gtp_event_record(g, &d->staged[b->captured], stream);
+    if (!s) s = gmm__gtp_event_record(g, &x->slot->ready, stream);
     /* records `ready` of the forward slot again, so that the next gather into it waits for the transpose */
-    if (!s && row) s = gmm__gtp_event_record(g, &row->ready, stream);
+    if (!s && x->row) s = gmm__gtp_event_record(g, &x->row->ready, stream);
     if (!s && !sharded) s = gmm__gtp_record_read(g, &b->in_place, &b->in_place.recorded, &b->reader, stream);
     g->stats.gathers++;
-    g->stats.transposed += row || !sharded;
+    g->stats.transposed += x->row || !sharded;
     return s;
 }
 
-/* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
-static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+/* Gathers bundles of one domain into their slots for a pass, in one group call on the gather stream. A columnwise copy
+   that shards do not store is transposed from the rowwise copy of the forward slot if that is valid, else from shards
+   gathered in the stage. With one rank the shards are transposed, on `stream`. */
+static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t count, gmm_gtp_pass pass,
+                                  gmm_stream stream) {
+    gmm__gtp_domain *d = &g->domains[g->bundles[bundles[0]].domain];
+    const int sharded = d->size > 1;
+    gmm__gtp_gathering list[GMM__GTP_MAX_TOGETHER];
+    gmm__watch *watch = NULL;
+    gmm_status s = GMM_OK;
+    int32_t k;
+    if (sharded) {
+        stream = d->desc.gather_stream;
+        s = gmm__gtp_prepare_stream(g, d, GMM__GTP_GATHER);
+    }
+    for (k = 0; k < count && !s; k++) s = gmm__gtp_gather_begin(g, bundles[k], pass, stream, &list[k]);
+    if (!s && sharded) s = gmm__watch_begin(g, d, GMM__GTP_GATHER, &watch);
+    if (!s && sharded) s = gmm__gtp_all_gather(g, list, count, stream);
+    for (k = 0; k < count && !s; k++) s = gmm__gtp_gather_end(g, &list[k], stream);
+    return s ? s : gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", list->bundle->name);
+}
+
+/* Whether a bundle is to be gathered ahead of its acquire: not if it is resident or its slot is in use. */
+static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
-    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return GMM_OK;
+    if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return 0;
     slot = &g->slots[b->slot[pass]];
     if (slot->acquired && slot->bundle != bundle) {
         g->stats.busy++;
-        return GMM_OK;
+        return 0;
     }
     if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(g, b);
     if (gmm__gtp_slot_valid(g, slot, bundle)) {
         if (!slot->pending) slot->pending = 2;
-        return GMM_OK;
+        return 0;
     }
     if (slot->acquired || (slot->pending && slot->bundle >= 0 && slot->bundle != bundle &&
                            gmm__gtp_slot_valid(g, slot, slot->bundle))) {
         g->stats.busy++;
-        return GMM_OK;
+        return 0;
     }
     g->stats.outdated += slot->pending == 1;
     g->stats.prefetches++;
-    {
-        const gmm_status s = gmm__gtp_gather(g, bundle, pass, NULL);
-        slot->pending = 1;
-        return s;
+    return 1;
+}
+/* Gathers a bundle, and with it those behind it that its chain gathers together with it, ahead of their acquire. */
+static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
+    const gmm__gtp_bundle *b = &g->bundles[bundle];
+    const gmm__gtp_chain *c = b->chain[pass] < 0 ? NULL : &g->chains[b->chain[pass]];
+    int32_t list[GMM__GTP_MAX_TOGETHER], count = 1, i;
+    gmm_status s;
+    list[0] = bundle;
+    for (i = b->position[pass] + 1; c && i < c->count && i % c->together; i++) {
+        const int32_t next = g->chain_bundles[c->first + i];
+        if (gmm__gtp_to_prefetch(g, next, pass)) list[count++] = next; /* gmm_gtp_seal gives each a slot of its own */
     }
+    s = gmm__gtp_gather(g, list, count, pass, stream);
+    for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
+    return s;
+}
+/* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
+static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+    gmm_status s;
+    if (!gmm__gtp_to_prefetch(g, bundle, pass)) return GMM_OK;
+    s = gmm__gtp_gather_together(g, bundle, pass, NULL);
+    g->slots[g->bundles[bundle].slot[pass]].pending = 1;
+    return s;
 }
 
 /* Gathers the bundles that follow in the chain, as many as its `prefetch` says. */

@@ -1,11 +1,29 @@
 /* Gradients of a bundle: gmm_gtp_wgrad gives their buffer, gmm_gtp_submit reduces them over the ranks and adds them to
    main_grad. */
 
+/* The view of `count` gradients of a bundle from `first` on. */
+static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, int32_t first, int32_t count) {
+    const gmm_dtype wire = g->domains[b->domain].desc.wire;
+    gmm__gtp_operand o;
+    gmm_gtp_view v;
+    memset(&o, 0, sizeof o);
+    o.dtype = wire;
+    o.scaling = GMM_SCALING_NONE;
+    o.data = g->grads + b->first + first;
+    o.packed = gmm__gtp_uniform(g, b, first, count);
+    if (count > 1)
+        o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
+                                   gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
+    v = gmm__gtp_make_view(g, b, first, count, &o);
+    v.mat.amax = NULL;
+    v.slot = b->wgrad_slot;
+    v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
+    return v;
+}
 GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream, gmm_gtp_view *view) {
     static const char fn[] = "gmm_gtp_wgrad";
     gmm__gtp_bundle *b;
     gmm__wgrad_slot *slot;
-    gmm__gtp_operand o;
     gmm_gtp_view v;
     gmm_dtype wire;
     int32_t i;
@@ -34,18 +52,28 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     }
     slot->writer = bundle;
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
-    memset(&o, 0, sizeof o);
-    o.dtype = wire;
-    o.scaling = GMM_SCALING_NONE;
-    o.data = gtp->grads + b->first;
-    o.packed = b->count == 1 || b->uniform;
-    if (b->count > 1) o.group_stride = (int64_t)gmm__gtp_member(gtp, b, 1)->grad_offset * 8 / gmm_dtype_bits(wire);
-    v = gmm__gtp_make_view(gtp, b, &o);
-    v.mat.amax = NULL;
-    v.slot = b->wgrad_slot;
-    v.leave = gmm__gtp_reserved_processors(gtp, b, GMM_GTP_BACKWARD);
+    v = gmm__gtp_view_wgrad(gtp, b, 0, b->count);
     v.struct_size = view->struct_size;
     memcpy(view, &v, common);
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first, int32_t count, gmm_gtp_view *part) {
+    static const char fn[] = "gmm_gtp_wgrad_part";
+    const gmm__gtp_bundle *b;
+    gmm_gtp_view v;
+    size_t common;
+    gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
+    if (s) return s;
+    common = gmm__gtp_common_size(fn, "part", part, sizeof *part, &s, &gtp->error);
+    if (!s) s = gmm__gtp_check_part(gtp, fn, bundle, first, count);
+    if (s) return s;
+    b = &gtp->bundles[bundle];
+    if (b->wgrad_slot < 0 || gtp->wgrad_slots[b->wgrad_slot].writer != bundle)
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has no buffer: call gmm_gtp_wgrad first", fn, b->name);
+    v = gmm__gtp_view_wgrad(gtp, b, first, count);
+    v.struct_size = part->struct_size;
+    memcpy(part, &v, common);
     return GMM_OK;
 }
 

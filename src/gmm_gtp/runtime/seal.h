@@ -16,9 +16,15 @@ static int gmm__gtp_needs_slot(gmm_gtp *g, const gmm__gtp_bundle *b, int pass) {
            (gmm__slot_kind(g, b, pass) == GMM__SLOT_COLUMNWISE && gmm__gtp_member(g, b, 0)->transposed);
 }
 
+/* Whether views of consecutive matrices may contain both weights. */
+static int gmm__gtp_same_shape(const gmm__gtp_weight *w, const gmm__gtp_weight *x) {
+    return w->plan.local_rows == x->plan.local_rows && w->plan.local_cols == x->plan.local_cols &&
+           w->plan.padded_rows == x->plan.padded_rows;
+}
+
 /* Sets the offsets of a bundle's buffers. A slot contains the data of all weights, their scales at the distance that
-   gmm_layout_of gives, and their amaxes. The stage contains the buffers that a 2D copy or a transpose reads, the
-   gradient buffer the gradients. */
+   gmm_layout_of gives between weights of one shape, and their amaxes. The stage contains the buffers that a 2D copy or
+   a transpose reads, the gradient buffer the gradients. */
 static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
     gmm__gtp_domain *domain = &g->domains[b->domain];
     int d;
@@ -29,6 +35,9 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
             for (i = 0; i < b->count; i++) {
                 gmm__gtp_weight *w = gmm__gtp_member(g, b, i);
                 gmm__gather_layout *layout = &w->layout[d][part];
+                /* the values of TENSOR are copied at once */
+                if (i > 0 && w->shard.scaling != GMM_SCALING_TENSOR &&
+                    !gmm__gtp_same_shape(w, gmm__gtp_member(g, b, i - 1))) offset = gmm__round256(offset);
                 layout->offset = offset;
                 offset += part == GMM__GTP_DATA ? gmm__round256(layout->gathered_bytes) : layout->gathered_bytes;
                 if (d == GMM_COLUMNWISE && w->transposed) { /* the rowwise copy is received in the stage */
@@ -46,7 +55,8 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         if (gmm__gtp_member(g, b, 0)->shard.scaling == GMM_SCALING_NV16)
             offset += gmm__round256((size_t)b->count * sizeof(float));
         b->slot_bytes[d == GMM_COLUMNWISE ? GMM__SLOT_COLUMNWISE : GMM__SLOT_ROWWISE] = offset;
-        if (domain->size > 1 && stage > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
+        b->stage_bytes[d] = domain->size > 1 ? stage : 0;
+        if (b->stage_bytes[d] > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
     }
     b->slot_bytes[GMM__SLOT_RECOMPUTE] = b->chain[GMM_GTP_RECOMPUTE] < 0 ? 0 : b->slot_bytes[GMM__SLOT_ROWWISE];
     b->grad_bytes = 0;
@@ -55,6 +65,20 @@ static void gmm__gtp_bundle_layout(gmm_gtp *g, gmm__gtp_bundle *b) {
         w->grad_offset = b->grad_bytes;
         b->grad_bytes += gmm__round256((size_t)w->plan.padded_rows * (size_t)w->plan.local_cols *
                                        (size_t)(gmm_dtype_bits(g->domains[b->domain].desc.wire) / 8));
+    }
+}
+
+/* Sets where the bundles of a chain that are gathered together use the stage: behind one another. */
+static void gmm__gtp_stage_together(gmm_gtp *g, const gmm__gtp_chain *c) {
+    size_t stage = 0;
+    int32_t i;
+    for (i = 0; i < c->count && c->together > 1; i++) {
+        gmm__gtp_bundle *b = &g->bundles[g->chain_bundles[c->first + i]];
+        gmm__gtp_domain *domain = &g->domains[b->domain];
+        if (i % c->together == 0) stage = 0;
+        b->stage_offset[c->pass] = stage;
+        stage += b->stage_bytes[gmm__slot_direction(gmm__slot_kind(g, b, c->pass))];
+        if (stage > domain->stage_bytes[b->captured]) domain->stage_bytes[b->captured] = stage;
     }
 }
 
@@ -70,13 +94,16 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
 }
 
 /* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
-   bundles may be acquired, and `prefetch` further ones may be gathered. */
+   bundles may be acquired, and `prefetch` further ones may be gathered, with those that are gathered together with the
+   last of them. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
-    int32_t c, i, k;
+    int32_t c, i, k, together = 1;
+    for (c = 0; c < g->chain_count; c++) together = g->chains[c].together > together ? g->chains[c].together : together;
     for (c = 0; c < g->chain_count; c++)
         for (i = 0; i < g->chains[c].count; i++) {
+            const int32_t ahead = g->chains[c].prefetch + together - 1;
             int bundle_used = 0, slot_used = 0;
-            for (k = 0; k < g->chain_bundle_count && k - g->chains[c].prefetch < g->chains[c].held; k++) {
+            for (k = 0; k < g->chain_bundle_count && k - ahead < g->chains[c].held; k++) {
                 gmm_gtp_pass pass = GMM_GTP_FORWARD;
                 const gmm__gtp_bundle *x = gmm__gtp_successor(g, c, i, k, &pass);
                 if (!x) break;
@@ -186,6 +213,7 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         }
     }
     for (i = 0; i < gtp->bundle_count; i++) gmm__gtp_bundle_layout(gtp, &gtp->bundles[i]);
+    for (i = 0; i < gtp->chain_count; i++) gmm__gtp_stage_together(gtp, &gtp->chains[i]);
     for (i = 0; i < gtp->chain_count; i++) /* first the slots of bundles in chains, in the order of the chains */
         for (k = 0; k < gtp->chains[i].count; k++) {
             gmm__gtp_bundle *b = &gtp->bundles[gtp->chain_bundles[gtp->chains[i].first + k]];

@@ -48,6 +48,7 @@ typedef struct gmm__gather_layout {
     size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
 } gmm__gather_layout;
 
+enum { GMM__GTP_MAX_TOGETHER = 8 }; /* bundles gathered by one group call */
 enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 
@@ -61,6 +62,7 @@ typedef struct gmm__gtp_weight {
     int32_t bundle;              /* -1 = none yet */
     int32_t transposed;          /* 1: the columnwise copy is a transpose of the rowwise one */
     size_t grad_offset;          /* in the gradient buffer */
+    gmm_mat columnwise;          /* the target of mat.columnwise in backward parts that begin with this weight */
 } gmm__gtp_weight;
 
 /* A buffer for the gathered weights of a bundle. */
@@ -103,6 +105,8 @@ typedef struct gmm__gtp_bundle {
     gmm_mat columnwise;            /* the target of mat.columnwise in backward views */
     size_t amax_offset[2];         /* NV16: amaxes in a slot, by direction */
     size_t slot_bytes[GMM__SLOT_KINDS], grad_bytes;
+    size_t stage_bytes[2];         /* of the stage, by direction */
+    size_t stage_offset[GMM_GTP_PASSES]; /* of a gather, in the stage: bundles gathered together use parts of it */
     gmm__gtp_event published;      /* the shards have been written */
     gmm__gtp_event done;           /* the gradients have been added to main_grad */
     gmm__gtp_event in_place;       /* all reads of the shards themselves are done, */
@@ -112,7 +116,7 @@ typedef struct gmm__gtp_bundle {
 typedef struct gmm__gtp_chain {
     gmm_gtp_pass pass;
     int32_t first, count;          /* chain_bundles[first .. first + count) */
-    int32_t prefetch, held, captured, next;
+    int32_t prefetch, held, captured, next, together;
 } gmm__gtp_chain;
 
 /* Arrays of two are indexed by GMM__GTP_GATHER and GMM__GTP_REDUCE, those of the stage (stage_offset, stage_bytes,

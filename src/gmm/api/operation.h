@@ -18,6 +18,8 @@
     X(GMM_OP_MLP_FWD, mlp_fwd) \
     X(GMM_OP_MLP_BWD, mlp_bwd) \
     X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
+    X(GMM_OP_MOE_FWD, moe_fwd) \
+    X(GMM_OP_MOE_BWD, moe_bwd) \
     X(GMM_OP_TOPK_FWD, topk_fwd) \
     X(GMM_OP_TOPK_BWD, topk_bwd) \
     X(GMM_OP_ROUTE_FROM_DENSE, route_from_dense) \

@@ -33,12 +33,14 @@ typedef struct gmm__span {
 /* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
 enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
 
-enum { GMM__SPANS = 64 }; /* more than any operation records */
+enum { GMM__SPANS = 96 }; /* more than any operation records */
 
-/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. Lines are indented by `depth`, the
+   number of operations that the described one is a step of. */
 typedef struct gmm__text {
     char *data;
     size_t bytes, used;
+    int depth;
 } gmm__text;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -66,6 +68,7 @@ typedef struct gmm__call {
         gmm_linear linear;
         gmm_activation act;
         gmm_mlp mlp;
+        gmm_moe moe;
         gmm_route route;
         gmm_dense_route dense;
         gmm_expert_bias bias;
@@ -85,7 +88,8 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
-    gmm_mlp_config config;  /* MLP */
+    gmm_mlp_config config;  /* MLP, layer */
+    gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */

@@ -25,6 +25,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(cpu, linear_bgrad),
         GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
         GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, expert_bias), /* from, to */
         GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
@@ -58,6 +59,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
         GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, expert_bias), /* from, to */
         GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),

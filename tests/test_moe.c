@@ -620,11 +620,620 @@ static void drawn(int arg) {
     equals_calls(&s);
 }
 
+/* ---------------------------------------------------------------------------------------------- fp64 reference --- */
+
+/* The loss sum(out . dout) + aux_loss + z_loss of a small layer in fp64, and by central differences its gradients. */
+typedef struct model {
+    const moe_spec *s;
+    int64_t f1, out_cols;
+    double *x, *logits, *w1, *w2, *b1, *b2, *probs, *dout;
+    const int32_t *indices; /* that the library has chosen */
+    double *out;            /* of the last call */
+} model;
+
+/* What a token's row becomes in one expert, before it is weighted. */
+static void expert_out(const model *m, const double *x, int e, double *y) {
+    const moe_spec *s = m->s;
+    const int64_t H = s->hidden, F = s->ffn, O = m->out_cols;
+    double z[64], h[32];
+    for (int64_t n = 0; n < 2 * F; n++) {
+        z[n] = m->b1[e * 2 * F + n];
+        for (int64_t k = 0; k < H; k++) z[n] += m->w1[(e * 2 * F + n) * H + k] * x[k];
+    }
+    for (int64_t j = 0; j < F; j++) h[j] = z[j] / (1.0 + exp(-z[j])) * z[F + j];
+    for (int64_t o = 0; o < O; o++) {
+        y[o] = m->b2[e * O + o];
+        for (int64_t j = 0; j < F; j++) y[o] += m->w2[(e * O + o) * F + j] * h[j];
+    }
+}
+static double loss_of(model *m) {
+    const moe_spec *s = m->s;
+    const int E = s->experts, k = s->topk;
+    double loss = 0, q[16] = { 0 }, counts[16] = { 0 }, y[16];
+    for (int64_t t = 0; t < s->tokens; t++) {
+        double p[16], sum = 0, chosen = 0;
+        for (int e = 0; e < E; e++) sum += p[e] = exp(m->logits[t * E + e]);
+        for (int e = 0; e < E; e++) q[e] += p[e] / sum;
+        if (s->routed) loss += 0.001 / (double)s->tokens * log(sum) * log(sum);
+        for (int i = 0; i < k; i++)
+            if (m->indices[t * k + i] >= 0) chosen += p[m->indices[t * k + i]];
+        for (int64_t o = 0; o < m->out_cols; o++) m->out[t * m->out_cols + o] = 0;
+        for (int i = 0; i < k; i++) {
+            const int e = m->indices[t * k + i];
+            const double weight = s->routed && e >= 0 ? p[e] / chosen : m->probs[t * k + i];
+            if (e < 0) continue;
+            counts[e]++;
+            expert_out(m, m->x + t * s->hidden, e, y);
+            for (int64_t o = 0; o < m->out_cols; o++) m->out[t * m->out_cols + o] += weight * y[o];
+        }
+        for (int64_t o = 0; o < m->out_cols; o++) loss += m->out[t * m->out_cols + o] * m->dout[t * m->out_cols + o];
+    }
+    for (int e = 0; e < E && s->routed; e++)
+        loss += 0.01 * E / (k * (double)s->tokens * (double)s->tokens) * counts[e] * q[e];
+    return loss;
+}
+/* `got` are the derivatives of the loss by each of `values`. */
+static void check_slopes(model *m, const char *what, double *values, const double *got, int64_t n) {
+    double *want = (double *)t_host((size_t)n * 8), *bound = (double *)t_host((size_t)n * 8), most = 0;
+    for (int64_t i = 0; i < n; i++) {
+        const double old = values[i], step = 1e-5;
+        values[i] = old + step;
+        want[i] = loss_of(m);
+        values[i] = old - step;
+        want[i] = (want[i] - loss_of(m)) / (2 * step);
+        values[i] = old;
+        most = fmax(most, fabs(want[i]));
+    }
+    T_CHECK(most > 1e-3, "%s: no gradient", what);
+    for (int64_t i = 0; i < n; i++) bound[i] = 1e-5 * (most + fabs(want[i]));
+    t_near(what, got, want, bound, n);
+}
+#define check_slopes(...) T_CALL(check_slopes, __VA_ARGS__)
+
+/* Argument: 1 = routed, 2 = weighted sum. */
+static void reference(int arg) {
+    const moe_spec s = { .name = "reference", .dtype = GMM_F32, .tokens = 7, .experts = 5, .topk = 2, .hidden = 6,
+                         .ffn = 4, .hidden_out = 3, .bias = 1, .dropped = 20, .routed = arg & 1,
+                         .weighting = arg & 2 ? ON_SUM : ON_ROWS };
+    model m = GMM_ZERO;
+    moe_case c;
+    double bound[21];
+    build(&c, &s);
+    layer_fwd(&c, 0);
+    layer_bwd(&c);
+    m.s = &c.s;
+    m.out_cols = c.out_cols;
+    m.x = c.x.v;
+    m.logits = c.logits.v;
+    m.w1 = c.w1.v;
+    m.w2 = c.w2.v;
+    m.b1 = c.b1.v;
+    m.b2 = c.b2.v;
+    m.dout = c.dout.v;
+    m.probs = t_floats_get(c.o.probs, c.slots);
+    m.indices = (const int32_t *)t_get(c.o.indices, (size_t)c.slots * 4);
+    m.out = (double *)t_host((size_t)(s.tokens * c.out_cols) * 8);
+    (void)loss_of(&m);
+    for (int i = 0; i < 21; i++) bound[i] = 2e-5;
+    t_near("out", t_mat_get(&c.o.out), m.out, bound, s.tokens * c.out_cols);
+    check_slopes(&m, "dx", m.x, t_mat_get(&c.o.dx), s.tokens * s.hidden);
+    check_slopes(&m, "dw1", m.w1, t_mat_get(&c.o.dw[0]), s.experts * c.f1 * s.hidden);
+    check_slopes(&m, "dw2", m.w2, t_mat_get(&c.o.dw[1]), s.experts * c.out_cols * s.ffn);
+    check_slopes(&m, "db1", m.b1, t_mat_get(&c.o.db[0]), s.experts * c.f1);
+    check_slopes(&m, "db2", m.b2, t_mat_get(&c.o.db[1]), s.experts * c.out_cols);
+    if (s.routed) check_slopes(&m, "dlogits", m.logits, t_mat_get(&c.o.dlogits), s.tokens * s.experts);
+    else check_slopes(&m, "dprobs", m.probs, t_floats_get(c.o.dprobs, c.slots), c.slots);
+}
+
+/* -------------------------------------------------------------------------------------------------------- Memory --- */
+
+/* The layout: parts behind one another, and the maps in them. */
+static void layout(int arg) {
+    const int op = arg % 2 ? GMM_OP_MOE_BWD : GMM_OP_MOE_FWD;
+    moe_spec s = complete(specs[9 + arg / 2 * 4]); /* weighted sum: all dropped; aligned */
+    gmm_moe_layout l = GMM_ZERO, cut = GMM_ZERO;
+    const char *const names[] = { "row_of", "slot_of", "sizes", s.weighting == ON_SUM ? "y" : "row_probs", "preact" };
+    moe_case c;
+    composed sep;
+    const char *saved;
+    s.sizes = 0;
+    build(&c, &s);
+    separate_fwd(&c, &sep, 0);
+    layer_fwd(&c, 0);
+    T_OK(gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, &l));
+    T_CHECK(l.count == 5 && l.bytes == (int64_t)c.d.saved_bytes, "%d parts, %lld bytes", l.count, (long long)l.bytes);
+    for (int i = 0; i < l.count; i++) {
+        const gmm_saved_part *p = &l.part[i];
+        const int64_t end = i + 1 < l.count ? l.part[i + 1].offset : l.bytes;
+        T_CHECK(!strcmp(p->name, names[i]), "part %d is %s", i, p->name);
+        T_CHECK(p->offset % 256 == 0 && p->offset + p->bytes <= end && end - p->offset - p->bytes < 256, "part %s",
+                p->name);
+    }
+    T_CHECK(l.part[5].name == NULL && l.part[5].bytes == 0, "parts behind the last");
+    saved = (const char *)t_get(c.d.saved, c.d.saved_bytes);
+    t_same("row_of", saved + l.part[0].offset, t_get(sep.map.row_of, (size_t)c.slots * 4), (size_t)c.slots * 4);
+    t_same("slot_of", saved + l.part[1].offset, t_get(sep.map.slot_of, (size_t)sep.capacity * 4),
+           (size_t)sep.capacity * 4);
+    t_same("sizes", saved + l.part[2].offset, t_get(sep.map.sizes, (size_t)s.experts * 4), (size_t)s.experts * 4);
+    cut.struct_size = (uint32_t)sizeof cut + 8;
+    T_REFUSED(GMM_E_VERSION, gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, &cut), "gmm_moe_saved_query: layout", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, NULL), "gmm_moe_saved_query: layout", NULL);
+}
+
+/* Bytes per token of models' layers, on this engine: the layer saves neither rows of x nor y, and its backward makes no
+   copy of dy that the separate calls do not need. --verbose prints the table. */
+static const struct shape { const char *name; int64_t hidden, ffn; int experts, topk; } shapes[] = {
+    { "dsv3, 8 of 256, 32 here", 7168, 2048, 32, 8 },
+    { "qwen3, 8 of 128", 4096, 1536, 128, 8 },
+    { "mixtral, 2 of 8", 4096, 14336, 8, 2 },
+};
+static void memory(int arg) {
+    enum { TOKENS = 4096 };
+    const struct shape *h = &shapes[arg / 2];
+    const int64_t slots = (int64_t)TOKENS * h->topk, bits = 2;
+    const gmm_mat x = gmm_mat_packed(GMM_BF16, NULL), w = x, g32 = gmm_mat_packed(GMM_F32, NULL);
+    const gmm_grad grad = { .mat = &g32 };
+    gmm_mlp_config config = { .hidden = h->hidden, .ffn = h->ffn, .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU),
+                              .prob = !(arg % 2) };
+    gmm_mlp m = { .config = &config, .w1 = &w, .w2 = &w, .dw1 = &grad, .dw2 = &grad };
+    gmm_groups groups = { .count = h->experts, .capacity = slots, .dtype = GMM_I32 };
+    float one[1];
+    gmm_moe d = { .experts = h->experts, .tokens = TOKENS, .topk = h->topk, .mlp = &m, .x = &x, .out = &x, .dout = &x,
+                  .dx = &x, .probs = one, .dprobs = one };
+    gmm_info fwd = GMM_ZERO, bwd = GMM_ZERO, mfwd = GMM_ZERO, mbwd = GMM_ZERO;
+    /* separate calls: rows of x are saved beside the maps; y, dy and drows are buffers beside the workspace */
+    int64_t separate_saved, separate_peak, peak, row = h->hidden * bits, maps = slots * 8 + slots * 4;
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &d, &fwd));
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_BWD, &d, &bwd));
+    m.groups = &groups;
+    m.x = m.y = m.dy = m.dx = &x;
+    m.prob = config.prob ? one : NULL;
+    m.dprob = config.prob ? one : NULL;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &m, &mfwd));
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &m, &mbwd));
+    separate_saved = (int64_t)mfwd.saved_bytes + slots * row + maps + (config.prob ? 0 : slots * row);
+    separate_peak = separate_saved + (int64_t)mbwd.workspace_bytes + 2 * slots * row;
+    if (separate_peak < separate_saved + (int64_t)mfwd.workspace_bytes + (config.prob ? slots * row : 0))
+        separate_peak = separate_saved + (int64_t)mfwd.workspace_bytes + (config.prob ? slots * row : 0);
+    peak = (int64_t)(bwd.workspace_bytes > fwd.workspace_bytes ? bwd.workspace_bytes : fwd.workspace_bytes) +
+           (int64_t)fwd.saved_bytes;
+    if (T.verbose)
+        printf("  %s, probabilities %s, engine %s: bytes per token saved %lld (separate %lld), saved and workspace %lld "
+               "(separate %lld)\n", h->name, config.prob ? "in the MLP" : "in the combine", gmm_engine_name(T.engine),
+               (long long)((int64_t)fwd.saved_bytes / TOKENS), (long long)(separate_saved / TOKENS),
+               (long long)(peak / TOKENS), (long long)(separate_peak / TOKENS));
+    T_CHECK(fwd.saved_bytes == bwd.saved_bytes, "saved_bytes %zu and %zu", fwd.saved_bytes, bwd.saved_bytes);
+    T_CHECK((int64_t)fwd.saved_bytes <= separate_saved - slots * row + 2048, "saved %zu, separate %lld",
+            fwd.saved_bytes, (long long)separate_saved);
+    T_CHECK(peak < separate_peak, "peak %lld, separate %lld", (long long)peak, (long long)separate_peak);
+}
+
+/* ------------------------------------------------------------------------------------------------------ Refusals --- */
+
+/* Calls of one descriptor with memory that is large enough for what is refused. */
+typedef struct refusing { moe_case c; void *workspace; size_t bytes; } refusing;
+static gmm_status call(refusing *r, gmm_op op) {
+    return (op == GMM_OP_MOE_FWD ? gmm_moe_fwd : gmm_moe_bwd)(T.ctx, &r->c.d, r->workspace, r->bytes, T.stream);
+}
+static void ready_to_refuse(refusing *r, const moe_spec *s) {
+    gmm_info info = GMM_ZERO;
+    build(&r->c, s);
+    layer_fwd(&r->c, 0);
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_BWD, &r->c.d, &info));
+    r->bytes = r->c.workspace > info.workspace_bytes ? r->c.workspace : info.workspace_bytes;
+    r->workspace = t_workspace(r->bytes);
+    r->c.d.deferred = info.deferred_bytes ? t_workspace(info.deferred_bytes) : NULL;
+    r->c.d.deferred_bytes = info.deferred_bytes;
+}
+/* Changes the descriptor, expects the refusal, and undoes the change. */
+#define REFUSED(status, op, change, ...) \
+    do { \
+        const moe_case before_ = r.c; \
+        change; \
+        T_REFUSED(status, call(&r, op), op == GMM_OP_MOE_FWD ? "gmm_moe_fwd: " : "gmm_moe_bwd: ", __VA_ARGS__, NULL); \
+        r.c = before_; \
+        r.c.mlp.config = &r.c.config; \
+    } while (0)
+#define FWD GMM_OP_MOE_FWD
+#define BWD GMM_OP_MOE_BWD
+
+static void refused_fields(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "refused", .dtype = GMM_BF16, .weighting = ON_ROWS, .bias = 1 });
+    gmm_mat f32 = gmm_mat_packed(GMM_F32, NULL);
+    gmm_options wrong = { .engine = (gmm_engine)77 };
+    gmm_groups groups = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    refusing r;
+    (void)arg;
+    ready_to_refuse(&r, &s);
+    f32.data = r.c.x.data;
+    REFUSED(GMM_E_VERSION, FWD, r.c.d.struct_size = sizeof r.c.d + 8, "moe: struct_size");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.experts = 0, "moe.experts: 0 must be >= 1", "T=37");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.tokens = -1, "moe.tokens: -1 must be >= 0");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.tokens = 1 << 30, "moe.tokens: 1073741824 times topk 3");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.topk = 0, "moe.topk: 0 must be >= 1");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.align = -2, "moe.align: -2 must be >= 0");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.capacity = -5, "moe.capacity: -5 must be >= 0");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.capacity = (int64_t)1 << 31, "moe.capacity: 2147483648");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.options = &wrong, "moe.options.engine: 77");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.mlp = NULL, "moe.mlp is NULL");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.groups = &groups, "moe.mlp.groups is set", "the layer passes");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.options = &wrong, "moe.mlp.options is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.x = &r.c.x.mat, "moe.mlp.x is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.y = &r.c.x.mat, "moe.mlp.y is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.dy = &r.c.x.mat, "moe.mlp.dy is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.dx = &r.c.x.mat, "moe.mlp.dx is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.prob = r.c.probs, "moe.mlp.prob is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.dprob = r.c.probs, "moe.mlp.dprob is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.saved_bytes = 1, "moe.mlp.saved is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.deferred_bytes = 1, "moe.mlp.deferred is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.x_index = r.c.indices, "moe.mlp.x_index is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.dy_index = r.c.indices, "moe.mlp.dy_index is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.index_rows = 3, "moe.mlp.index_rows is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.index_div = 3, "moe.mlp.index_div is set");
+    REFUSED(GMM_E_NULL, FWD, r.c.mlp.config = NULL, "moe.mlp.config is NULL");
+    REFUSED(GMM_E_ARG, FWD, r.c.config.topk = 2, "moe.mlp.config.topk: 2 must be that of the layer, 3");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.config.ffn = 0, "moe.mlp.config.ffn: 0 must be >= 1");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.config.prob_on_bias2 = 0, "moe.mlp.config.prob_on_bias2: 0 with topk 3");
+    REFUSED(GMM_E_ARG, FWD, r.c.mlp.reserved = 1, "moe.mlp.reserved: 1");
+    REFUSED(GMM_E_NULL, FWD, r.c.mlp.w1 = NULL, "moe.mlp.w1 is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.mlp.w2 = NULL, "moe.mlp.w2 is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.mlp.b2 = NULL, "moe.mlp.b2 is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.x = NULL, "moe.x is NULL");
+    REFUSED(GMM_E_DTYPE, FWD, r.c.d.x = &f32, "moe.x: dtype f32 must be that of moe.mlp.w2, bf16");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.out = NULL, "moe.out is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.indices = NULL, "moe.indices is NULL for 111 values", "R=111");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.d.probs = NULL, "moe.dprobs is given, but neither probs nor route");
+    REFUSED(GMM_E_NULL, FWD, (r.c.d.probs = NULL, r.c.d.dprobs = NULL), "moe.probs is NULL for 111 values");
+    REFUSED(GMM_E_WORKSPACE, FWD, r.c.d.saved_bytes -= 1, "moe.saved has");
+    REFUSED(GMM_E_ALIGN, FWD, r.c.d.saved = (char *)r.c.d.saved + 64, "moe.saved: ", "256 bytes");
+    REFUSED(GMM_E_WORKSPACE, FWD, r.bytes = 100, "workspace_bytes: 100 must be >=");
+    REFUSED(GMM_E_NULL, BWD, r.c.d.dout = NULL, "moe.dout is NULL");
+    REFUSED(GMM_E_NULL, BWD, r.c.d.x = NULL, "moe.x is NULL");
+    REFUSED(GMM_E_NULL, BWD, r.c.d.saved = NULL, "moe.saved is NULL for");
+    T_REFUSED(GMM_E_ARG, gmm_moe_query(T.ctx, GMM_OP_MLP_FWD, &r.c.d, &info), "gmm_moe_query: op: mlp_fwd", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_moe_query(T.ctx, FWD, &r.c.d, NULL), "gmm_moe_query: info is NULL", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_moe_query(T.ctx, FWD, NULL, &info), "gmm_moe_query: moe is NULL", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_moe_fire_hooks(T.ctx, FWD, &r.c.d, T.stream), "gmm_moe_fire_hooks: op: moe_fwd", NULL);
+    T_CHECK(gmm_moe_fwd(NULL, &r.c.d, NULL, 0, NULL) == GMM_E_NULL, "no context");
+}
+
+static void refused_routes(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "refused", .dtype = GMM_BF16, .weighting = ON_SUM, .routed = 1 });
+    const gmm_options options = GMM_ZERO;
+    refusing r;
+    (void)arg;
+    ready_to_refuse(&r, &s);
+    REFUSED(GMM_E_ARG, FWD, r.c.route.experts = 4, "moe.route.experts: 4 must be that of the layer, 5");
+    REFUSED(GMM_E_ARG, FWD, r.c.route.tokens = 4, "moe.route.tokens: 4 must be that of the layer, 37");
+    REFUSED(GMM_E_ARG, FWD, r.c.route.topk = 4, "moe.route.topk: 4 must be that of the layer, 3");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.route.options = &options, "moe.route.options is set");
+    REFUSED(GMM_E_CONFIG, BWD, r.c.route.dprobs = r.c.o.dprobs, "moe.route.dprobs is set");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.d.indices = r.c.indices, "moe.indices is set beside route");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.d.probs = r.c.probs, "moe.probs is set beside route");
+    REFUSED(GMM_E_NULL, FWD, r.c.route.logits = NULL, "moe.route.logits is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.route.indices = NULL, "moe.route.indices is NULL");
+    REFUSED(GMM_E_NULL, FWD, r.c.route.probs = NULL, "moe.route.probs is NULL");
+    REFUSED(GMM_E_ARG, FWD, r.c.route.normalize = 2, "moe.route.normalize: 2");
+    REFUSED(GMM_E_NULL, BWD, r.c.route.indices = NULL, "moe.route.indices is NULL");
+    REFUSED(GMM_E_NULL, BWD, r.c.route.probs = NULL, "moe.route.probs is NULL");
+    REFUSED(GMM_E_NULL, BWD, r.c.route.counts = NULL, "moe.route.counts is NULL");
+    REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob_on_input = 1, r.c.config.topk = 3), "moe.mlp.config.prob_on_input");
+    r.c.s.weighting = ON_ROWS; /* memory */
+    REFUSED(GMM_E_ARG, FWD, r.c.d.out = &r.c.x.mat, "moe.out", "overlaps");
+    REFUSED(GMM_E_ARG, FWD, r.c.mlp.w1 = &r.c.o.out.mat, "moe.out", "overlaps moe.mlp.w1");
+    REFUSED(GMM_E_ARG, FWD, r.c.route.probs = (float *)r.c.o.out.data, "overlaps");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.sizes = r.c.o.indices, "overlaps");
+    REFUSED(GMM_E_ARG, FWD, r.workspace = r.c.d.saved, "overlaps");
+    REFUSED(GMM_E_ARG, BWD, r.c.d.dx = &r.c.dout.mat, "overlaps");
+    REFUSED(GMM_E_ARG, BWD, r.c.o.gw[0].mat = &r.c.o.dw[1].mat, "overlaps");
+    REFUSED(GMM_E_ARG, BWD, r.c.d.dprobs = (float *)r.c.d.saved, "overlaps");
+}
+
+/* A queue that is full or missing, before anything is launched. */
+static void refused_queue(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "queue", .dtype = GMM_BF16, .weighting = ON_ROWS, .delay = 1 });
+    refusing r;
+    (void)arg;
+    ready_to_refuse(&r, &s);
+    REFUSED(GMM_E_NULL, BWD, r.c.mlp.queue = NULL, "moe.mlp.queue is NULL");
+    REFUSED(GMM_E_STATE, BWD, r.c.queue.count = 1, "moe.mlp.queue is full with 1 of 1 entries");
+    REFUSED(GMM_E_WORKSPACE, BWD, r.c.d.deferred_bytes -= 1, "moe.deferred has");
+    REFUSED(GMM_E_NULL, BWD, r.c.d.deferred = NULL, "moe.deferred is NULL");
+    r.c.mlp.queue = &r.c.queue;
+    T_OK(call(&r, BWD));
+    T_CHECK(r.c.queue.count == 1, "the queue holds %d", (int)r.c.queue.count);
+}
+
+/* A recipe's feature alignment, and a weight of another dtype; probabilities that are in x already. */
+static void refused_recipes(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "recipe", .recipe = REF_MXFP8 + 1, .weighting = ON_ROWS });
+    refusing r;
+    (void)arg;
+    ready_to_refuse(&r, &s);
+    REFUSED(GMM_E_ARG, FWD, r.c.config.hidden = 48, "moe.mlp.config.hidden: 48 must be a multiple of 32");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.quant = NULL, "moe.mlp.config.recipe");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.quant.recipe");
+    REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob = 0, r.c.config.prob_on_input = 1), "moe.mlp.config.prob_on_input");
+}
+
+/* Faults: dropped rows and indices out of range are reported, and with gmm_config.verify an index is refused. */
+static void faults(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "faults", .dtype = GMM_BF16, .weighting = ON_ROWS,
+                                            .capacity = arg ? 0 : 50 });
+    const uint32_t want = arg ? (uint32_t)GMM_FAULT_INDEX : (uint32_t)GMM_FAULT_CAPACITY;
+    moe_case c;
+    build(&c, &s);
+    if (arg) {
+        int32_t *bad = (int32_t *)t_get(c.indices, (size_t)c.slots * 4);
+        bad[17] = 5;
+        c.indices = (int32_t *)t_in(bad, (size_t)c.slots * 4);
+    }
+    layer_fwd(&c, 0);
+    layer_bwd(&c);
+    T_CHECK(*(const uint32_t *)t_get(c.o.fault, 4) == want, "fault %u", *(const uint32_t *)t_get(c.o.fault, 4));
+    if (arg) {
+        gmm_config config = T.config;
+        const size_t bytes = c.workspace;
+        void *workspace = t_workspace(bytes);
+        config.verify = 1;
+        T.ctx = t_context(&config);
+        T_REFUSED(GMM_E_ARG, gmm_moe_fwd(T.ctx, &c.d, workspace, bytes, T.stream), "gmm_moe_fwd: moe.indices: [17] is 5",
+                  NULL);
+        c.indices = NULL;
+        build(&c, &s);
+        layer_fwd(&c, 0);
+        layer_bwd(&c);
+    }
+}
+
+/* --------------------------------------------------------------------------------------------------------- Hooks --- */
+
+typedef struct hooked { moe_case c; gmm_mat late[2]; char log[32]; int overlaps; gmm_status fails; } hooked;
+static void note(hooked *h, char what) { h->log[strlen(h->log)] = what; }
+static void ready(void *user, gmm_param param, gmm_stream stream) {
+    (void)stream;
+    note((hooked *)user, "1a2b"[param]);
+}
+/* Sets the address of the weight that a product is about to read: x, y in forward, p, q in dgrad. */
+static gmm_status need(void *user, gmm_param param, gmm_op op, gmm_stream stream) {
+    hooked *h = (hooked *)user;
+    const int i = param == GMM_PARAM_W2;
+    (void)stream;
+    note(h, (op == GMM_OP_LINEAR_FWD ? "xy" : "pq")[i]);
+    h->late[i].data = h->overlaps && i ? h->c.o.out.data : i ? h->c.w2.data : h->c.w1.data;
+    return h->fails;
+}
+
+/* Weights that become known in the hook, and the order of the hooks. Argument: delayed. */
+static void hooks(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "hooks", .dtype = GMM_BF16, .weighting = ON_ROWS, .bias = 1,
+                                            .delay = arg, .save = GMM_SAVE_NOTHING });
+    const char *const backward = arg ? "xqbap" : "xq2b1ap", *const queued = "21";
+    const gmm_grad_hooks functions = { NULL, ready, need };
+    gmm_grad_hooks with;
+    moe_outputs known;
+    gmm_info info = GMM_ZERO;
+    void *workspace;
+    hooked h;
+    memset(&h, 0, sizeof h);
+    build(&h.c, &s);
+    layer_fwd(&h.c, 0);
+    layer_bwd(&h.c);
+    known = h.c.o;
+    fresh(&h.c);
+    fill_layer(&h.c);
+    with = functions;
+    with.user = &h;
+    h.late[0] = h.c.w1.mat;
+    h.late[1] = h.c.w2.mat;
+    h.late[0].data = h.late[1].data = NULL;
+    h.c.mlp.w1 = &h.late[0];
+    h.c.mlp.w2 = &h.late[1];
+    h.c.mlp.hooks = &with;
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &h.c.d, &info));
+    h.c.d.saved = t_workspace(info.saved_bytes);
+    h.c.d.saved_bytes = info.saved_bytes;
+    workspace = t_workspace(info.workspace_bytes);
+    T_OK(gmm_moe_fwd(T.ctx, &h.c.d, workspace, info.workspace_bytes, T.stream));
+    T_CHECK(!strcmp(h.log, "xy"), "hooks \"%s\" of forward", h.log);
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_BWD, &h.c.d, &info));
+    h.c.d.deferred = info.deferred_bytes ? t_workspace(info.deferred_bytes) : NULL;
+    h.c.d.deferred_bytes = info.deferred_bytes;
+    h.late[0].data = h.late[1].data = NULL;
+    memset(h.log, 0, sizeof h.log);
+    T_OK(gmm_moe_bwd(T.ctx, &h.c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    T_CHECK(!strcmp(h.log, backward), "hooks \"%s\" of backward", h.log);
+    if (arg) {
+        memset(h.log, 0, sizeof h.log);
+        T_OK(gmm_moe_query(T.ctx, GMM_OP_MLP_WGRAD, &h.c.d, &info));
+        T_OK(gmm_mlp_wgrad(T.ctx, &h.c.queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        T_CHECK(!strcmp(h.log, queued), "hooks \"%s\" of the queue", h.log);
+    }
+    same_outputs(&h.c, &known, &h.c.o, 1);
+    memset(h.log, 0, sizeof h.log); /* as after a replay */
+    T_OK(gmm_moe_fire_hooks(T.ctx, GMM_OP_MOE_BWD, &h.c.d, T.stream));
+    T_OK(gmm_moe_fire_hooks(T.ctx, GMM_OP_MLP_WGRAD, &h.c.d, T.stream));
+    T_CHECK(!strcmp(h.log, arg ? "ba21" : "2b1a"), "hooks \"%s\" of a replay", h.log);
+    /* refused behind the beginning: an address in memory that the layer writes, and a status of the hook */
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &h.c.d, &info));
+    h.overlaps = 1;
+    T_CHECK(gmm_moe_fwd(T.ctx, &h.c.d, workspace, info.workspace_bytes, T.stream) == GMM_E_ARG, "overlap");
+    T_CHECK(strstr(gmm_last_error(T.ctx), "gmm_moe_fwd") && strstr(gmm_last_error(T.ctx), "overlaps"), "%s",
+            gmm_last_error(T.ctx));
+    h.overlaps = 0;
+    h.fails = GMM_E_STATE;
+    T_CHECK(gmm_moe_fwd(T.ctx, &h.c.d, workspace, info.workspace_bytes, T.stream) == GMM_E_STATE, "status");
+    T_CHECK(strstr(gmm_last_error(T.ctx), "gmm_moe_fwd: moe.mlp.hooks.need"), "%s", gmm_last_error(T.ctx));
+}
+
+/* gmm_describe: a line per step, those of the MLP behind it and indented once more. */
+static void described(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "described", .dtype = GMM_BF16, .weighting = ON_ROWS, .routed = 1 });
+    static const char *const lines[2][6] = {
+        { "moe_fwd: engine ", "\n  topk_fwd: ", "\n  permute_map: ", "\n  permute_fwd: ", "\n  mlp_fwd: ",
+          "\n  unpermute_fwd: " },
+        { "moe_bwd: engine ", "\n  mlp_bwd: ", "\n    linear_dgrad: ", "\n    linear_wgrad: ", "\n  permute_bwd: ",
+          "\n  topk_bwd: " } };
+    const gmm_op op = arg ? GMM_OP_MOE_BWD : GMM_OP_MOE_FWD;
+    gmm_info info = GMM_ZERO;
+    char text[8192], bytes[64];
+    const char *at = text;
+    moe_case c;
+    build(&c, &s);
+    fill_layer(&c);
+    T_OK(gmm_moe_query(T.ctx, op, &c.d, &info));
+    T_OK(gmm_describe(T.ctx, op, &c.d, text, sizeof text));
+    (void)snprintf(bytes, sizeof bytes, "workspace %zu bytes", info.workspace_bytes);
+    T_CHECK(strstr(text, bytes) && strstr(text, bytes) < strchr(text, '\n'), "%s", text);
+    T_CHECK(strstr(text, "T=37 E=5 k=3 R=111 hidden=64 ffn=96 out=64"), "%s", text);
+    for (int i = 0; i < 6; i++) {
+        at = strstr(at, lines[arg][i]);
+        T_CHECK(at, "%s of %s", lines[arg][i], text);
+    }
+    T_CHECK(strstr(text, "\n    linear_"), "%s", text);
+}
+
+/* ------------------------------------------------------------------------------------------------------- Graphs --- */
+
+#ifdef HAVE_CUDA
+static void no_error(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }
+#define no_error(...) T_CALL(no_error, __VA_ARGS__)
+
+typedef struct replayed { moe_case c; void *workspace, *graph; size_t bytes; int32_t *indices; float *probs; } replayed;
+
+static gmm_status enqueue(replayed *r) {
+    gmm_status s = gmm_moe_fwd(T.ctx, &r->c.d, r->workspace, r->bytes, T.stream);
+    if (s == GMM_OK) s = gmm_moe_bwd(T.ctx, &r->c.d, r->workspace, r->bytes, T.stream);
+    if (s == GMM_OK && r->c.s.delay) s = gmm_mlp_wgrad(T.ctx, &r->c.queue, r->workspace, r->bytes, T.stream);
+    return s;
+}
+/* Other tokens, logits, indices and probabilities at the same addresses, and poisoned outputs. */
+static void redraw(replayed *r, int seed) {
+    moe_case *c = &r->c;
+    t_mat *in[] = { &c->x, &c->logits, &c->dout };
+    t_mat *out[] = { &c->o.out, &c->o.dx, &c->o.dlogits };
+    const uint32_t zero = 0;
+    t_reseed((uint64_t)seed);
+    for (int i = 0; i < 3; i++) {
+        for (int64_t k = 0; k < in[i]->rows * in[i]->cols; k++) in[i]->v[k] = ref_round(in[i]->dtype, 2.0 * t_real());
+        t_mat_put(in[i]);
+        t_poison(out[i]->data, 0xFF, (size_t)(out[i]->rows * out[i]->cols * ref_bytes(out[i]->dtype)));
+    }
+    if (!c->s.routed) {
+        c->s.dropped = seed == 2 ? 100 : 10 * seed;
+        c->s.used = 1 + seed % c->s.experts;
+        give_routing(c);
+        t_upload(r->indices, t_get(c->indices, (size_t)c->slots * 4), (size_t)c->slots * 4);
+        t_upload(r->probs, t_get(c->probs, (size_t)c->slots * 4), (size_t)c->slots * 4);
+    }
+    for (int i = 0; i < 2; i++) {
+        t_mat_put(&c->o.dw[i]);
+        t_mat_put(&c->o.db[i]);
+    }
+    t_poison(c->o.dprobs, 0xFF, (size_t)c->slots * 4);
+    t_poison(r->workspace, 0xFF, r->bytes);
+    t_poison(c->d.saved, 0xFF, c->d.saved_bytes);
+    t_upload(c->o.fault, &zero, 4);
+}
+/* Copies of all outputs. */
+static moe_outputs copied(const moe_case *c) {
+    moe_outputs o = c->o;
+    t_mat *mats[] = { &o.out, &o.dx, &o.dlogits, &o.dw[0], &o.dw[1], &o.db[0], &o.db[1] };
+    t_wait();
+    for (int i = 0; i < 7; i++) {
+        const size_t bytes = (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype));
+        const void *bits = t_get(mats[i]->data, bytes);
+        *mats[i] = t_mat_out(mats[i]->dtype, mats[i]->count, mats[i]->rows, mats[i]->cols);
+        t_upload(mats[i]->data, bits, bytes);
+    }
+    o.dprobs = (float *)t_in(t_get(c->o.dprobs, (size_t)c->slots * 4), (size_t)c->slots * 4);
+    o.indices = (int32_t *)t_in(t_get(c->o.indices, (size_t)c->slots * 4), (size_t)c->slots * 4);
+    o.probs = (float *)t_in(t_get(c->o.probs, (size_t)c->slots * 4), (size_t)c->slots * 4);
+    o.losses = (float *)t_in(t_get(c->o.losses, 8), 8);
+    o.sizes = (int32_t *)t_in(t_get(c->o.sizes, (size_t)c->s.experts * 4), (size_t)c->s.experts * 4);
+    o.fault = (uint32_t *)t_in(t_get(c->o.fault, 4), 4);
+    o.amax = (float *)t_in(t_get(c->o.amax, 4 * GMM_SLOTS * (size_t)c->s.experts),
+                           4 * GMM_SLOTS * (size_t)c->s.experts);
+    return o;
+}
+/* A captured step, replayed with other tokens and routings, equals eager calls. Argument: 1 routed, 2 weighted sum,
+   4 delayed, 8 FP8. */
+static void graphs(int arg) {
+    const moe_spec s = complete((moe_spec){ .name = "graph", .dtype = GMM_BF16, .routed = arg & 1, .bias = 1,
+                                            .weighting = arg & 2 ? ON_SUM : ON_ROWS, .delay = arg >> 2 & 1,
+                                            .recipe = arg & 8 ? REF_FP8_BLOCK + 1 : 0, .hidden = 128, .ffn = 128,
+                                            .main_grad = 1, .capacity = 100, .sizes = 1 });
+    const gmm_op ops[] = { GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, GMM_OP_MLP_WGRAD };
+    replayed r;
+    gmm_status status;
+    memset(&r, 0, sizeof r);
+    build(&r.c, &s);
+    r.indices = (int32_t *)t_alloc((size_t)r.c.slots * 4);
+    r.probs = (float *)t_alloc((size_t)r.c.slots * 4);
+    if (!s.routed) r.c.o.indices = r.indices, r.c.o.probs = r.probs;
+    fill_layer(&r.c);
+    if (!s.routed) r.c.d.indices = r.indices, r.c.d.probs = r.probs;
+    for (int i = 0; i < (s.delay ? 3 : 2); i++) {
+        gmm_info info = GMM_ZERO;
+        T_OK(gmm_moe_query(T.ctx, ops[i], &r.c.d, &info));
+        if (i == 0) {
+            r.c.d.saved = t_alloc_aligned(info.saved_bytes, 256);
+            r.c.d.saved_bytes = info.saved_bytes;
+        }
+        if (i == 1 && info.deferred_bytes) {
+            r.c.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+            r.c.d.deferred_bytes = info.deferred_bytes;
+        }
+        if (info.workspace_bytes > r.bytes) r.bytes = info.workspace_bytes;
+    }
+    r.workspace = t_alloc_aligned(r.bytes, 256);
+    redraw(&r, 1);
+    T_CHECK(enqueue(&r) == GMM_OK, "%s", gmm_last_error(T.ctx)); /* loads the code */
+    t_wait();
+    no_error("begin", device_begin_capture());
+    status = enqueue(&r);
+    no_error("end", device_end_capture(&r.graph));
+    T_CHECK(status == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
+    for (int seed = 2; seed < 6; seed++) {
+        moe_outputs eager, replay;
+        redraw(&r, seed);
+        T_CHECK(enqueue(&r) == GMM_OK, "%s", gmm_last_error(T.ctx));
+        eager = copied(&r.c);
+        redraw(&r, seed);
+        no_error("replay", device_replay(r.graph));
+        replay = copied(&r.c);
+        same_outputs(&r.c, &eager, &replay, 1);
+    }
+    device_graph_free(r.graph);
+}
+#endif
+
 void tests_moe(void) {
+    static const char *const forms[] = { "given routing", "routed", "given routing, weighted sum",
+                                         "routed, weighted sum" };
     for (int i = 0; i < T_COUNT(specs); i++) t_add(cases, i, "moe equals its calls: %s", specs[i].name);
     for (int i = 0; i < REF_RECIPES * T_COUNT(policies); i++)
         t_add(recipes, i, "moe equals its calls, recipe %s, %s", ref_recipe_of(i % REF_RECIPES).name,
               policies[i / REF_RECIPES].name);
     t_add(drawn, 0, "moe drawn at random");
     t_random(20);
+    for (int i = 0; i < 4; i++) t_add(reference, i, "moe beside an fp64 reference: %s", forms[i]);
+    for (int i = 0; i < 4; i++)
+        t_add(layout, i, "moe layout of saved, %s, %s", i / 2 ? "row_probs" : "y", i % 2 ? "bwd" : "fwd");
+    for (int i = 0; i < 2 * T_COUNT(shapes); i++)
+        t_add(memory, i, "moe memory of %s%s", shapes[i / 2].name, i % 2 ? ", weighted sum" : "");
+    t_add(refused_fields, 0, "moe refused: fields");
+    t_add(refused_routes, 0, "moe refused: routes and overlaps");
+    t_add(refused_queue, 0, "moe refused: queue");
+    t_add(refused_recipes, 0, "moe refused: recipes");
+    t_add(faults, 0, "moe fault of the capacity");
+    t_add(faults, 1, "moe fault of an index, verified");
+    for (int i = 0; i < 2; i++) t_add(hooks, i, "moe hooks%s", i ? ", delayed" : "");
+    for (int i = 0; i < 2; i++) t_add(described, i, "moe described %s", i ? "bwd" : "fwd");
+#ifdef HAVE_CUDA
+    for (int i = 0; i < 16; i++)
+        t_add_gpu(graphs, i, "moe graph, other tokens and routings: %s%s%s", forms[i & 3], i & 4 ? ", delayed" : "",
+                  i & 8 ? ", fp8" : "");
+#endif
 }

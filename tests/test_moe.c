@@ -60,6 +60,7 @@ typedef struct moe_case {
     gmm_wgrad_queue queue;
     moe_outputs o;
     size_t workspace, deferred; /* bytes that the queries have named */
+    int queued;       /* backward has queued weight gradients */
 } moe_case;
 
 static t_mat scaled(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, double size) {
@@ -279,7 +280,8 @@ static void layer_bwd(moe_case *c) {
     c->d.deferred_bytes = info.deferred_bytes;
     workspace = t_workspace(info.workspace_bytes);
     T_OK(gmm_moe_bwd(T.ctx, &c->d, workspace, info.workspace_bytes, T.stream));
-    if (!c->queue.count) return;
+    c->queued = c->queue.count > 0;
+    if (!c->queued) return;
     t_poison(workspace, 0xFF, info.workspace_bytes);
     if (c->d.sizes) t_poison(c->d.sizes, 0xFF, (size_t)c->s.experts * 4);
     T_OK(gmm_moe_query(T.ctx, GMM_OP_MLP_WGRAD, &c->d, &info));
@@ -470,16 +472,13 @@ static void equals_calls(const moe_spec *spec) {
     separate_fwd(&c, &s, 0);
     separate_bwd(&c, &s);
     separate = c.o;
-    if (spec->sizes && spec->delay) { /* layer_bwd overwrites its own */
-        separate.sizes = (int32_t *)t_alloc((size_t)spec->experts * 4);
-        t_poison(separate.sizes, 0xFF, (size_t)spec->experts * 4);
-    }
     c.config.topk = 0;
     c.quant.weight_cache = NULL;
     fresh(&c);
     layer_fwd(&c, 0);
     layer_bwd(&c);
     train = c.o;
+    if (c.queued) t_poison(separate.sizes, 0xFF, (size_t)spec->experts * 4); /* as layer_bwd has done to its own */
     same_outputs(&c, &separate, &train, 1);
     fresh(&c);
     layer_fwd(&c, 1);

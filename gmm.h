@@ -265,19 +265,20 @@ typedef struct gmm_info {
                                 is then served by another engine under AUTO, in at most workspace_bytes, and refused
                                 where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
-    size_t saved_bytes;      /* MLP: gmm_mlp.saved */
-    size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
-                                unless operands are quantized */
+    size_t saved_bytes;      /* MLP, layer: gmm_mlp.saved, gmm_moe.saved */
+    size_t deferred_bytes;   /* MLP, layer: gmm_mlp.deferred, gmm_moe.deferred */
+    int32_t in_align;        /* in and out features (MLP, layer: hidden, ffn and hidden_out) must be multiples of these;
+                                1 unless operands are quantized */
     int32_t out_align;
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
-    size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
+    size_t weight_cache_bytes; /* MLP, layer: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
 /* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
-   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
-   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
-   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's or a layer's there is
+   an indented one for each step that it is composed of, and below a layer's MLP those of the MLP. `descriptor` is what
+   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have
+   no description (GMM_E_ARG).
    At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
    Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
@@ -914,8 +915,8 @@ GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permu
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
-/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, and x and rows,
-   or for row_probs alone neither (products may gather the rows of x: gmm_linear.x_index).
+/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x and rows;
+   for row_probs alone neither x nor rows, where products gather the rows of x (gmm_linear.x_index).
    With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
    Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
@@ -939,67 +940,67 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 
 /* ------------------------------------------------------------------------- 8.1 Mixture-of-experts layer --- */
 
-/* A whole layer, from tokens to their combined outputs, as one call forward and one backward:
+/* A whole layer, from tokens to the sums of their experts' outputs, as one call forward and one backward:
        fwd   topk_fwd, permute_map, mlp_fwd on the rows of x, unpermute_fwd
        bwd   unpermute_bwd, mlp_bwd, permute_bwd, topk_bwd
-   Results are bitwise those of these operations called one after the other by the same engine, with rows, y and their
-   gradients in the dtype of x.
-   Routing   `route` NULL: the caller has indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it, and
-             reads route.indices and probs, which both calls need; bwd needs them unchanged. The route's experts, tokens
-             and topk are the layer's; its options and dprobs, which the layer passes, must be NULL.
-   Rows      Rows of experts follow one another as gmm_permute describes: dropped slots (-1), capacity, align. Without a
-             recipe nothing is permuted: products gather rows of x (gmm_linear.x_index), and rows of dout too where its
-             dtype is that of x and the combine has no probs. With a recipe rows of x are permuted before they are
-             quantized, in fwd, and in bwd where it reads them.
-   probs     mlp.config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds; dprobs
-             then needs these rows, so that `saved` has them too: T topk rows of hidden_out columns that the other choice
-             does not save. probs NULL without a route: rows are added unweighted; this is what config.prob_on_input 1
-             needs. In a query without a route, probs NULL says so only with config.prob 0.
-   mlp       holds what belongs to the experts: config, w1, b1, w2, b2, dw1, dw2, db1, db2, queue, hooks, quant. Its other
-             fields are the layer's and must be 0: groups, options, x, prob, y, saved, dy, dx, dprob, deferred, indices.
-             config.topk must be 0 or the layer's.
-   NULL      What is not wanted is not computed. `saved` NULL in fwd is inference; in bwd, of dx, dprobs, route.dlogits
-             and the gradients in `mlp` those that are NULL are left out with the steps that only they need.
-   Tokens that were dispatched from other ranks already lie by expert, with splits instead of indices: gmm_mlp takes them.
-   Shapes: x, dx [T, hidden]; out, dout [T, hidden_out]; indices, probs, dprobs [T, topk]; sizes [E]. Weights: gmm_mlp.
-   dtypes: x that of the weights (gmm_mlp); out, dout, dx F32, F16, BF16 each their own; indices, sizes int32, probs,
-       dprobs fp32.  Aliasing: none. */
+   Results are bitwise those of these operations, called one after the other on the same engine, with the rows of x, y
+   and their gradients in the dtype of x.
+   Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
+             They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
+             topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Without a recipe
+             no row is permuted: products gather rows of x (gmm_linear.x_index), and those of dout where it has the
+             dtype of x and is not weighted. With a recipe rows are permuted before they are quantized, those of x in
+             fwd, and again in bwd where it reads them.
+   probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
+             gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
+             the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
+             what config.prob_on_input needs; with config.prob 0, NULL says so to a query too.
+   mlp       has what belongs to the experts: config, w1, b1, w2, b2, dw1, dw2, db1, db2, queue, hooks, quant. The layer
+             sets all other fields (groups, options, x, prob, y, saved, dy, dx, dprob, deferred, indices of rows), which
+             must be 0. config.topk is the layer's, or 0.
+   NULL      What is NULL is not wanted, nor computed. saved NULL in fwd is inference. bwd leaves out steps that only
+             results need which are NULL: dx, dprobs, route.dlogits, gradients in mlp.
+   Tokens that other ranks have sent lie by expert already, with a split instead of indices: gmm_mlp takes these.
+   Shapes: x, dx [T, hidden]; out, dout [T, hidden_out]; indices, probs, dprobs [T, topk]; sizes [E]; weights: gmm_mlp.
+   dtypes: x that of the weights, as in gmm_mlp; out, dout, dx F32, F16, BF16 each their own; indices, sizes int32;
+       probs, dprobs fp32.  Aliasing: none. */
 typedef struct gmm_moe {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1: matrices of mlp.w1 and w2 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
-    int64_t capacity;         /* R < 2^31: rows of all experts; slots that do not fit are dropped, and set
-                                 GMM_FAULT_CAPACITY. 0 = as many as any routing needs: T topk, and with align E (align - 1)
-                                 or T topk (align - 1) more, whichever is less, rounded up to a multiple of it */
+    int64_t capacity;         /* R < 2^31: rows of all experts. Slots that do not fit are dropped, and set
+                                 GMM_FAULT_CAPACITY. 0 = as many as any routing needs: T topk, to which align adds at
+                                 most align - 1 rows per expert */
     int32_t topk;             /* >= 1 */
-    int32_t align;            /* rows of zeros fill up each expert's to a multiple of it; 0 = 1 */
+    int32_t align;            /* rows of zeros fill up those of each expert to a multiple of it; 0 = 1 */
     const gmm_options *options; /* of every operation */
     const gmm_mlp *mlp;
     const gmm_route *route;   /* NULL: indices and probs are given */
     const int32_t *indices;   /* without route */
     const float *probs;       /* without route; NULL = none */
-    float *dprobs;            /* bwd: gradient of probs, dropped slots get 0; with a route of route.probs, for the caller's
-                                 use: dlogits does not need it. NULL = not wanted */
+    float *dprobs;            /* bwd: gradient of probs or route.probs, 0 of dropped slots. NULL = not wanted; dlogits
+                                 does not need it */
     const gmm_mat *x;
     const gmm_mat *out;       /* fwd writes */
     const gmm_mat *dout;      /* bwd reads */
     const gmm_mat *dx;        /* bwd writes; NULL = not wanted */
-    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in `saved` */
-    uint32_t *fault;          /* gmm_groups.fault, and GMM_FAULT_INDEX for indices out of range; NULL = not wanted */
+    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved */
+    uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
     void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
 } gmm_moe;
 
-/* Engine, sizes and feature alignment of GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD for the weight gradients
-   that bwd has queued. Whether `saved` is NULL does not matter, but that a fwd with it may take less workspace.
+/* Engine, sizes and feature alignment of GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD: gmm_mlp_wgrad of what bwd
+   queues. With saved NULL the workspace of GMM_OP_MOE_FWD suffices for training and inference, else for training.
    Stream, graph: none. Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_info *info);
 
-/* What gmm_moe.saved holds, as gmm_saved_layout has it for an MLP: "row_of" [T, topk], "slot_of" and "row_probs" [R] and
-   "sizes" [E] as in gmm_permute (sizes: unless the caller has given an array), "y": the rows that the combine adds where
-   it weights them. Behind them the parts of the MLP. */
+/* What gmm_moe.saved holds: "row_of" [T, topk], "slot_of" [R] and "sizes" [E] as in gmm_permute (sizes: where the
+   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows; then the parts of
+   the MLP, as gmm_saved_layout has them. */
 typedef struct gmm_moe_layout {
     uint32_t struct_size;
     int32_t count;           /* parts, in the order of their offsets */
@@ -1007,27 +1008,29 @@ typedef struct gmm_moe_layout {
     gmm_saved_part part[16]; /* zeros from `count` on */
 } gmm_moe_layout;
 
-/* The layout of `saved`. It is the same for every engine, and for the descriptors of GMM_OP_MOE_FWD and GMM_OP_MOE_BWD.
+/* The layout of saved. It is the same for every engine, and for the descriptors of GMM_OP_MOE_FWD and GMM_OP_MOE_BWD.
    Stream, graph: none. Errors: as gmm_moe_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_moe_layout *layout);
 
 /* out of the layer. Needs mlp, x, out, and route or indices (and probs with config.prob).
    Stream, graph: enqueued; capturable, and a replay may have other tokens and routings.
-   Errors: as gmm_mlp_fwd and gmm_topk_fwd; GMM_E_CONFIG (fields that exclude each other, or are not the caller's). */
+   Errors: as gmm_mlp_fwd and gmm_topk_fwd; GMM_E_CONFIG (fields that exclude each other, or that the layer sets). */
 GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Those of dx, dprobs, route.dlogits and the gradients in `mlp` that are not NULL, from dout and saved. Needs dout, saved,
-   sizes if fwd wrote them; x where gmm_mlp_bwd would read it; probs with config.prob 0; the route with route.dlogits.
-   Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred, dw1,
-   dw2, the fault word and the arrays of mlp.quant must remain unchanged; rows that were permuted are in `deferred`.
-   Everything else may be freed as gmm_mlp_bwd says.  Stream, graph: enqueued; capturable, as gmm_mlp_bwd.
+/* Those of dx, dprobs, route.dlogits and the gradients in mlp that are not NULL. Needs dout, saved, and sizes if fwd
+   has written them; x where gmm_mlp_bwd needs it, and for its dtype where weights are quantized; probs where they
+   weight the combine; with dlogits what gmm_topk_bwd needs.
+   Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
+   the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
+   or overwritten as gmm_mlp_bwd says: deferred has the permuted rows that the queue reads.
+   Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Calls the `ready` hooks that `op` (GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD for what it has queued) calls outside of a
-   capture; for callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
+/* Calls the `ready` hooks that `op` (GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD of what it queues) calls outside of a capture;
+   for callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
    Errors: those of gmm_moe_query. */
 GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_stream stream);
 
@@ -6325,7 +6328,8 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm__call call;
     gmm__plan plan;
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, GMM__MLP_LAUNCH);
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK || (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }
@@ -7800,7 +7804,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         (s = gmm__read(call, "mlp.config", c, sizeof *c, m.config)) != GMM_OK)
         return s;
     if (c->topk && c->topk != d->topk)
-        return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk, d->topk);
+        return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
+                           d->topk);
     c->topk = d->topk;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
@@ -7891,8 +7896,8 @@ typedef struct gmm__moe_step {
 
 enum { GMM__MOE_STEPS = 5 };
 
-/* The steps of a call in their order, the same for its plan and its launch. Descriptors point into this structure, which
-   must therefore not be copied. */
+/* The steps of a call in their order, the same for its plan and its launch. Descriptors point into this structure,
+   which must therefore not be copied. */
 typedef struct gmm__moe_steps {
     const gmm__call *call;
     gmm__moe_wants wants;
@@ -8161,8 +8166,8 @@ static gmm_status gmm__moe_prepare_step(const gmm__moe_steps *steps, int i, int 
         return gmm__permute_prepare(call, ctx, step->op, function, (const gmm_permute *)step->descriptor, query);
     }
 }
-/* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have the same
-   functions; each operation selects an engine of its own. */
+/* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have these
+   functions in common; each operation selects an engine of its own. */
 
 /* Gives the MLP's descriptor the matrices that a backward does not read, so that it can be checked. */
 static void gmm__moe_complete(gmm__moe_steps *steps) {
@@ -8176,7 +8181,7 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
-/* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp is left as the checked
+/* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp becomes the checked
    call of the MLP, also where the layer does not run it. */
 static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     const gmm_moe *d = &call->d.moe;

@@ -10,7 +10,7 @@
 #include "device.h"
 #endif
 
-/* ---------------------------------------------------------------------------------------------------- One layer --- */
+/* -------------------------------------------------------------------------------------------------- One layer --- */
 
 enum weighting { NO_PROBS, ON_ROWS, ON_SUM }; /* where probabilities count: nowhere, FC2's input, the combine */
 /* Results that may be left out. */
@@ -218,7 +218,7 @@ static void fill_route(moe_case *c, gmm_route *r) {
     r->dlogits = s->without & DLOGITS ? NULL : &c->o.dlogits.mat;
 }
 
-/* ----------------------------------------------------------------------------------------------- The layer's calls --- */
+/* ------------------------------------------------------------------------------------------ The layer's calls --- */
 
 static void fill_layer(moe_case *c) {
     const moe_spec *s = &c->s;
@@ -290,7 +290,7 @@ static void layer_bwd(moe_case *c) {
 }
 #define layer_bwd(...) T_CALL(layer_bwd, __VA_ARGS__)
 
-/* ------------------------------------------------------------------------------------------------ Separate calls --- */
+/* --------------------------------------------------------------------------------------------- Separate calls --- */
 
 /* The same layer, composed of calls. */
 typedef struct composed {
@@ -431,7 +431,7 @@ static void separate_bwd(moe_case *c, composed *s) {
 }
 #define separate_bwd(...) T_CALL(separate_bwd, __VA_ARGS__)
 
-/* ---------------------------------------------------------------------------------------------------- Comparison --- */
+/* ------------------------------------------------------------------------------------------------- Comparison --- */
 
 static void same_mat(const char *what, const t_mat *a, const t_mat *b) {
     t_same(what, t_mat_bits(a), t_mat_bits(b), (size_t)(a->count * a->rows * a->cols * ref_bytes(a->dtype)));
@@ -619,7 +619,7 @@ static void drawn(int arg) {
     equals_calls(&s);
 }
 
-/* ---------------------------------------------------------------------------------------------- fp64 reference --- */
+/* --------------------------------------------------------------------------------------------- fp64 reference --- */
 
 /* The loss sum(out . dout) + aux_loss + z_loss of a small layer in fp64, and by central differences its gradients. */
 typedef struct model {
@@ -724,7 +724,7 @@ static void reference(int arg) {
     else check_slopes(&m, "dprobs", m.probs, t_floats_get(c.o.dprobs, c.slots), c.slots);
 }
 
-/* -------------------------------------------------------------------------------------------------------- Memory --- */
+/* ----------------------------------------------------------------------------------------------------- Memory --- */
 
 /* The layout: parts behind one another, and the maps in them. */
 static void layout(int arg) {
@@ -797,17 +797,17 @@ static void memory(int arg) {
     peak = (int64_t)(bwd.workspace_bytes > fwd.workspace_bytes ? bwd.workspace_bytes : fwd.workspace_bytes) +
            (int64_t)fwd.saved_bytes;
     if (T.verbose)
-        printf("  %s, probabilities %s, engine %s: bytes per token saved %lld (separate %lld), saved and workspace %lld "
-               "(separate %lld)\n", h->name, config.prob ? "in the MLP" : "in the combine", gmm_engine_name(T.engine),
-               (long long)((int64_t)fwd.saved_bytes / TOKENS), (long long)(separate_saved / TOKENS),
-               (long long)(peak / TOKENS), (long long)(separate_peak / TOKENS));
+        printf("  %s, probabilities %s, engine %s: bytes per token saved %lld (separate %lld), saved and workspace "
+               "%lld (separate %lld)\n", h->name, config.prob ? "in the MLP" : "in the combine",
+               gmm_engine_name(T.engine), (long long)((int64_t)fwd.saved_bytes / TOKENS),
+               (long long)(separate_saved / TOKENS), (long long)(peak / TOKENS), (long long)(separate_peak / TOKENS));
     T_CHECK(fwd.saved_bytes == bwd.saved_bytes, "saved_bytes %zu and %zu", fwd.saved_bytes, bwd.saved_bytes);
     T_CHECK((int64_t)fwd.saved_bytes <= separate_saved - slots * row + 2048, "saved %zu, separate %lld",
             fwd.saved_bytes, (long long)separate_saved);
     T_CHECK(peak < separate_peak, "peak %lld, separate %lld", (long long)peak, (long long)separate_peak);
 }
 
-/* ------------------------------------------------------------------------------------------------------ Refusals --- */
+/* --------------------------------------------------------------------------------------------------- Refusals --- */
 
 /* Calls of one descriptor with memory that is large enough for what is refused. */
 typedef struct refusing { moe_case c; void *workspace; size_t bytes; } refusing;
@@ -977,8 +977,8 @@ static void faults(int arg) {
         void *workspace = t_workspace(bytes);
         config.verify = 1;
         T.ctx = t_context(&config);
-        T_REFUSED(GMM_E_ARG, gmm_moe_fwd(T.ctx, &c.d, workspace, bytes, T.stream), "gmm_moe_fwd: moe.indices: [17] is 5",
-                  NULL);
+        T_REFUSED(GMM_E_ARG, gmm_moe_fwd(T.ctx, &c.d, workspace, bytes, T.stream),
+                  "gmm_moe_fwd: moe.indices: [17] is 5", NULL);
         c.indices = NULL;
         build(&c, &s);
         layer_fwd(&c, 0);
@@ -986,7 +986,7 @@ static void faults(int arg) {
     }
 }
 
-/* --------------------------------------------------------------------------------------------------------- Hooks --- */
+/* ------------------------------------------------------------------------------------------------------ Hooks --- */
 
 typedef struct hooked { moe_case c; gmm_mat late[2]; char log[32]; int overlaps; gmm_status fails; } hooked;
 static void note(hooked *h, char what) { h->log[strlen(h->log)] = what; }
@@ -1068,7 +1068,8 @@ static void hooks(int arg) {
 
 /* gmm_describe: a line per step, those of the MLP behind it and indented once more. */
 static void described(int arg) {
-    const moe_spec s = complete((moe_spec){ .name = "described", .dtype = GMM_BF16, .weighting = ON_ROWS, .routed = 1 });
+    const moe_spec s = complete((moe_spec){ .name = "described", .dtype = GMM_BF16, .weighting = ON_ROWS,
+                                            .routed = 1 });
     static const char *const lines[2][6] = {
         { "moe_fwd: engine ", "\n  topk_fwd: ", "\n  permute_map: ", "\n  permute_fwd: ", "\n  mlp_fwd: ",
           "\n  unpermute_fwd: " },
@@ -1093,7 +1094,7 @@ static void described(int arg) {
     T_CHECK(strstr(text, "\n    linear_"), "%s", text);
 }
 
-/* ------------------------------------------------------------------------------------------------------- Graphs --- */
+/* ----------------------------------------------------------------------------------------------------- Graphs --- */
 
 #ifdef HAVE_CUDA
 static void no_error(const char *what, const char *why) { T_CHECK(!why, "%s: %s", what, why); }

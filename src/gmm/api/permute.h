@@ -55,8 +55,8 @@ GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permu
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
-/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, and x and rows,
-   or for row_probs alone neither (products may gather the rows of x: gmm_linear.x_index).
+/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x and rows;
+   for row_probs alone neither x nor rows, where products gather the rows of x (gmm_linear.x_index).
    With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
    Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,

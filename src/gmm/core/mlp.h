@@ -296,7 +296,8 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     gmm__call call;
     gmm__plan plan;
     gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, GMM__MLP_LAUNCH);
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK || (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
         return s;
     return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
 }

@@ -1,5 +1,5 @@
-/* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have the same
-   functions; each operation selects an engine of its own. */
+/* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have these
+   functions in common; each operation selects an engine of its own. */
 
 /* Gives the MLP's descriptor the matrices that a backward does not read, so that it can be checked. */
 static void gmm__moe_complete(gmm__moe_steps *steps) {
@@ -13,7 +13,7 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
-/* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp is left as the checked
+/* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp becomes the checked
    call of the MLP, also where the layer does not run it. */
 static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     const gmm_moe *d = &call->d.moe;

@@ -127,7 +127,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         (s = gmm__read(call, "mlp.config", c, sizeof *c, m.config)) != GMM_OK)
         return s;
     if (c->topk && c->topk != d->topk)
-        return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk, d->topk);
+        return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
+                           d->topk);
     c->topk = d->topk;
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)

@@ -11,8 +11,8 @@ typedef struct gmm__moe_step {
 
 enum { GMM__MOE_STEPS = 5 };
 
-/* The steps of a call in their order, the same for its plan and its launch. Descriptors point into this structure, which
-   must therefore not be copied. */
+/* The steps of a call in their order, the same for its plan and its launch. Descriptors point into this structure,
+   which must therefore not be copied. */
 typedef struct gmm__moe_steps {
     const gmm__call *call;
     gmm__moe_wants wants;

@@ -299,7 +299,7 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
         (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
         return s;
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
@@ -310,7 +310,7 @@ GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
         (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK || (s = gmm__mlp_check_append(&call)) != GMM_OK)
         return s;
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 /* Reads an operand of a queued weight gradient: floats, or a quantized copy. */

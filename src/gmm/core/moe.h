@@ -206,7 +206,7 @@ static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function
     if (s == GMM_OK && call.quant.weight_cache)
         s = gmm__mlp_buffer(&call, "mlp.quant.weight_cache", fwd, call.quant.weight_cache,
                             call.quant.weight_cache_bytes, plan.weight_cache_bytes);
-    return s != GMM_OK ? s : gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return s != GMM_OK ? s : gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,

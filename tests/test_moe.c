@@ -31,6 +31,7 @@ typedef struct moe_spec {
     int align, dropped;          /* dropped: per cent of the slots */
     int64_t capacity;            /* 0 = the default */
     int without;                 /* results that are not wanted */
+    int prob_on_input;           /* x was weighted already */
     int main_grad;
 } moe_spec;
 
@@ -169,6 +170,8 @@ static void build(moe_case *c, const moe_spec *spec) {
     c->config.bias1 = c->config.bias2 = s->bias;
     c->config.prob = s->weighting == ON_ROWS;
     c->config.prob_on_bias2 = s->bias && c->config.prob;
+    c->config.prob_on_input = s->prob_on_input;
+    c->config.topk = s->prob_on_input ? s->topk : 0;
     c->config.delay_wgrad = s->delay;
     if (s->recipe) {
         c->recipe = ref_recipe_of(s->recipe - 1).recipe;
@@ -472,7 +475,7 @@ static void equals_calls(const moe_spec *spec) {
     separate_fwd(&c, &s, 0);
     separate_bwd(&c, &s);
     separate = c.o;
-    c.config.topk = 0;
+    if (!spec->prob_on_input) c.config.topk = 0; /* the layer's counts */
     c.quant.weight_cache = NULL;
     fresh(&c);
     layer_fwd(&c, 0);
@@ -497,6 +500,7 @@ static const moe_spec specs[] = {
     { .name = "relu2, other dtypes", .dtype = GMM_BF16, .act = GMM_ACT_RELU2, .out = GMM_F32, .dout = GMM_F32,
       .weighting = ON_ROWS, .routed = 1 },
     { .name = "other dtypes, weighted sum", .dtype = GMM_F16, .out = GMM_F32, .dout = GMM_BF16, .weighting = ON_SUM },
+    { .name = "x weighted already", .dtype = GMM_BF16, .topk = 1, .prob_on_input = 1, .bias = 1 },
     { .name = "dropped tokens", .dtype = GMM_BF16, .dropped = 40, .weighting = ON_ROWS, .sizes = 1 },
     { .name = "all dropped", .dtype = GMM_BF16, .dropped = 100, .weighting = ON_SUM, .bias = 1 },
     { .name = "capacity too small", .dtype = GMM_BF16, .capacity = 70, .weighting = ON_ROWS, .sizes = 1 },
@@ -729,13 +733,13 @@ static void reference(int arg) {
 /* The layout: parts behind one another, and the maps in them. */
 static void layout(int arg) {
     const int op = arg % 2 ? GMM_OP_MOE_BWD : GMM_OP_MOE_FWD;
-    moe_spec s = complete(specs[9 + arg / 2 * 4]); /* weighted sum: all dropped; aligned */
+    moe_spec s = complete((moe_spec){ .name = "layout", .dtype = GMM_BF16, .align = 16, .dropped = 10,
+                                      .weighting = arg / 2 ? ON_ROWS : ON_SUM });
     gmm_moe_layout l = GMM_ZERO, cut = GMM_ZERO;
     const char *const names[] = { "row_of", "slot_of", "sizes", s.weighting == ON_SUM ? "y" : "row_probs", "preact" };
     moe_case c;
     composed sep;
     const char *saved;
-    s.sizes = 0;
     build(&c, &s);
     separate_fwd(&c, &sep, 0);
     layer_fwd(&c, 0);
@@ -961,6 +965,8 @@ static void faults(int arg) {
     const moe_spec s = complete((moe_spec){ .name = "faults", .dtype = GMM_BF16, .weighting = ON_ROWS,
                                             .capacity = arg ? 0 : 50 });
     const uint32_t want = arg ? (uint32_t)GMM_FAULT_INDEX : (uint32_t)GMM_FAULT_CAPACITY;
+    gmm_info info = GMM_ZERO;
+    moe_outputs reported;
     moe_case c;
     build(&c, &s);
     if (arg) {
@@ -971,6 +977,13 @@ static void faults(int arg) {
     layer_fwd(&c, 0);
     layer_bwd(&c);
     T_CHECK(*(const uint32_t *)t_get(c.o.fault, 4) == want, "fault %u", *(const uint32_t *)t_get(c.o.fault, 4));
+    reported = c.o;
+    fresh(&c);
+    fill_layer(&c);
+    c.d.fault = NULL; /* the same rows are dropped */
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &c.d, &info));
+    T_OK(gmm_moe_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    same_mat("out without a fault word", &reported.out, &c.o.out);
     if (arg) {
         gmm_config config = T.config;
         const size_t bytes = c.workspace;

@@ -2769,13 +2769,10 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
 
 /* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
-   the query (call->query, into *info), or checks workspace and overlap and launches: gmm__serve_plan, for callers that
-   have the plan already. */
+   the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);
-static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
-                                  gmm_stream stream);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
 
@@ -6325,6 +6322,10 @@ static gmm_status gmm__mlp_check_append(gmm__call *call) {
     if (q->count < q->capacity) return GMM_OK;
     return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
 }
+
+/* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream);
 
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
@@ -12742,6 +12743,7 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
     return gmm__launch_on(plan, stream);
 }
 
+/* Checks workspace and overlap of a planned call, and launches it. */
 static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
                                   gmm_stream stream) {
     gmm_status s;

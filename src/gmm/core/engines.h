@@ -379,6 +379,7 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
     return gmm__launch_on(plan, stream);
 }
 
+/* Checks workspace and overlap of a planned call, and launches it. */
 static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
                                   gmm_stream stream) {
     gmm_status s;

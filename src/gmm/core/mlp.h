@@ -291,6 +291,10 @@ static gmm_status gmm__mlp_check_append(gmm__call *call) {
     return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
 }
 
+/* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream);
+
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
     gmm__call call;

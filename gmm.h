@@ -22,7 +22,7 @@
  * CONTENTS
  *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
  *     2  Operations, options, queries  7  Routing                       12  Runtime
- *     3  Grouped linear                8  Permute, unpermute            13  Checkpoints
+ *     3  Grouped linear                8  Permute, unpermute, layer     13  Checkpoints
  *     4  Activation                    9  Pad, GLU interleave           14  Implementation
  *     5  Expert MLP                   10  Small operations              15  Implementation: checkpoints
  *                                                                       16  Licence
@@ -208,6 +208,8 @@ GMMDEF uint32_t gmm_version_number(void);
     X(GMM_OP_MLP_FWD, mlp_fwd) \
     X(GMM_OP_MLP_BWD, mlp_bwd) \
     X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
+    X(GMM_OP_MOE_FWD, moe_fwd) \
+    X(GMM_OP_MOE_BWD, moe_bwd) \
     X(GMM_OP_TOPK_FWD, topk_fwd) \
     X(GMM_OP_TOPK_BWD, topk_bwd) \
     X(GMM_OP_ROUTE_FROM_DENSE, route_from_dense) \
@@ -275,19 +277,20 @@ typedef struct gmm_info {
                                 is then served by another engine under AUTO, in at most workspace_bytes, and refused
                                 where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
-    size_t saved_bytes;      /* MLP: gmm_mlp.saved */
-    size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
-                                unless operands are quantized */
+    size_t saved_bytes;      /* MLP, layer: gmm_mlp.saved, gmm_moe.saved */
+    size_t deferred_bytes;   /* MLP, layer: gmm_mlp.deferred, gmm_moe.deferred */
+    int32_t in_align;        /* in and out features (MLP, layer: hidden, ffn and hidden_out) must be multiples of these;
+                                1 unless operands are quantized */
     int32_t out_align;
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
-    size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
+    size_t weight_cache_bytes; /* MLP, layer: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
 /* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
-   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
-   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
-   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's or a layer's there is
+   an indented one for each step that it is composed of, and below a layer's MLP those of the MLP. `descriptor` is what
+   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have
+   no description (GMM_E_ARG).
    At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
    Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
@@ -872,7 +875,7 @@ GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias
 /* Permutes tokens to expert order and back. One descriptor serves five calls:
        call            reads                                            writes
        permute_map     indices                                          row_of, slot_of, sizes
-       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
+       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs: both, or one
        unpermute_fwd   row_of, rows, probs                              out
        unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
        permute_bwd     row_of, drows, drow_probs                        dx, dprobs
@@ -924,7 +927,8 @@ GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permu
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
-/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
+/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x and rows;
+   for row_probs alone neither x nor rows, where products gather the rows of x (gmm_linear.x_index).
    With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
    Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
@@ -945,6 +949,102 @@ GMMDEF gmm_status gmm_unpermute_fwd(gmm_context *ctx, const gmm_permute *permute
    Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                     size_t workspace_bytes, gmm_stream stream);
+
+/* ------------------------------------------------------------------------- 8.1 Mixture-of-experts layer --- */
+
+/* A whole layer, from tokens to the sums of their experts' outputs, as one call forward and one backward:
+       fwd   topk_fwd, permute_map, mlp_fwd on the rows of x, unpermute_fwd
+       bwd   unpermute_bwd, mlp_bwd, permute_bwd, topk_bwd
+   Results are bitwise those of these operations, called one after the other on the same engine, with the rows of x, y
+   and their gradients in the dtype of x.
+   Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
+             They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
+             topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Without a recipe
+             no row is permuted: products gather rows of x (gmm_linear.x_index), and those of dout where it has the
+             dtype of x and is not weighted. With a recipe rows are permuted before they are quantized, those of x in
+             fwd, and again in bwd where it reads them.
+   probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
+             gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
+             the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
+             what config.prob_on_input needs; with config.prob 0, NULL says so to a query too.
+   mlp       has what belongs to the experts: config, w1, b1, w2, b2, dw1, dw2, db1, db2, queue, hooks, quant. The layer
+             sets all other fields (groups, options, x, prob, y, saved, dy, dx, dprob, deferred, indices of rows), which
+             must be 0. config.topk is the layer's, or 0.
+   NULL      What is NULL is not wanted, nor computed. saved NULL in fwd is inference. bwd leaves out steps that only
+             results need which are NULL: dx, dprobs, route.dlogits, gradients in mlp.
+   Tokens that other ranks have sent lie by expert already, with a split instead of indices: gmm_mlp takes these.
+   Shapes: x, dx [T, hidden]; out, dout [T, hidden_out]; indices, probs, dprobs [T, topk]; sizes [E]; weights: gmm_mlp.
+   dtypes: x that of the weights, as in gmm_mlp; out, dout, dx F32, F16, BF16 each their own; indices, sizes int32;
+       probs, dprobs fp32.  Aliasing: none. */
+typedef struct gmm_moe {
+    uint32_t struct_size;
+    int32_t experts;          /* E >= 1: matrices of mlp.w1 and w2 */
+    int64_t tokens;           /* T >= 0; T topk < 2^31 */
+    int64_t capacity;         /* R < 2^31: rows of all experts. Slots that do not fit are dropped, and set
+                                 GMM_FAULT_CAPACITY. 0 = as many as any routing needs: T topk, to which align adds at
+                                 most align - 1 rows per expert */
+    int32_t topk;             /* >= 1 */
+    int32_t align;            /* rows of zeros fill up those of each expert to a multiple of it; 0 = 1 */
+    const gmm_options *options; /* of every operation */
+    const gmm_mlp *mlp;
+    const gmm_route *route;   /* NULL: indices and probs are given */
+    const int32_t *indices;   /* without route */
+    const float *probs;       /* without route; NULL = none */
+    float *dprobs;            /* bwd: gradient of probs or route.probs, 0 of dropped slots. NULL = not wanted; dlogits
+                                 does not need it */
+    const gmm_mat *x;
+    const gmm_mat *out;       /* fwd writes */
+    const gmm_mat *dout;      /* bwd reads */
+    const gmm_mat *dx;        /* bwd writes; NULL = not wanted */
+    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved */
+    uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
+    void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    size_t saved_bytes;
+    void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
+    size_t deferred_bytes;
+} gmm_moe;
+
+/* Engine, sizes and feature alignment of GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD: gmm_mlp_wgrad of what bwd
+   queues. With saved NULL the workspace of GMM_OP_MOE_FWD suffices for training and inference, else for training.
+   Stream, graph: none. Errors: those of the operation, except about addresses and buffers. */
+GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_info *info);
+
+/* What gmm_moe.saved holds: "row_of" [T, topk], "slot_of" [R] and "sizes" [E] as in gmm_permute (sizes: where the
+   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows; then the parts of
+   the MLP, as gmm_saved_layout has them. */
+typedef struct gmm_moe_layout {
+    uint32_t struct_size;
+    int32_t count;           /* parts, in the order of their offsets */
+    int64_t bytes;           /* gmm_info.saved_bytes */
+    gmm_saved_part part[16]; /* zeros from `count` on */
+} gmm_moe_layout;
+
+/* The layout of saved. It is the same for every engine, and for the descriptors of GMM_OP_MOE_FWD and GMM_OP_MOE_BWD.
+   Stream, graph: none. Errors: as gmm_moe_query; GMM_E_NULL (layout). */
+GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_moe_layout *layout);
+
+/* out of the layer. Needs mlp, x, out, and route or indices (and probs with config.prob).
+   Stream, graph: enqueued; capturable, and a replay may have other tokens and routings.
+   Errors: as gmm_mlp_fwd and gmm_topk_fwd; GMM_E_CONFIG (fields that exclude each other, or that the layer sets). */
+GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream);
+
+/* Those of dx, dprobs, route.dlogits and the gradients in mlp that are not NULL. Needs dout, saved, and sizes if fwd
+   has written them; x where gmm_mlp_bwd needs it, and for its dtype where weights are quantized; probs where they
+   weight the combine; with dlogits what gmm_topk_bwd needs.
+   Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
+   the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
+   or overwritten as gmm_mlp_bwd says: deferred has the permuted rows that the queue reads.
+   Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
+   Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
+GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream);
+
+/* Calls the `ready` hooks that `op` (GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD of what it queues) calls outside of a capture;
+   for callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
+   Errors: those of gmm_moe_query. */
+GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_stream stream);
 
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
@@ -2005,12 +2105,14 @@ typedef struct gmm__span {
 /* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
 enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
 
-enum { GMM__SPANS = 64 }; /* more than any operation records */
+enum { GMM__SPANS = 96 }; /* more than any operation records */
 
-/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. Lines are indented by `depth`, the
+   number of operations that the described one is a step of. */
 typedef struct gmm__text {
     char *data;
     size_t bytes, used;
+    int depth;
 } gmm__text;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -2038,6 +2140,7 @@ typedef struct gmm__call {
         gmm_linear linear;
         gmm_activation act;
         gmm_mlp mlp;
+        gmm_moe moe;
         gmm_route route;
         gmm_dense_route dense;
         gmm_expert_bias bias;
@@ -2060,7 +2163,8 @@ typedef struct gmm__call {
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
-    gmm_mlp_config config;  /* MLP */
+    gmm_mlp_config config;  /* MLP, layer */
+    gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
@@ -2107,7 +2211,7 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "text", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
@@ -2682,7 +2786,7 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
    the query (call->query, into *info), or checks workspace and overlap and launches. */
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
-static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan); /* core/describe.h */
+static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);
 static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
                              gmm_stream stream);
@@ -4703,15 +4807,79 @@ static gmm_status gmm__mlp_check_indices(gmm__call *call) {
     return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
 }
 
+/* How gmm__mlp_prepare checks a call: for its launch; as a query, which reads no addresses; or as the MLP of a layer
+   (core/moe.h), whose rows, probabilities, splits and indices are the layer's own and are checked as in a query,
+   but the caller's weights, gradients and arrays as for a launch. */
+enum gmm__mlp_checks { GMM__MLP_LAUNCH, GMM__MLP_QUERY, GMM__MLP_IN_LAYER };
+
+/* Reads the matrices and arrays by row. */
+static gmm_status gmm__mlp_read_rows(gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    /* backward computes FC1 again where forward has saved nothing */
+    const int recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+    const int64_t x_rows = d->x_index ? d->index_rows : call->rows, dy_rows = d->dy_index ? d->index_rows : call->rows;
+    gmm_status s;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
+        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
+        return s;
+    if (fwd) return gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS);
+    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, call->out), GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)))
+        return s;
+    return gmm__check_output(call, "dprob", d->dprob, 0, call->rows);
+}
+
+/* Reads weights, biases and the destinations of their gradients. */
+static gmm_status gmm__mlp_read_params(gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int64_t G = call->groups.count, F1 = gmm__mlp_fc1_cols(call), out = call->out;
+    const int fwd = call->op == GMM_OP_MLP_FWD, recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    gmm_status s;
+    if ((s = gmm__mlp_read_first(call, GMM__W)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
+        (s = gmm__mlp_read_first(call, GMM__W2)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)))
+        return s;
+    if (fwd) return GMM_OK;
+    if ((s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
+        (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
+        (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)))
+        return s;
+    return gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out);
+}
+
+/* x, w1 and dy that are not quantized have one dtype. */
+static gmm_status gmm__mlp_check_dtypes(gmm__call *call) {
+    const int roles[] = { GMM__X_, GMM__W, GMM__DY };
+    const char *names[] = { "x", "w1", "dy" };
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
+    int i;
+    for (i = 0; i < 3; i++)
+        if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+            call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+            return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
+                               gmm_dtype_name(call->mat[roles[i]].dtype),
+                               call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2"
+                               : call->op == GMM_OP_MLP_FWD ? "x" : "dy", gmm_dtype_name(dtype));
+    return GMM_OK;
+}
+
 /* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
-                                   const gmm_mlp *mlp, int query) {
+                                   const gmm_mlp *mlp, enum gmm__mlp_checks checks) {
     gmm_mlp *d = &call->d.mlp;
     gmm_mlp_config *c = &call->config;
-    gmm_status s = gmm__open(call, ctx, op, function, query);
-    const int fwd = op == GMM_OP_MLP_FWD;
-    int64_t G, F1, out, elements, bytes, x_rows, dy_rows;
-    int recomputes, keeps_x;
+    gmm_status s = gmm__open(call, ctx, op, function, checks == GMM__MLP_QUERY);
+    const int query = checks == GMM__MLP_QUERY;
+    int64_t elements, bytes;
     gmm_error error;
     gmm_groups g;
 
@@ -4742,12 +4910,13 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                                "not none", (int)call->recipe.kind, (int)c->recipe);
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
-    if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
-        return s;
-    G = call->groups.count;
-    F1 = gmm__mlp_fc1_cols(call);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
+    call->query = checks != GMM__MLP_LAUNCH;
+    s = gmm__read_groups(call, d->groups);
+    call->query = query;
+    if (s != GMM_OK) return s;
     call->in = c->hidden;
-    call->out = out = c->hidden_out;
+    call->out = c->hidden_out;
     if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
         (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
         (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
@@ -4756,55 +4925,17 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
         return s;
 
-    if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
+    if (!gmm__mul(call->rows, gmm__mlp_fc1_cols(call), &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
-                           (long long)call->rows, (long long)F1);
+                           (long long)call->rows, (long long)gmm__mlp_fc1_cols(call));
     if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
-    x_rows = d->x_index ? d->index_rows : call->rows;
-    dy_rows = d->dy_index ? d->index_rows : call->rows;
-    /* backward computes FC1 again where forward has saved nothing */
-    recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
-                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
-                           GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W2)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
-                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
-        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
-        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
+    call->query = checks != GMM__MLP_LAUNCH;
+    s = gmm__mlp_read_rows(call);
+    call->query = query;
+    if (s != GMM_OK || (s = gmm__mlp_read_params(call)) != GMM_OK || (s = gmm__mlp_check_dtypes(call)) != GMM_OK)
         return s;
-    if (fwd) {
-        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
-        if (s != GMM_OK) return s;
-    } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, out), GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
-            (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
-            (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
-            (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
-            (s = gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out)) ||
-            (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)))
-            return s;
-    }
-    {
-        const int roles[] = { GMM__X_, GMM__W, GMM__DY };
-        const char *names[] = { "x", "w1", "dy" };
-        const gmm_dtype dtype = gmm__mlp_dtype(call);
-        int i;
-        for (i = 0; i < 3; i++)
-            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
-                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype),
-                                   call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy",
-                                   gmm_dtype_name(dtype));
-    }
     return gmm__mlp_check_quant(call);
 }
-
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
    dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
@@ -5218,7 +5349,7 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
         return 0;
     }
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
-    if (step->describes) gmm__describe_plan(step->describes, "  ", &step_plan);
+    if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
                        step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");
@@ -5647,11 +5778,14 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
-/* What a queued weight gradient reads of an operand: the copy that this call or forward has made, or the source. */
+/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source. Without
+   a saved copy, that of x is one for FC1's second run, in the workspace. */
 static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
-    gmm_mat m = copy->dtype != GMM_NONE && steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+    const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
+    gmm_mat m = copy->dtype != GMM_NONE && remains &&
+                        steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
                     ? *copy : *o->source;
     m.columnwise = NULL;
     return m;
@@ -6226,13 +6360,13 @@ static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q
 
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info) {
     gmm__call call;
-    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, GMM__MLP_QUERY);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout) {
     gmm__call call;
-    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, 1);
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, GMM__MLP_QUERY);
     gmm_saved_layout full;
     uint32_t size;
     if (s != GMM_OK) return s;
@@ -6247,38 +6381,50 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     return GMM_OK;
 }
 
+/* Checks the caller's buffers of forward or backward against what the plan needs. */
+static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
+    const gmm_mlp *d = &call->d.mlp;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    gmm_status s = GMM_OK;
+    if (!fwd || d->saved) s = gmm__mlp_buffer(call, "saved", fwd, d->saved, d->saved_bytes, plan->saved_bytes);
+    if (s == GMM_OK && !fwd)
+        s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
+    return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);
+}
+/* Checks that the queue takes the weight gradients of a backward that delays them. */
+static gmm_status gmm__mlp_check_append(gmm__call *call) {
+    const gmm_wgrad_queue *q = call->d.mlp.queue;
+    gmm_status s;
+    if (!gmm__mlp_gradients_of(call).defer) return GMM_OK;
+    if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
+    if (q->count < q->capacity) return GMM_OK;
+    return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
+}
+
+/* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream);
+
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((call.d.mlp.saved &&
-         (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) !=
-             GMM_OK) ||
-        (s = gmm__mlp_cache_buffer(&call, 1, plan.weight_cache_bytes)) != GMM_OK)
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, GMM__MLP_LAUNCH);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
         return s;
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, 0);
-    const gmm_mlp *d = &call.d.mlp;
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
-        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK ||
-        (s = gmm__mlp_cache_buffer(&call, 0, plan.weight_cache_bytes)) != GMM_OK)
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, GMM__MLP_LAUNCH);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK || (s = gmm__mlp_check_append(&call)) != GMM_OK)
         return s;
-    if (gmm__mlp_gradients_of(&call).defer) {
-        if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
-        if (d->queue->count >= d->queue->capacity)
-            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
-                               d->queue->capacity);
-    }
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 /* Reads an operand of a queued weight gradient: floats, or a quantized copy. */
@@ -6346,18 +6492,22 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     return GMM_OK;
 }
 
+/* Calls the `ready` hooks of backward, or of queued weight gradients. */
+static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
+    const gmm_mlp *d = &call->d.mlp;
+    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__mlp_delayed(call);
+    if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
+    if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
+    if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
+    if (bwd && d->db1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
+}
+
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
-    const gmm_mlp *d = &call.d.mlp;
-    int weights_complete;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, GMM__MLP_QUERY);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
-    if (weights_complete && d->dw2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, stream);
-    if (op == GMM_OP_MLP_BWD && d->db2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, stream);
-    if (weights_complete && d->dw1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, stream);
-    if (op == GMM_OP_MLP_BWD && d->db1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, stream);
+    gmm__mlp_fire(&call, op, stream);
     return GMM_OK;
 }
 /* ................................................................................................. 14.7 Routing ... */
@@ -7288,8 +7438,8 @@ static void gmm__permute_fwd_rows(const void *arg, int64_t c, int32_t thread) {
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk);
-        if (slot < 0) memset(gmm__at(rows, 0, r, 0), 0, bytes);
-        else memcpy(gmm__at(rows, 0, r, 0), gmm__at(x, 0, slot / p->topk, 0), bytes);
+        if (p->rows && slot < 0) memset(gmm__at(rows, 0, r, 0), 0, bytes);
+        else if (p->rows) memcpy(gmm__at(rows, 0, r, 0), gmm__at(x, 0, slot / p->topk, 0), bytes);
         if (p->row_probs) p->row_probs[r] = slot < 0 ? 0.0f : p->probs[slot];
     }
 }
@@ -7300,7 +7450,7 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     const int64_t live = gmm__permute_live(call);
     int64_t r;
     (void)stream;
-    gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
+    if (p->rows) gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
     if (p->row_probs && p->tail == GMM_TAIL_ZERO)
         for (r = live; r < p->capacity; r++) p->row_probs[r] = 0.0f;
     return gmm__permute_for(call, live, gmm__permute_fwd_rows);
@@ -7508,8 +7658,9 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
             return s;
         return gmm__check_output(call, "sizes", p->sizes, 0, p->experts);
     case GMM_OP_PERMUTE_FWD:
-        if ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
-            (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK)
+        if ((p->x || p->rows || !p->row_probs) && /* row_probs may be asked for alone */
+            ((s = gmm__permute_mat(call, GMM__X_, "x", p->x, p->tokens, dtypes)) != GMM_OK ||
+             (s = gmm__permute_mat(call, GMM__ROWS, "rows", p->rows, p->capacity, dtypes)) != GMM_OK))
             return s;
         if (call->mat[GMM__X_].dtype != call->mat[GMM__ROWS].dtype)
             return gmm__refuse(call, GMM_E_DTYPE, "rows", "dtype %s must be that of permute.x, %s",
@@ -7606,6 +7757,728 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
                             stream);
 }
 
+/* Reads the descriptor and operands of a layer call (gmm__moe_prepare). The caller's fields are checked here before
+   anything is launched; what the layer passes from one operation to the next is checked with each operation. */
+
+/* What a call of the layer asks for. */
+typedef struct gmm__moe_wants {
+    int weights_rows; /* the MLP weights FC2's input by probs */
+    int weights_sum;  /* the combine weights rows of y by probs, and saves them */
+    int permutes;     /* rows of x are permuted instead of gathered */
+    int gathers_dy;   /* backward gathers rows of dout */
+    int dprobs;       /* the gradient of probs is computed */
+    int mlp;          /* the MLP's backward runs */
+    int x;            /* the call reads rows of x */
+} gmm__moe_wants;
+
+/* Dtype of x, which is that of the MLP's rows. */
+static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
+    const gmm_mat *w = &call->mat[GMM__W2];
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
+}
+
+/* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
+static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
+    gmm_mlp m = GMM_ZERO;
+    (void)gmm__copy_sized(&m, sizeof m, call->d.moe.mlp);
+    m.struct_size = 0;
+    return m;
+}
+static gmm_route gmm__moe_route(const gmm__call *call) {
+    gmm_route r = GMM_ZERO;
+    if (call->d.moe.route) (void)gmm__copy_sized(&r, sizeof r, call->d.moe.route);
+    r.struct_size = 0;
+    return r;
+}
+
+static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
+    const gmm_moe *d = &call->d.moe;
+    const gmm_mlp_config *c = &call->config;
+    const gmm_mlp m = gmm__moe_mlp(call);
+    const gmm_route r = gmm__moe_route(call);
+    const int fwd = call->op == GMM_OP_MOE_FWD;
+    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+    gmm__moe_wants w;
+    w.weights_rows = c->prob;
+    w.weights_sum = !c->prob && (d->probs || d->route);
+    w.permutes = c->recipe != GMM_RECIPE_NONE;
+    w.dprobs = !fwd && (d->dprobs || r.dlogits);
+    w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
+    w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
+    w.gathers_dy = w.mlp && !w.permutes && !w.weights_sum && call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
+    return w;
+}
+
+/* Refuses a field of gmm_mlp that the layer sets. */
+static gmm_status gmm__moe_refuse_owned(gmm__call *call, const gmm_mlp *m) {
+    const struct { const char *name; int set; } owned[] = {
+        { "mlp.groups", m->groups != NULL }, { "mlp.options", m->options != NULL }, { "mlp.x", m->x != NULL },
+        { "mlp.prob", m->prob != NULL }, { "mlp.y", m->y != NULL }, { "mlp.saved", m->saved || m->saved_bytes },
+        { "mlp.dy", m->dy != NULL }, { "mlp.dx", m->dx != NULL }, { "mlp.dprob", m->dprob != NULL },
+        { "mlp.deferred", m->deferred || m->deferred_bytes }, { "mlp.x_index", m->x_index != NULL },
+        { "mlp.dy_index", m->dy_index != NULL }, { "mlp.index_rows", m->index_rows != 0 },
+        { "mlp.index_div", m->index_div != 0 }
+    };
+    size_t i;
+    for (i = 0; i < sizeof owned / sizeof owned[0]; i++)
+        if (owned[i].set)
+            return gmm__refuse(call, GMM_E_CONFIG, owned[i].name, "is set and must be 0: the layer passes rows, "
+                               "probabilities, groups, options and buffers to its MLP itself");
+    return GMM_OK;
+}
+
+/* Checks a route against the layer. */
+static gmm_status gmm__moe_check_route(gmm__call *call) {
+    const gmm_moe *d = &call->d.moe;
+    gmm_route r = GMM_ZERO;
+    gmm_status s = gmm__read(call, "route", &r, sizeof r, d->route);
+    const struct { const char *name; int64_t value, layer; } equal[] = {
+        { "route.experts", r.experts, d->experts }, { "route.tokens", r.tokens, d->tokens },
+        { "route.topk", r.topk, d->topk }
+    };
+    int i;
+    if (s != GMM_OK) return s;
+    for (i = 0; i < 3; i++)
+        if (equal[i].value != equal[i].layer)
+            return gmm__refuse(call, GMM_E_ARG, equal[i].name, "%lld must be that of the layer, %lld",
+                               (long long)equal[i].value, (long long)equal[i].layer);
+    if (r.options || r.dprobs)
+        return gmm__refuse(call, GMM_E_CONFIG, r.options ? "route.options" : "route.dprobs",
+                           "is set and must be NULL: the layer passes its own");
+    if (d->indices || d->probs)
+        return gmm__refuse(call, GMM_E_CONFIG, d->indices ? "indices" : "probs", "is set beside route, which has them");
+    if (call->config.prob_on_input)
+        return gmm__refuse(call, GMM_E_CONFIG, "mlp.config.prob_on_input", "1 excludes route: x cannot be weighted "
+                           "before it is routed");
+    return GMM_OK;
+}
+
+/* Reads the sizes of the layer, and describes the rows of each expert as a group. */
+static gmm_status gmm__moe_read_sizes(gmm__call *call) {
+    gmm_moe *d = &call->d.moe;
+    int64_t slots, filled;
+    gmm_status s = gmm__check_slots(call, d->experts, d->tokens, d->topk, &slots);
+    if (s != GMM_OK) return s;
+    if (d->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", d->align);
+    if (d->align == 0) d->align = 1;
+    if (d->capacity == 0) {
+        filled = slots < d->experts ? slots : d->experts; /* experts that may have rows of zeros */
+        d->capacity = gmm__round_up(slots + filled * (d->align - 1), d->align);
+    }
+    if (d->capacity < 0 || d->capacity > INT32_MAX)
+        return gmm__refuse(call, GMM_E_ARG, "capacity", "%lld must be >= 0 and < 2^31", (long long)d->capacity);
+    call->groups.count = d->experts;
+    call->groups.capacity = d->capacity;
+    call->groups.fault = d->fault;
+    call->rows = d->capacity;
+    return GMM_OK;
+}
+
+/* Reads the configuration and the caller's descriptors of MLP and route. */
+static gmm_status gmm__moe_read_parts(gmm__call *call) {
+    const gmm_moe *d = &call->d.moe;
+    gmm_mlp_config *c = &call->config;
+    gmm_error error;
+    gmm_mlp m;
+    gmm_status s;
+    if ((s = gmm__read(call, "mlp", &m, sizeof m, d->mlp)) != GMM_OK ||
+        (s = gmm__moe_refuse_owned(call, &m)) != GMM_OK ||
+        (s = gmm__read(call, "mlp.config", c, sizeof *c, m.config)) != GMM_OK)
+        return s;
+    if (c->topk && c->topk != d->topk)
+        return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
+                           d->topk);
+    c->topk = d->topk;
+    if (c->hidden_out == 0) c->hidden_out = c->hidden;
+    if (gmm_mlp_validate(c, &error) != GMM_OK)
+        return gmm__refuse_member(call, error.status, "mlp.config", error.text);
+    call->in = c->hidden;
+    call->out = c->hidden_out;
+    if (d->route && (s = gmm__moe_check_route(call)) != GMM_OK) return s;
+    if (!d->route && !d->probs) {
+        if (d->dprobs) return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
+    } else if (c->prob_on_input)
+        return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
+                           "weighted by them");
+    /* its dtype is that of the layer; the MLP's checks read it again */
+    return gmm__read(call, "mlp.w2", &call->mat[GMM__W2], sizeof call->mat[GMM__W2], m.w2);
+}
+
+/* Reads a matrix of the caller. Where it is not `required` only its dtype and strides are read. */
+static gmm_status gmm__moe_read_mat(gmm__call *call, int role, const char *name, const gmm_mat *mat, int required,
+                                    int64_t cols) {
+    const int query = call->query;
+    gmm_status s;
+    call->query = query || !required;
+    s = gmm__read_mat(call, role, name, mat, required, gmm__matrix(call->d.moe.tokens, cols), GMM__FLOATS);
+    call->query = query;
+    return s;
+}
+
+/* Reads the layer's own operands. */
+static gmm_status gmm__moe_read_operands(gmm__call *call) {
+    const gmm_moe *d = &call->d.moe;
+    const int64_t slots = d->tokens * d->topk;
+    const int fwd = call->op == GMM_OP_MOE_FWD, scaled = call->mat[GMM__W2].scaling != GMM_SCALING_NONE;
+    const gmm__moe_wants w = gmm__moe_wants_of(call);
+    gmm_status s;
+    if (scaled && !d->x) return gmm__refuse(call, GMM_E_NULL, "x", "is NULL: weights are quantized, and its dtype is "
+                                            "that of what was saved");
+    if ((s = gmm__moe_read_mat(call, GMM__X_, "x", d->x, w.x, call->in)) != GMM_OK) return s;
+    if (d->x && !scaled && call->mat[GMM__X_].dtype != call->mat[GMM__W2].dtype)
+        return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",
+                           gmm_dtype_name(call->mat[GMM__X_].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
+    if (fwd) {
+        if ((s = gmm__moe_read_mat(call, GMM__Y, "out", d->out, 1, call->out)) != GMM_OK ||
+            (!d->route && (s = gmm__check_array(call, "indices", d->indices, 1, slots)) != GMM_OK))
+            return s;
+    } else if ((s = gmm__moe_read_mat(call, GMM__DY, "dout", d->dout, 1, call->out)) != GMM_OK ||
+               (d->dx && (s = gmm__moe_read_mat(call, GMM__DX, "dx", d->dx, 1, call->in)) != GMM_OK) ||
+               (s = gmm__check_output(call, "dprobs", d->dprobs, 0, slots)) != GMM_OK)
+        return s;
+    if (!d->route && (fwd || w.weights_sum) &&
+        (s = gmm__check_array(call, "probs", d->probs, w.weights_rows, slots)) != GMM_OK)
+        return s;
+    if (fwd) s = gmm__check_output(call, "sizes", d->sizes, 0, d->experts);
+    else s = gmm__check_array(call, "sizes", d->sizes, 0, d->experts);
+    return s != GMM_OK ? s : gmm__check_output(call, "fault", d->fault, 0, 1);
+}
+
+/* Adds the memory of a checked operation of the layer to that of the layer, under the name of its descriptor. */
+static void gmm__moe_adopt_spans(gmm__call *call, const char *name, const gmm__call *part) {
+    int32_t i;
+    for (i = 0; i < part->spans && call->spans < GMM__SPANS; i++) {
+        gmm__span *s = &call->span[call->spans++];
+        *s = part->span[i];
+        (void)snprintf(s->name, sizeof s->name, "%s.%s", name, part->span[i].name);
+    }
+}
+/* Names the layer's descriptor in the message of one of its operations: "gmm_moe_fwd: mlp.w1" becomes "gmm_moe_fwd:
+   moe.mlp.w1". Returns the status. */
+static gmm_status gmm__moe_adopt_error(const gmm__call *call, gmm_status s) {
+    gmm_error *e = &call->ctx->error;
+    const size_t at = strlen(call->function) + 2;
+    char text[sizeof e->text];
+    if (s == GMM_OK || strlen(e->text) < at || (strncmp(e->text + at, "mlp", 3) && strncmp(e->text + at, "route", 5)))
+        return s;
+    memcpy(text, e->text, sizeof text);
+    (void)snprintf(e->text, sizeof e->text, "%.*smoe.%s", (int)at, text, text + at);
+    return s;
+}
+/* The steps of a layer call, each an operation of the library: which there are, and what they read and write. */
+
+/* Owners of blocks of a layer's memory (gmm__mlp_arena). */
+enum gmm__moe_owner { GMM__MOE_MAPS, GMM__MOE_X, GMM__MOE_Y, GMM__MOE_DY, GMM__MOE_DX, GMM__MOE_PROBS };
+
+typedef struct gmm__moe_step {
+    gmm_op op;
+    const void *descriptor; /* gmm_route, gmm_permute or gmm_mlp */
+    size_t workspace;       /* where the step's begins, behind all blocks in use */
+} gmm__moe_step;
+
+enum { GMM__MOE_STEPS = 5 };
+
+/* The steps of a call in their order, the same for its plan and its launch. Descriptors point into this structure,
+   which must therefore not be copied. */
+typedef struct gmm__moe_steps {
+    const gmm__call *call;
+    gmm__moe_wants wants;
+    gmm__mlp_arena workspace, deferred;
+    gmm_dtype dtype;      /* of rows */
+    gmm_route route;
+    gmm_permute map, dispatch, combine;
+    gmm_groups groups;
+    gmm_mlp_config config;
+    gmm_mlp mlp;
+    gmm_mat x, y, dy, dx; /* rows of the MLP, as many as the capacity */
+    int32_t *row_of, *slot_of, *sizes;
+    float *row_probs;
+    const float *probs;   /* of slots */
+    gmm__moe_step step[GMM__MOE_STEPS];
+    int count;
+} gmm__moe_steps;
+
+/* Memory that a plan counts with instead of the caller's. Descriptors tell what is wanted by addresses that are not
+   NULL; a plan reads none of them. */
+static char *gmm__moe_planned(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
+
+/* Offsets in gmm_moe.saved: of the layer's parts, and of the MLP's behind them. */
+typedef struct gmm__moe_saved {
+    gmm_moe_layout layout;
+    int64_t row_of, slot_of, sizes, row_probs, y, mlp;
+} gmm__moe_saved;
+
+static int64_t gmm__moe_save_part(gmm_moe_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    gmm_saved_part *p = &l->part[l->count++];
+    p->name = name;
+    p->dtype = dtype;
+    p->rows = rows;
+    p->cols = p->ld = cols;
+    p->offset = l->bytes;
+    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
+    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
+    return p->offset;
+}
+static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
+    const gmm_moe *d = &call->d.moe;
+    const gmm__moe_wants w = gmm__moe_wants_of(call);
+    gmm__moe_saved s;
+    memset(&s, 0, sizeof s);
+    s.row_of = gmm__moe_save_part(&s.layout, "row_of", GMM_I32, d->tokens, d->topk);
+    s.slot_of = gmm__moe_save_part(&s.layout, "slot_of", GMM_I32, 1, call->rows);
+    s.sizes = gmm__moe_save_part(&s.layout, "sizes", GMM_I32, 1, d->experts);
+    if (w.weights_rows) s.row_probs = gmm__moe_save_part(&s.layout, "row_probs", GMM_F32, 1, call->rows);
+    if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__moe_dtype(call), call->rows, call->out);
+    s.mlp = s.layout.bytes;
+    return s;
+}
+
+static void gmm__moe_add_step(gmm__moe_steps *steps, gmm_op op, const void *descriptor) {
+    gmm__moe_step *step = &steps->step[steps->count++];
+    step->op = op;
+    step->descriptor = descriptor;
+    step->workspace = gmm__mlp_top(&steps->workspace);
+}
+/* Rows of the MLP in an arena. */
+static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
+    const int64_t bytes = steps->call->rows * cols * (gmm_dtype_bits(steps->dtype) / 8);
+    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, bytes));
+}
+
+/* Finds the maps in `saved`, or places them in the workspace. */
+static void gmm__moe_place_maps(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
+    const gmm_moe *d = &steps->call->d.moe;
+    const int64_t R = steps->call->rows;
+    gmm__mlp_arena *arena = &steps->workspace;
+    if (saved) {
+        steps->row_of = (int32_t *)(saved + at->row_of);
+        steps->slot_of = (int32_t *)(saved + at->slot_of);
+        steps->sizes = (int32_t *)(saved + at->sizes);
+        steps->row_probs = (float *)(saved + at->row_probs);
+    } else {
+        steps->row_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * d->tokens * d->topk);
+        steps->slot_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * R);
+        steps->sizes = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * (int64_t)d->experts);
+        steps->row_probs = (float *)gmm__mlp_place(arena, GMM__MOE_MAPS, steps->wants.weights_rows ? 4 * R : 0);
+    }
+    if (d->sizes) steps->sizes = d->sizes;
+}
+
+/* Fills in the descriptors of all steps but for what single steps read and write. */
+static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
+    const gmm__call *call = steps->call;
+    const gmm_moe *d = &call->d.moe;
+    gmm_permute *p = &steps->map;
+    const int64_t slots = d->tokens * d->topk;
+    steps->route = gmm__moe_route(call);
+    steps->route.options = &call->options;
+    steps->probs = d->route ? steps->route.probs : d->probs;
+
+    p->experts = d->experts;
+    p->tokens = d->tokens;
+    p->capacity = call->rows;
+    p->hidden = call->in;
+    p->topk = d->topk;
+    p->align = d->align;
+    p->options = &call->options;
+    p->fault = d->fault;
+    p->indices = d->route ? steps->route.indices : d->indices;
+    p->row_of = steps->row_of;
+    p->slot_of = steps->slot_of;
+    p->sizes = steps->sizes;
+    steps->dispatch = steps->combine = *p;
+    steps->combine.hidden = call->out;
+
+    steps->groups.count = d->experts;
+    steps->groups.capacity = call->rows;
+    steps->groups.splits = steps->sizes;
+    steps->groups.dtype = GMM_I32;
+    /* otherwise the last expert that fits may have rows up to the capacity */
+    steps->groups.row_align = call->rows % d->align ? 0 : d->align;
+    steps->groups.rows_hint = slots < call->rows ? slots : 0;
+    steps->groups.fault = d->fault;
+
+    steps->config = call->config;
+    steps->mlp = gmm__moe_mlp(call);
+    steps->mlp.config = &steps->config;
+    steps->mlp.groups = &steps->groups;
+    steps->mlp.options = &call->options;
+    steps->mlp.prob = steps->wants.weights_rows ? steps->row_probs : NULL;
+    steps->mlp.index_rows = d->tokens;
+    steps->mlp.index_div = d->topk;
+    if (saved) {
+        steps->mlp.saved = saved + at->mlp;
+        steps->mlp.saved_bytes = d->saved_bytes > (size_t)at->mlp ? d->saved_bytes - (size_t)at->mlp : 0;
+    }
+}
+
+/* Adds the permutation of x, or of its probabilities alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, gmm__mlp_arena *arena) {
+    const gmm__call *call = steps->call;
+    gmm_permute *p = &steps->dispatch;
+    if (steps->wants.permutes) {
+        steps->x = gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
+        steps->mlp.x = &steps->x;
+        p->x = &call->mat[GMM__X_];
+        p->rows = &steps->x;
+    } else {
+        steps->mlp.x = &call->mat[GMM__X_];
+        steps->mlp.x_index = steps->slot_of;
+    }
+    if (probs) {
+        p->probs = steps->probs ? steps->probs : (const float *)gmm__moe_planned(); /* a query may leave it open */
+        p->row_probs = steps->row_probs;
+    }
+    if (p->rows || p->row_probs) gmm__moe_add_step(steps, GMM_OP_PERMUTE_FWD, p);
+}
+
+/* Lists the steps of forward. `saved`: gmm_moe.saved; NULL = inference. */
+static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
+    const gmm__call *call = steps->call;
+    gmm__moe_place_maps(steps, at, saved);
+    gmm__moe_fill(steps, at, saved);
+    if (call->d.moe.route) gmm__moe_add_step(steps, GMM_OP_TOPK_FWD, &steps->route);
+    gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
+    if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
+    else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, &steps->workspace);
+    steps->mlp.y = &steps->y;
+    gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
+    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
+    steps->combine.rows = &steps->y;
+    steps->combine.out = &call->mat[GMM__Y];
+    steps->combine.probs = steps->wants.weights_sum ? steps->probs : NULL;
+    gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_FWD, &steps->combine);
+}
+
+/* Whether a queued weight gradient reads the MLP's dy itself, rather than a copy that backward casts. */
+static int gmm__moe_queues_dy(const gmm__call *call, const gmm_mlp *m, int defer) {
+    const int cast = call->recipe.kind != GMM_RECIPE_NONE && call->recipe.grad.dtype != GMM_NONE &&
+                     call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
+    return defer && m->dw2 && !cast;
+}
+
+/* Lists the steps of backward. Rows that queued weight gradients read are in gmm_moe.deferred. */
+static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
+    const gmm__call *call = steps->call;
+    const gmm_moe *d = &call->d.moe;
+    const gmm__moe_wants *w = &steps->wants;
+    gmm_mlp *m = &steps->mlp;
+    const int defer = call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
+    float *dprobs = d->dprobs, *drow_probs = NULL;
+    gmm__moe_place_maps(steps, at, saved);
+    gmm__moe_fill(steps, at, saved);
+    if (w->dprobs && !dprobs)
+        dprobs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
+    if (w->dprobs && w->weights_rows)
+        drow_probs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
+    if (d->dx) steps->dx = gmm__moe_place_rows(steps, GMM__MOE_DX, call->in, &steps->workspace);
+
+    steps->combine.dout = &call->mat[GMM__DY];
+    if (w->gathers_dy) {
+        m->dy = &call->mat[GMM__DY];
+        m->dy_index = steps->slot_of;
+    } else if (w->mlp) {
+        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out, gmm__moe_queues_dy(call, m, defer)
+                                                                           ? &steps->deferred : &steps->workspace);
+        m->dy = steps->combine.drows = &steps->dy;
+    }
+    if (w->weights_sum) steps->combine.probs = steps->probs;
+    if (w->weights_sum && w->dprobs) {
+        steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
+        steps->combine.rows = &steps->y;
+        steps->combine.dprobs = dprobs;
+    }
+    if (steps->combine.drows || steps->combine.dprobs)
+        gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
+    if (w->mlp) {
+        if (w->x) gmm__moe_add_dispatch(steps, 0, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        m->dx = d->dx ? &steps->dx : NULL;
+        m->dprob = drow_probs;
+        gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);
+    }
+    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
+    gmm__mlp_release(&steps->workspace, GMM__MOE_DY);
+
+    steps->map.indices = NULL;
+    if (d->dx) {
+        steps->map.drows = &steps->dx;
+        steps->map.dx = &call->mat[GMM__DX];
+    }
+    if (drow_probs) {
+        steps->map.drow_probs = drow_probs;
+        steps->map.dprobs = dprobs;
+    }
+    if (steps->map.dx || drow_probs) gmm__moe_add_step(steps, GMM_OP_PERMUTE_BWD, &steps->map);
+    steps->route.dprobs = w->dprobs ? dprobs : NULL;
+    if (steps->route.dlogits) gmm__moe_add_step(steps, GMM_OP_TOPK_BWD, &steps->route);
+}
+
+/* Lists the steps of a call over its workspace and gmm_moe.deferred; gmm__moe_planned() for a plan. */
+static void gmm__moe_build(gmm__moe_steps *steps, const gmm__call *call, char *workspace, char *deferred) {
+    const gmm__moe_saved at = gmm__moe_saved_of(call);
+    const int fwd = call->op == GMM_OP_MOE_FWD;
+    char *saved = (char *)call->d.moe.saved;
+    memset(steps, 0, sizeof *steps);
+    steps->call = call;
+    steps->wants = gmm__moe_wants_of(call);
+    steps->dtype = gmm__moe_dtype(call);
+    steps->workspace.memory = workspace;
+    steps->deferred.memory = deferred;
+    if (fwd) gmm__moe_build_fwd(steps, &at, saved);
+    else gmm__moe_build_bwd(steps, &at, saved ? saved : gmm__moe_planned());
+    if (fwd || !deferred) return;
+    steps->mlp.deferred = deferred + steps->deferred.peak;
+    steps->mlp.deferred_bytes = call->d.moe.deferred_bytes > steps->deferred.peak
+                                    ? call->d.moe.deferred_bytes - steps->deferred.peak : 0;
+}
+
+/* Checks the call of a step. */
+static gmm_status gmm__moe_prepare_step(const gmm__moe_steps *steps, int i, int query, gmm__call *call) {
+    gmm_context *ctx = steps->call->ctx;
+    const char *function = steps->call->function;
+    const gmm__moe_step *step = &steps->step[i];
+    switch (step->op) {
+    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
+        return gmm__topk_prepare(call, ctx, step->op, function, (const gmm_route *)step->descriptor, query);
+    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD:
+        return gmm__mlp_prepare(call, ctx, step->op, function, (const gmm_mlp *)step->descriptor,
+                                query ? GMM__MLP_QUERY : GMM__MLP_LAUNCH);
+    default:
+        return gmm__permute_prepare(call, ctx, step->op, function, (const gmm_permute *)step->descriptor, query);
+    }
+}
+/* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have these
+   functions in common; each operation selects an engine of its own. */
+
+/* Gives the MLP's descriptor the matrices that a backward does not read, so that it can be checked. */
+static void gmm__moe_complete(gmm__moe_steps *steps) {
+    if (!steps->mlp.x) {
+        steps->x = gmm_mat_packed(steps->dtype, NULL);
+        steps->mlp.x = &steps->x;
+    }
+    if (!steps->mlp.dy) {
+        steps->dy = gmm_mat_packed(steps->dtype, NULL);
+        steps->mlp.dy = &steps->dy;
+    }
+}
+
+/* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp becomes the checked
+   call of the MLP, also where the layer does not run it. */
+static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
+    const gmm_moe *d = &call->d.moe;
+    const int fwd = call->op == GMM_OP_MOE_FWD;
+    const gmm_op op = fwd ? GMM_OP_MLP_FWD : GMM_OP_MLP_BWD;
+    gmm__moe_steps steps;
+    gmm_status s;
+    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    if (d->route && (fwd || steps.route.dlogits)) {
+        gmm__call route;
+        steps.route.dprobs = NULL; /* the layer's own memory */
+        s = gmm__topk_prepare(&route, call->ctx, fwd ? GMM_OP_TOPK_FWD : GMM_OP_TOPK_BWD, call->function, &steps.route,
+                              call->query);
+        if (s != GMM_OK) return gmm__moe_adopt_error(call, s);
+        gmm__moe_adopt_spans(call, "route", &route);
+    }
+    if (!fwd && !call->query && d->route) { /* what a backward without dlogits reads too */
+        const int64_t slots = d->tokens * d->topk;
+        const int reads_probs = steps.wants.weights_sum && (steps.wants.mlp || steps.wants.dprobs);
+        s = gmm__check_array(call, "route.probs", steps.route.probs, reads_probs, slots);
+        if (s == GMM_OK)
+            s = gmm__check_array(call, "route.indices", steps.route.indices, steps.route.dlogits != NULL, slots);
+        if (s != GMM_OK) return s;
+    }
+    gmm__moe_complete(&steps);
+    s = gmm__mlp_prepare(mlp, call->ctx, op, call->function, &steps.mlp,
+                         call->query ? GMM__MLP_QUERY : GMM__MLP_IN_LAYER);
+    if (s == GMM_OK && !fwd && !call->query && steps.wants.mlp) s = gmm__mlp_check_append(mlp);
+    if (s != GMM_OK) return gmm__moe_adopt_error(call, s);
+    gmm__moe_adopt_spans(call, "mlp", mlp);
+    call->quant = mlp->quant;
+    call->recipe = mlp->recipe;
+    call->in_align = mlp->in_align;
+    call->out_align = mlp->out_align;
+    call->mlp_saved = gmm__mlp_saved_of(mlp).layout;
+    return GMM_OK;
+}
+
+/* Checks a layer call. call->in is hidden, call->out hidden_out, call->rows the capacity. */
+static gmm_status gmm__moe_prepare_parts(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                         const gmm_moe *moe, int query, gmm__call *mlp) {
+    gmm_moe *d = &call->d.moe;
+    gmm_status s = gmm__open(call, ctx, op, function, query);
+    if (s != GMM_OK || (s = gmm__read_descriptor(call, "moe", d, sizeof *d, moe)) != GMM_OK) return s;
+    if (op != GMM_OP_MOE_FWD && op != GMM_OP_MOE_BWD)
+        return gmm__refuse(call, GMM_E_ARG, "op", "%s is neither moe_fwd nor moe_bwd", gmm_op_name(op));
+    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld", (long long)d->tokens, d->experts,
+                   d->topk, (long long)d->capacity);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__moe_read_sizes(call)) != GMM_OK ||
+        (s = gmm__moe_read_parts(call)) != GMM_OK)
+        return s;
+    (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld hidden=%lld ffn=%lld out=%lld",
+                   (long long)d->tokens, d->experts, d->topk, (long long)d->capacity, (long long)call->in,
+                   (long long)call->config.ffn, (long long)call->out);
+    if ((s = gmm__moe_read_operands(call)) != GMM_OK) return s;
+    return gmm__moe_check_parts(call, mlp);
+}
+static gmm_status gmm__moe_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
+                                   const gmm_moe *moe, int query) {
+    gmm__call mlp;
+    return gmm__moe_prepare_parts(call, ctx, op, function, moe, query, &mlp);
+}
+
+/* Raises the plan's bytes to what step i takes. Returns 0 if no engine serves it. */
+static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *plan) {
+    gmm_context *ctx = plan->call->ctx;
+    const gmm_error last_error = ctx->error;
+    gmm__text *text = plan->call->describes;
+    gmm__call step;
+    gmm__plan step_plan;
+    const size_t before = steps->step[i].workspace;
+    const gmm_status s = gmm__moe_prepare_step(steps, i, 1, &step);
+    if (s != GMM_OK || gmm__select(&step, &step_plan) != GMM_OK) {
+        (void)gmm__decline(plan, "%.180s", ctx->error.text);
+        ctx->error = last_error;
+        return 0;
+    }
+    if (before + step_plan.workspace_bytes > plan->workspace_bytes)
+        plan->workspace_bytes = before + step_plan.workspace_bytes;
+    if (text) gmm__describe_plan(text, &step_plan);
+    if (step.op != GMM_OP_MLP_FWD && step.op != GMM_OP_MLP_BWD) return 1;
+    plan->deferred_bytes += step_plan.deferred_bytes;
+    plan->weight_cache_bytes = step_plan.weight_cache_bytes;
+    memcpy(plan->note, step_plan.note, sizeof plan->note);
+    if (!text) return 1;
+    step.describes = text; /* planning is pure: the second plan writes the lines of the MLP's steps */
+    text->depth++;
+    (void)gmm__select(&step, &step_plan);
+    text->depth--;
+    return 1;
+}
+
+static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
+    gmm__moe_steps steps;
+    int i;
+    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    plan->workspace_bytes = steps.workspace.peak;
+    plan->saved_bytes = (size_t)(gmm__moe_saved_of(call).mlp + call->mlp_saved.bytes);
+    plan->deferred_bytes = steps.deferred.peak;
+    for (i = 0; i < steps.count; i++)
+        if (!gmm__moe_plan_step(&steps, i, plan)) return 0;
+    return 1;
+}
+
+/* Adds the layer's outputs and buffers to the memory of its MLP's call: weights that hooks.need sets must not overlap
+   them. */
+static gmm_status gmm__moe_add_outputs(const gmm__call *layer, gmm__call *call) {
+    static const char *const names[] = { "out", "dx", "dprobs" };
+    gmm__plan plan;
+    gmm_status s = gmm__select(call, &plan);
+    int32_t i;
+    size_t k;
+    if (s != GMM_OK || (s = gmm__mlp_check_buffers(call, &plan)) != GMM_OK) return s;
+    for (i = 0; i < layer->spans; i++)
+        for (k = 0; k < sizeof names / sizeof names[0]; k++)
+            if (call->spans < GMM__SPANS && !strcmp(layer->span[i].name, names[k]))
+                call->span[call->spans++] = layer->span[i];
+    return GMM_OK;
+}
+
+static gmm_status gmm__compose_launch_moe(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *layer = plan->call;
+    gmm__moe_steps steps;
+    gmm_status s = GMM_OK;
+    int i;
+    gmm__moe_build(&steps, layer, (char *)plan->workspace, (char *)layer->d.moe.deferred);
+    for (i = 0; i < steps.count && s == GMM_OK; i++) {
+        const size_t at = steps.step[i].workspace;
+        gmm__call call;
+        s = gmm__moe_prepare_step(&steps, i, 0, &call);
+        if (s == GMM_OK && steps.step[i].descriptor == &steps.mlp && gmm__mlp_awaits(&call))
+            s = gmm__moe_add_outputs(layer, &call);
+        if (s == GMM_OK)
+            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + at : NULL,
+                           plan->workspace_bytes - at, stream);
+    }
+    return gmm__moe_adopt_error(layer, s);
+}
+
+GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_info *info) {
+    const int queued = op == GMM_OP_MLP_WGRAD;
+    gmm__call call, mlp;
+    gmm__moe_steps steps;
+    gmm_status s = gmm__moe_prepare_parts(&call, ctx, queued ? GMM_OP_MOE_BWD : op, "gmm_moe_query", moe, 1, &mlp);
+    if (s != GMM_OK) return s;
+    if (!queued) return gmm__serve(&call, info, NULL, 0, NULL);
+    gmm__moe_build(&steps, &call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_complete(&steps);
+    s = gmm__mlp_prepare(&mlp, ctx, op, "gmm_moe_query", &steps.mlp, GMM__MLP_QUERY);
+    return gmm__moe_adopt_error(&call, s != GMM_OK ? s : gmm__serve(&mlp, info, NULL, 0, NULL));
+}
+
+GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_moe_layout *layout) {
+    gmm__call call;
+    const gmm_status s = gmm__moe_prepare(&call, ctx, op, "gmm_moe_saved_query", moe, 1);
+    gmm_moe_layout full;
+    int64_t begin;
+    uint32_t size;
+    int32_t i;
+    if (s != GMM_OK) return s;
+    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
+    size = layout->struct_size;
+    if (size > sizeof full)
+        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = gmm__moe_saved_of(&call).layout;
+    begin = full.bytes;
+    for (i = 0; i < call.mlp_saved.count; i++) {
+        full.part[full.count] = call.mlp_saved.part[i];
+        full.part[full.count++].offset += begin;
+    }
+    full.bytes += call.mlp_saved.bytes;
+    full.struct_size = size;
+    memcpy(layout, &full, size ? size : sizeof full);
+    return GMM_OK;
+}
+
+/* Checks the caller's buffers, and launches. */
+static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_moe *moe, void *workspace,
+                               size_t workspace_bytes, gmm_stream stream) {
+    const int fwd = op == GMM_OP_MOE_FWD;
+    gmm__call call;
+    gmm__plan plan;
+    const gmm_moe *d = &call.d.moe;
+    gmm_status s = gmm__moe_prepare(&call, ctx, op, function, moe, 0);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
+    if (!fwd || d->saved) s = gmm__mlp_buffer(&call, "saved", fwd, d->saved, d->saved_bytes, plan.saved_bytes);
+    if (s == GMM_OK && !fwd)
+        s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes);
+    if (s == GMM_OK && call.quant.weight_cache)
+        s = gmm__mlp_buffer(&call, "mlp.quant.weight_cache", fwd, call.quant.weight_cache,
+                            call.quant.weight_cache_bytes, plan.weight_cache_bytes);
+    return s != GMM_OK ? s : gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream) {
+    return gmm__moe_run(ctx, GMM_OP_MOE_FWD, "gmm_moe_fwd", moe, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
+                              gmm_stream stream) {
+    return gmm__moe_run(ctx, GMM_OP_MOE_BWD, "gmm_moe_bwd", moe, workspace, workspace_bytes, stream);
+}
+
+GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_stream stream) {
+    const int queued = op == GMM_OP_MLP_WGRAD;
+    gmm__call call, mlp;
+    const gmm_status s = gmm__moe_prepare_parts(&call, ctx, queued ? GMM_OP_MOE_BWD : op, "gmm_moe_fire_hooks", moe, 1,
+                                                &mlp);
+    if (s != GMM_OK) return s;
+    if (op == GMM_OP_MOE_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
+    gmm__mlp_fire(&mlp, queued ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD, stream);
+    return GMM_OK;
+}
 /* ..................................................................................... 14.9 Accumulate, convert ... */
 
 /* Checks and entry points of sums (gmm_accumulate) and conversions (gmm_convert). */
@@ -9413,6 +10286,8 @@ static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__permute_args a = gmm__mma_permute_args(call, GMM__X_, GMM__ROWS);
     a.probs = call->d.permute.probs;
     a.row_probs = call->d.permute.row_probs;
+    if (!call->d.permute.rows)
+        return gmm__cuda_status(call, gmm__k_gather_row_probs(&a, gmm__mma_elementwise_limits(call), stream));
     return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream));
 }
 
@@ -11296,6 +12171,12 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(MLP_HOOKS, MLP_FWD, MLP_WGRAD, call->d.mlp.hooks, 1, 0, 1, 0, "mlp.hooks") \
     X(MLP_INDEX, MLP_FWD, MLP_BWD, call->d.mlp.x_index || call->d.mlp.dy_index, 1, 0, 1, 0, "mlp.x_index, dy_index") \
     X(MLP_QUANT, MLP_FWD, MLP_WGRAD, call->d.mlp.quant, 1, 0, 1, 0, "mlp.quant") \
+    X(MOE_ALIGN, MOE_FWD, MOE_BWD, call->d.moe.align > 1, 1, 0, 1, 0, "moe.align") \
+    X(MOE_ROUTE, MOE_FWD, MOE_BWD, call->d.moe.route, 1, 0, 1, 0, "moe.route") \
+    X(MOE_PROBS, MOE_FWD, MOE_BWD, call->d.moe.probs, 1, 0, 1, 0, "moe.probs") \
+    X(MOE_DPROBS, MOE_BWD, MOE_BWD, call->d.moe.dprobs, 1, 0, 1, 0, "moe.dprobs") \
+    X(MOE_SIZES, MOE_FWD, MOE_BWD, call->d.moe.sizes, 1, 0, 1, 0, "moe.sizes") \
+    X(MOE_SAVED, MOE_FWD, MOE_FWD, call->d.moe.saved, 1, 0, 1, 0, "moe.saved") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
     X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
     X(ROUTE_SCALE, TOPK_FWD, TOPK_BWD, call->d.route.scale != 0.0f, 1, 0, 1, 0, "route.scale") \
@@ -11417,9 +12298,9 @@ static void gmm__text_add(gmm__text *text, const char *format, ...) {
     text->used += (size_t)length < text->bytes - text->used ? (size_t)length : text->bytes - text->used - 1;
 }
 
-static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan) {
+static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan) {
     const gmm__call *call = plan->call;
-    gmm__text_add(text, "%s%s: engine %s", indent, gmm_op_name(call->op), gmm_engine_name(plan->engine));
+    gmm__text_add(text, "%*s%s: engine %s", 2 * text->depth, "", gmm_op_name(call->op), gmm_engine_name(plan->engine));
     if (plan->kernel_name) gmm__text_add(text, ", kernel %s", plan->kernel_name);
     gmm__text_add(text, ", workspace %llu bytes", (unsigned long long)plan->workspace_bytes);
     if (plan->saved_bytes) gmm__text_add(text, ", saved %llu bytes", (unsigned long long)plan->saved_bytes);
@@ -11443,7 +12324,9 @@ static gmm_status gmm__prepare_query(gmm__call *call, gmm_context *ctx, gmm_op o
     case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
         return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, 1);
     case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
-        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, 1);
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, GMM__MLP_QUERY);
+    case GMM_OP_MOE_FWD: case GMM_OP_MOE_BWD:
+        return gmm__moe_prepare(call, ctx, op, function, (const gmm_moe *)d, 1);
     case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
         return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, 1);
     case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
@@ -11471,7 +12354,9 @@ GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descript
     t.data = text;
     t.bytes = bytes;
     t.used = 0;
-    gmm__describe_plan(&t, "", &plan);
+    t.depth = 0;
+    gmm__describe_plan(&t, &plan);
+    t.depth = 1;
     call.describes = &t; /* planning is pure: the second plan is the first, and writes the lines of the steps */
     return gmm__select(&call, &plan);
 }
@@ -11602,6 +12487,9 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (call->op == GMM_OP_MOE_FWD && !call->d.moe.route) /* a router's indices are in range */
+        s = gmm__verify_map(call, "indices", call->d.moe.indices, call->d.moe.tokens * call->d.moe.topk,
+                            call->d.moe.experts, stream);
     if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
         s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
                                 stream);
@@ -11645,6 +12533,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(cpu, linear_bgrad),
         GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
         GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, expert_bias), /* from, to */
         GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
@@ -11678,6 +12567,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
         GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, expert_bias), /* from, to */
         GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),
@@ -11997,49 +12887,57 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
     return gmm__launch_on(plan, stream);
 }
 
-static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
-                             gmm_stream stream) {
-    gmm__plan plan;
+/* Checks workspace and overlap of a planned call, and launches it. */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream) {
     gmm_status s;
-    if (call->query && !info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
-    if (call->query && info->struct_size > sizeof *info)
-        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
-                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
-    if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
-    if (call->query && info) {
-        gmm_info full = GMM_ZERO;
-        const uint32_t size = info->struct_size;
-        full.struct_size = size;
-        full.engine = plan.engine;
-        full.workspace_bytes = plan.workspace_bytes;
-        full.saved_bytes = plan.saved_bytes;
-        full.deferred_bytes = plan.deferred_bytes;
-        full.weight_cache_bytes = plan.weight_cache_bytes;
-        full.in_align = call->in_align ? call->in_align : 1;
-        full.out_align = call->out_align ? call->out_align : 1;
-        memcpy(full.note, plan.note, sizeof full.note);
-        memcpy(info, &full, size ? size : sizeof full);
-        return GMM_OK;
-    }
-    if (workspace_bytes < plan.workspace_bytes)
+    if (workspace_bytes < plan->workspace_bytes)
         return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu",
-                           (unsigned long long)workspace_bytes, (unsigned long long)plan.workspace_bytes);
-    if (!workspace && plan.workspace_bytes > 0)
+                           (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
+    if (!workspace && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes",
-                           (unsigned long long)plan.workspace_bytes);
-    if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan.workspace_bytes > 0)
+                           (unsigned long long)plan->workspace_bytes);
+    if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
-    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
-    plan.workspace = workspace;
-    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(&plan, stream)) != GMM_OK) return s;
-    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
-             plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
+    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan->workspace_bytes);
+    plan->workspace = workspace;
+    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(plan, stream)) != GMM_OK) return s;
+    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan->engine),
+             plan->note[0] ? ": " : "", plan->note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    s = gmm__launch(&plan, stream);
-    return s != GMM_OK ? s : gmm__verify_launch(&plan, stream);
+    s = gmm__launch(plan, stream);
+    return s != GMM_OK ? s : gmm__verify_launch(plan, stream);
+}
+
+static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
+                             gmm_stream stream) {
+    gmm__plan plan;
+    gmm_info full = GMM_ZERO;
+    gmm_status s;
+    uint32_t size;
+    if (!call->query) {
+        s = gmm__select(call, &plan);
+        return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
+    }
+    if (!info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
+    if (info->struct_size > sizeof *info)
+        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
+                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
+    if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
+    full.struct_size = size = info->struct_size;
+    full.engine = plan.engine;
+    full.workspace_bytes = plan.workspace_bytes;
+    full.saved_bytes = plan.saved_bytes;
+    full.deferred_bytes = plan.deferred_bytes;
+    full.weight_cache_bytes = plan.weight_cache_bytes;
+    full.in_align = call->in_align ? call->in_align : 1;
+    full.out_align = call->out_align ? call->out_align : 1;
+    memcpy(full.note, plan.note, sizeof full.note);
+    memcpy(info, &full, size ? size : sizeof full);
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {

@@ -34,7 +34,7 @@
     X(select) X(gtp) X(graph) X(gtp_order) X(gtp_runtime) X(gtp_quant) X(gtp_checkpoint) X(gtp_gpu) X(gtp_processes) \
     X(small) X(runtime) X(cublaslt) X(wgmma) X(checkpoint) X(checkpoint_files) X(quant) X(quantize) X(qlinear) \
     X(mlp_quant) X(mlp_hooks) X(mlp_fused) X(mlp_reference) X(contracts) X(edges) X(scheduler) X(describe) X(verify) \
-    X(allocations)
+    X(allocations) X(moe)
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 

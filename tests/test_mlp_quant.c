@@ -320,6 +320,7 @@ static void equals_steps(int arg) {
    policy promises to keep. */
 static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
     gmm_info info = GMM_ZERO;
+    void *workspace;
     want_gradients(c);
     if (c->only_dw2) {
         c->d.dx = NULL;
@@ -332,8 +333,10 @@ static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
         c->d.deferred_bytes = info.deferred_bytes;
         c->d.queue = queue;
     }
-    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c->d));
+    workspace = t_workspace(info.workspace_bytes);
+    T_OK(gmm_mlp_bwd(T.ctx, &c->d, workspace, info.workspace_bytes, T.stream));
     if (!queue) return;
+    t_poison(workspace, 0xFF, info.workspace_bytes); /* another call's by now */
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &c->d, &info));
     T_OK(gmm_mlp_wgrad(T.ctx, queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
 }

@@ -275,6 +275,16 @@ static void forward(int arg) {
     t_bytes("tail of row_probs", (const float *)t_get(m.p.row_probs, (size_t)m.capacity * 4) + m.live,
             c->tail == GMM_TAIL_ZERO ? 0 : 0xFF, (size_t)(m.capacity - m.live) * 4);
     T_CHECK(word_get(m.p.fault) == 0, "fault %u", word_get(m.p.fault));
+    { /* probabilities without rows have the same bits */
+        const void *with_rows = t_get(m.p.row_probs, (size_t)m.capacity * 4);
+        m.p.x = m.p.rows = NULL;
+        m.p.row_probs = t_floats_out(m.capacity);
+        call(T.ctx, GMM_OP_PERMUTE_FWD, &m.p);
+        t_same("row_probs alone", t_get(m.p.row_probs, (size_t)m.capacity * 4), with_rows, (size_t)m.capacity * 4);
+        T_CHECK(word_get(m.p.fault) == 0, "fault %u", word_get(m.p.fault));
+        m.p.x = &x.mat;
+        m.p.rows = &rows.mat;
+    }
     /* without probabilities the rows are the same */
     m.p.probs = NULL;
     m.p.row_probs = NULL;

@@ -173,6 +173,7 @@ gmm_status query_of(gmm_context *ctx, gmm_op, const D *descriptor, gmm_info *inf
     X(linear_bgrad, gmm_linear, LINEAR_BGRAD, gmm_linear_query) \
     X(act_fwd, gmm_activation, ACT_FWD, gmm_act_query) X(act_bwd, gmm_activation, ACT_BWD, gmm_act_query) \
     X(mlp_fwd, gmm_mlp, MLP_FWD, gmm_mlp_query) X(mlp_bwd, gmm_mlp, MLP_BWD, gmm_mlp_query) \
+    X(moe_fwd, gmm_moe, MOE_FWD, gmm_moe_query) X(moe_bwd, gmm_moe, MOE_BWD, gmm_moe_query) \
     X(topk_fwd, gmm_route, TOPK_FWD, gmm_topk_query) X(topk_bwd, gmm_route, TOPK_BWD, gmm_topk_query) \
     X(permute_map, gmm_permute, PERMUTE_MAP, gmm_permute_query) \
     X(permute_fwd, gmm_permute, PERMUTE_FWD, gmm_permute_query) \

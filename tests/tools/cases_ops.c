@@ -432,6 +432,87 @@ static gmm_status unpermute_bwd(case_run *r, gmm_stream s) {
     return gmm_unpermute_bwd(case_context, &r->d.permute, r->workspace, r->workspace_bytes, s);
 }
 
+/* ------------------------------------------------------------------------------------------------------ Layer --- */
+
+/* g experts, t tokens, top of them chosen. With `aux` a router chooses, else indices and probabilities are given;
+   `prob`: they weight FC2's input, else the combine. */
+#ifndef CASE_FORMER_LAYER
+static void layer_route(case_run *r, int train) {
+    gmm_moe *d = &r->d.layer.moe;
+    gmm_route *route = &r->d.layer.route;
+    const int64_t slots = r->rows * r->top;
+    if (!(r->flags & CASE_AUX)) {
+        d->indices = choices(r);
+        d->probs = case_floats(r, slots, 0.0f, 1.0f);
+        if (train) d->dprobs = (float *)case_out(r, "dprobs", 4 * (size_t)slots);
+        return;
+    }
+    route->experts = d->experts;
+    route->tokens = d->tokens;
+    route->topk = d->topk;
+    route->normalize = 1;
+    route->logits = case_in(r, GMM_F32, 1, r->rows, r->groups);
+    route->indices = (int32_t *)case_out(r, "indices", 4 * (size_t)slots);
+    route->probs = (float *)case_out(r, "probs", 4 * (size_t)slots);
+    route->counts = (int32_t *)case_out(r, "counts", 4 * (size_t)r->groups);
+    route->aux_coeff = 0.01f;
+    if (train) route->dlogits = case_mat_out(r, "dlogits", GMM_F32, 1, r->rows, r->groups);
+    d->route = route;
+}
+
+static int layer_open(case_run *r, int train) {
+    static const uint64_t random[4] = { 12345, 678, 91011, 1213 };
+    gmm_moe *d = &r->d.layer.moe;
+    gmm_mlp *m = &r->d.layer.mlp;
+    gmm_info info = GMM_ZERO;
+    int64_t f1;
+    mlp_config(r);
+    f1 = gmm_act_gated(r->config.act.kind) ? 2 * r->N : r->N;
+    d->experts = (int32_t)r->groups;
+    d->tokens = r->rows;
+    d->topk = (int32_t)r->top;
+    d->align = (int32_t)r->align;
+    d->options = &r->options;
+    d->mlp = m;
+    m->config = &r->config;
+    m->w1 = mlp_weight(r, f1, r->K);
+    m->w2 = mlp_weight(r, r->K, r->N);
+    if (r->flags & CASE_BIAS) {
+        m->b1 = case_in(r, r->source, r->groups, 1, f1);
+        m->b2 = case_in(r, r->source, r->groups, 1, r->K);
+    }
+    if (r->quantized) {
+        r->quant.recipe = &r->recipe;
+        r->quant.random = (const uint64_t *)case_put(r, random, sizeof random);
+        m->quant = &r->quant;
+    }
+    d->x = case_in(r, r->source, 1, r->rows, r->K);
+    d->out = case_mat_out(r, "out", out_dtype(r), 1, r->rows, r->K);
+    layer_route(r, train);
+    if (train) {
+        d->dout = case_in(r, r->source, 1, r->rows, r->K);
+        d->dx = case_mat_out(r, "dx", out_dtype(r), 1, r->rows, r->K);
+        m->dw1 = gradient(r, 0, "dw1", f1, r->K);
+        m->dw2 = gradient(r, 1, "dw2", r->K, r->N);
+    }
+    if (r->status != GMM_OK || ready(r, gmm_moe_query(case_context, GMM_OP_MOE_FWD, d, &info), &info)) return 1;
+    if (!train) return 0;
+    d->saved_bytes = info.saved_bytes;
+    d->saved = case_alloc(r, info.saved_bytes);
+    return ready(r, gmm_moe_query(case_context, GMM_OP_MOE_BWD, d, &info), &info);
+}
+static int layer_fwd_open(case_run *r) { return layer_open(r, 0); }
+static int layer_train_open(case_run *r) { return layer_open(r, 1); }
+static gmm_status layer_fwd(case_run *r, gmm_stream s) {
+    return gmm_moe_fwd(case_context, &r->d.layer.moe, r->workspace, r->workspace_bytes, s);
+}
+static gmm_status layer_train(case_run *r, gmm_stream s) {
+    const gmm_status status = layer_fwd(r, s);
+    return status != GMM_OK ? status
+                            : gmm_moe_bwd(case_context, &r->d.layer.moe, r->workspace, r->workspace_bytes, s);
+}
+#endif
+
 /* ------------------------------------------------------------------------------------------- Pad, interleave --- */
 
 static int pad_open(case_run *r, gmm_op op) {
@@ -678,6 +759,10 @@ const case_operation CASE_OPERATIONS[] = {
     { "permute", "bwd", permute_bwd_open, permute_bwd },
     { "unpermute", "fwd", unpermute_fwd_open, unpermute_fwd },
     { "unpermute", "bwd", unpermute_bwd_open, unpermute_bwd },
+#ifndef CASE_FORMER_LAYER
+    { "layer", "fwd", layer_fwd_open, layer_fwd },
+    { "layer", "train", layer_train_open, layer_train },
+#endif
     { "pad", "pad", pad_pad_open, pad_pad },
     { "pad", "unpad", pad_unpad_open, pad_unpad },
     { "glu", "rows", glu_rows_open, glu },

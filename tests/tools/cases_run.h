@@ -71,6 +71,9 @@ struct case_run {
         gmm_mlp mlp;
         gmm_route route;
         gmm_permute permute;
+#ifndef CASE_FORMER_LAYER
+        struct { gmm_moe moe; gmm_mlp mlp; gmm_route route; } layer;
+#endif
         gmm_padding pad;
         gmm_glu glu;
         gmm_quantization quantize;

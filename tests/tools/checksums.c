@@ -83,6 +83,11 @@ static const char *const PATTERNS[] = {
     "small.accumulate.{f32,f16,bf16}.count{1,3}.t33.k77.{to32,to16,add.to32}",
     "small.convert.{f32,f16,bf16}.t33.k77.{to32,to16}",
     "small.offsets.g{1,9,300}.t500.past3.{even,skew,none}",
+    /* the whole layer */
+    "layer.{fwd,train}.{f32,f16,bf16}.swiglu.g7.top3.k88.n72.t90.{,prob,aux,prob.aux,bias.prob,bias.align16}",
+    "layer.train.{fp8-delayed,fp8-tensor,fp8-1x128,mx8,mx8-mx4,nv4}.swiglu.g5.top2.k128.n256.t70.{,prob,"
+        "prob.aux.saveq}",
+    "layer.train.bf16.swiglu.g5.top2.k128.n64.t70.prob.{saveact,savenothing,main32,to32,table}",
     /* gathered rows */
     "linear.{fwd,dgrad,wgrad,bgrad}.{f32,f16,bf16}.g5.k264.n392.t300.skew.past3.top{1,4}",
     "linear.{fwd,dgrad}.{wonly-mx8,wonly-nv4}.g5.k256.n384.t300.skew.top3",

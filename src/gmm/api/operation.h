@@ -18,6 +18,8 @@
     X(GMM_OP_MLP_FWD, mlp_fwd) \
     X(GMM_OP_MLP_BWD, mlp_bwd) \
     X(GMM_OP_MLP_WGRAD, mlp_wgrad) \
+    X(GMM_OP_MOE_FWD, moe_fwd) \
+    X(GMM_OP_MOE_BWD, moe_bwd) \
     X(GMM_OP_TOPK_FWD, topk_fwd) \
     X(GMM_OP_TOPK_BWD, topk_bwd) \
     X(GMM_OP_ROUTE_FROM_DENSE, route_from_dense) \
@@ -85,19 +87,20 @@ typedef struct gmm_info {
                                 is then served by another engine under AUTO, in at most workspace_bytes, and refused
                                 where the engine was demanded or no other has the operation */
     size_t workspace_bytes;
-    size_t saved_bytes;      /* MLP: gmm_mlp.saved */
-    size_t deferred_bytes;   /* MLP: gmm_mlp.deferred */
-    int32_t in_align;        /* in and out features (MLP: hidden, ffn and hidden_out) must be multiples of these; 1
-                                unless operands are quantized */
+    size_t saved_bytes;      /* MLP, layer: gmm_mlp.saved, gmm_moe.saved */
+    size_t deferred_bytes;   /* MLP, layer: gmm_mlp.deferred, gmm_moe.deferred */
+    int32_t in_align;        /* in and out features (MLP, layer: hidden, ffn and hidden_out) must be multiples of these;
+                                1 unless operands are quantized */
     int32_t out_align;
     char note[192];          /* how the engine serves the call, on what that depends, and why preferred ones declined */
-    size_t weight_cache_bytes; /* MLP: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
+    size_t weight_cache_bytes; /* MLP, layer: gmm_mlp_quant.weight_cache; 0 where it caches nothing */
 } gmm_info;
 
 /* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
-   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's there is an indented
-   one for each step that it is composed of. `descriptor` is what the query of `op` takes, and is read as there: a
-   gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have no description (GMM_E_ARG).
+   workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's or a layer's there is
+   an indented one for each step that it is composed of, and below a layer's MLP those of the MLP. `descriptor` is what
+   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have
+   no description (GMM_E_ARG).
    At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
    Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);

@@ -3,7 +3,7 @@
 /* Permutes tokens to expert order and back. One descriptor serves five calls:
        call            reads                                            writes
        permute_map     indices                                          row_of, slot_of, sizes
-       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs
+       permute_fwd     slot_of, sizes, row_of, x, probs                 rows, row_probs: both, or one
        unpermute_fwd   row_of, rows, probs                              out
        unpermute_bwd   row_of, slot_of, sizes, dout, rows, probs        drows, dprobs
        permute_bwd     row_of, drows, drow_probs                        dx, dprobs
@@ -55,7 +55,8 @@ GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permu
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
 
-/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x, rows.
+/* rows[r] = x[token of r], row_probs[r] = probs[slot of r]; padding rows are zeros. Needs slot_of, sizes, x and rows;
+   for row_probs alone neither x nor rows, where products gather the rows of x (gmm_linear.x_index).
    With row_of a GPU reads each token once instead of once per row; results depend on slot_of alone.
    Stream, graph: enqueued; capturable. Errors: as gmm_permute_map. */
 GMMDEF gmm_status gmm_permute_fwd(gmm_context *ctx, const gmm_permute *permute, void *workspace,

@@ -22,7 +22,7 @@
  * CONTENTS
  *     1  Version, context, errors      6  Weight-gradient decisions     11  Quantization
  *     2  Operations, options, queries  7  Routing                       12  Runtime
- *     3  Grouped linear                8  Permute, unpermute            13  Checkpoints
+ *     3  Grouped linear                8  Permute, unpermute, layer     13  Checkpoints
  *     4  Activation                    9  Pad, GLU interleave           14  Implementation
  *     5  Expert MLP                   10  Small operations              15  Implementation: checkpoints
  *                                                                       16  Licence

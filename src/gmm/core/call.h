@@ -33,12 +33,14 @@ typedef struct gmm__span {
 /* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
 enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
 
-enum { GMM__SPANS = 64 }; /* more than any operation records */
+enum { GMM__SPANS = 96 }; /* more than any operation records */
 
-/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. */
+/* The text that gmm_describe writes: `used` of `bytes`, without the terminating NUL. Lines are indented by `depth`, the
+   number of operations that the described one is a step of. */
 typedef struct gmm__text {
     char *data;
     size_t bytes, used;
+    int depth;
 } gmm__text;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -66,6 +68,7 @@ typedef struct gmm__call {
         gmm_linear linear;
         gmm_activation act;
         gmm_mlp mlp;
+        gmm_moe moe;
         gmm_route route;
         gmm_dense_route dense;
         gmm_expert_bias bias;
@@ -88,7 +91,8 @@ typedef struct gmm__call {
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
-    gmm_mlp_config config;  /* MLP */
+    gmm_mlp_config config;  /* MLP, layer */
+    gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
@@ -135,7 +139,7 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "text", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);

@@ -10,9 +10,9 @@ static void gmm__text_add(gmm__text *text, const char *format, ...) {
     text->used += (size_t)length < text->bytes - text->used ? (size_t)length : text->bytes - text->used - 1;
 }
 
-static void gmm__describe_plan(gmm__text *text, const char *indent, const gmm__plan *plan) {
+static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan) {
     const gmm__call *call = plan->call;
-    gmm__text_add(text, "%s%s: engine %s", indent, gmm_op_name(call->op), gmm_engine_name(plan->engine));
+    gmm__text_add(text, "%*s%s: engine %s", 2 * text->depth, "", gmm_op_name(call->op), gmm_engine_name(plan->engine));
     if (plan->kernel_name) gmm__text_add(text, ", kernel %s", plan->kernel_name);
     gmm__text_add(text, ", workspace %llu bytes", (unsigned long long)plan->workspace_bytes);
     if (plan->saved_bytes) gmm__text_add(text, ", saved %llu bytes", (unsigned long long)plan->saved_bytes);
@@ -36,7 +36,9 @@ static gmm_status gmm__prepare_query(gmm__call *call, gmm_context *ctx, gmm_op o
     case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
         return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, 1);
     case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
-        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, 1);
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, GMM__MLP_QUERY);
+    case GMM_OP_MOE_FWD: case GMM_OP_MOE_BWD:
+        return gmm__moe_prepare(call, ctx, op, function, (const gmm_moe *)d, 1);
     case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
         return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, 1);
     case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
@@ -64,7 +66,9 @@ GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descript
     t.data = text;
     t.bytes = bytes;
     t.used = 0;
-    gmm__describe_plan(&t, "", &plan);
+    t.depth = 0;
+    gmm__describe_plan(&t, &plan);
+    t.depth = 1;
     call.describes = &t; /* planning is pure: the second plan is the first, and writes the lines of the steps */
     return gmm__select(&call, &plan);
 }

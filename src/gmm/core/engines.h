@@ -25,6 +25,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(cpu, linear_bgrad),
         GMM__OP_ANY(cpu, act), GMM__OP_ANY(cpu, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(cpu, topk_fwd), GMM__OP(cpu, topk_bwd),
         GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, dense), GMM__OP_ANY(cpu, expert_bias), /* from, to */
         GMM__OP(cpu, permute_map), GMM__OP_ANY(cpu, permute_fwd), GMM__OP_ANY(cpu, permute_bwd),
@@ -58,6 +59,7 @@ static const gmm__engine_row gmm__engines[] = {
         GMM__OP(mma, linear_fwd), GMM__OP(mma, linear_dgrad), GMM__OP(mma, linear_wgrad), GMM__OP(mma, linear_bgrad),
         GMM__OP(mma, act), GMM__OP(mma, act), /* fwd, bwd */
         GMM__OP(compose, mlp_fwd), GMM__OP(compose, mlp_bwd), GMM__OP(compose, mlp_wgrad),
+        GMM__OP(compose, moe), GMM__OP(compose, moe), /* fwd, bwd */
         GMM__OP(mma, topk_fwd), GMM__OP(mma, topk_bwd),
         GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, dense), GMM__OP_ANY(mma, expert_bias), /* from, to */
         GMM__OP(mma, permute_map), GMM__OP_BY(mma, permute, permute_fwd), GMM__OP_BY(mma, permute, permute_bwd),
@@ -377,49 +379,57 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
     return gmm__launch_on(plan, stream);
 }
 
-static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
-                             gmm_stream stream) {
-    gmm__plan plan;
+/* Checks workspace and overlap of a planned call, and launches it. */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream) {
     gmm_status s;
-    if (call->query && !info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
-    if (call->query && info->struct_size > sizeof *info)
-        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
-                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
-    if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
-    if (call->query && info) {
-        gmm_info full = GMM_ZERO;
-        const uint32_t size = info->struct_size;
-        full.struct_size = size;
-        full.engine = plan.engine;
-        full.workspace_bytes = plan.workspace_bytes;
-        full.saved_bytes = plan.saved_bytes;
-        full.deferred_bytes = plan.deferred_bytes;
-        full.weight_cache_bytes = plan.weight_cache_bytes;
-        full.in_align = call->in_align ? call->in_align : 1;
-        full.out_align = call->out_align ? call->out_align : 1;
-        memcpy(full.note, plan.note, sizeof full.note);
-        memcpy(info, &full, size ? size : sizeof full);
-        return GMM_OK;
-    }
-    if (workspace_bytes < plan.workspace_bytes)
+    if (workspace_bytes < plan->workspace_bytes)
         return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu",
-                           (unsigned long long)workspace_bytes, (unsigned long long)plan.workspace_bytes);
-    if (!workspace && plan.workspace_bytes > 0)
+                           (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
+    if (!workspace && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes",
-                           (unsigned long long)plan.workspace_bytes);
-    if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan.workspace_bytes > 0)
+                           (unsigned long long)plan->workspace_bytes);
+    if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
     if (call->ctx->config.space == GMM_SPACE_CPU && stream)
         return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
-    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan.workspace_bytes);
-    plan.workspace = workspace;
-    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(&plan, stream)) != GMM_OK) return s;
-    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan.engine),
-             plan.note[0] ? ": " : "", plan.note, call->shapes[0] ? " (" : "", call->shapes,
+    gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan->workspace_bytes);
+    plan->workspace = workspace;
+    if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(plan, stream)) != GMM_OK) return s;
+    gmm__log(call->ctx, GMM_LOG_TRACE, "%s: served by %s%s%s%s%s%s", call->function, gmm_engine_name(plan->engine),
+             plan->note[0] ? ": " : "", plan->note, call->shapes[0] ? " (" : "", call->shapes,
              call->shapes[0] ? ")" : "");
-    s = gmm__launch(&plan, stream);
-    return s != GMM_OK ? s : gmm__verify_launch(&plan, stream);
+    s = gmm__launch(plan, stream);
+    return s != GMM_OK ? s : gmm__verify_launch(plan, stream);
+}
+
+static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, size_t workspace_bytes,
+                             gmm_stream stream) {
+    gmm__plan plan;
+    gmm_info full = GMM_ZERO;
+    gmm_status s;
+    uint32_t size;
+    if (!call->query) {
+        s = gmm__select(call, &plan);
+        return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
+    }
+    if (!info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
+    if (info->struct_size > sizeof *info)
+        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
+                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
+    if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
+    full.struct_size = size = info->struct_size;
+    full.engine = plan.engine;
+    full.workspace_bytes = plan.workspace_bytes;
+    full.saved_bytes = plan.saved_bytes;
+    full.deferred_bytes = plan.deferred_bytes;
+    full.weight_cache_bytes = plan.weight_cache_bytes;
+    full.in_align = call->in_align ? call->in_align : 1;
+    full.out_align = call->out_align ? call->out_align : 1;
+    memcpy(full.note, plan.note, sizeof full.note);
+    memcpy(info, &full, size ? size : sizeof full);
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_t *offsets, gmm_stream stream) {

@@ -260,13 +260,13 @@ static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q
 
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info) {
     gmm__call call;
-    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, 1);
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_query", mlp, GMM__MLP_QUERY);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout) {
     gmm__call call;
-    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, 1);
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, GMM__MLP_QUERY);
     gmm_saved_layout full;
     uint32_t size;
     if (s != GMM_OK) return s;
@@ -281,38 +281,50 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     return GMM_OK;
 }
 
+/* Checks the caller's buffers of forward or backward against what the plan needs. */
+static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
+    const gmm_mlp *d = &call->d.mlp;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    gmm_status s = GMM_OK;
+    if (!fwd || d->saved) s = gmm__mlp_buffer(call, "saved", fwd, d->saved, d->saved_bytes, plan->saved_bytes);
+    if (s == GMM_OK && !fwd)
+        s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
+    return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);
+}
+/* Checks that the queue takes the weight gradients of a backward that delays them. */
+static gmm_status gmm__mlp_check_append(gmm__call *call) {
+    const gmm_wgrad_queue *q = call->d.mlp.queue;
+    gmm_status s;
+    if (!gmm__mlp_gradients_of(call).defer) return GMM_OK;
+    if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
+    if (q->count < q->capacity) return GMM_OK;
+    return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
+}
+
+/* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
+static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *workspace, size_t workspace_bytes,
+                                  gmm_stream stream);
+
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, 0);
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((call.d.mlp.saved &&
-         (s = gmm__mlp_buffer(&call, "saved", 1, call.d.mlp.saved, call.d.mlp.saved_bytes, plan.saved_bytes)) !=
-             GMM_OK) ||
-        (s = gmm__mlp_cache_buffer(&call, 1, plan.weight_cache_bytes)) != GMM_OK)
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_FWD, "gmm_mlp_fwd", mlp, GMM__MLP_LAUNCH);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK)
         return s;
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream) {
     gmm__call call;
     gmm__plan plan;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, 0);
-    const gmm_mlp *d = &call.d.mlp;
-    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if ((s = gmm__mlp_buffer(&call, "saved", 0, d->saved, d->saved_bytes, plan.saved_bytes)) != GMM_OK ||
-        (s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes)) != GMM_OK ||
-        (s = gmm__mlp_cache_buffer(&call, 0, plan.weight_cache_bytes)) != GMM_OK)
+    gmm_status s = gmm__mlp_prepare(&call, ctx, GMM_OP_MLP_BWD, "gmm_mlp_bwd", mlp, GMM__MLP_LAUNCH);
+    if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK ||
+        (s = gmm__mlp_check_buffers(&call, &plan)) != GMM_OK || (s = gmm__mlp_check_append(&call)) != GMM_OK)
         return s;
-    if (gmm__mlp_gradients_of(&call).defer) {
-        if ((s = gmm__mlp_check_queue(&call, d->queue)) != GMM_OK) return s;
-        if (d->queue->count >= d->queue->capacity)
-            return gmm__refuse(&call, GMM_E_STATE, "queue", "is full with %d of %d entries", d->queue->count,
-                               d->queue->capacity);
-    }
-    return gmm__serve(&call, NULL, workspace, workspace_bytes, stream);
+    return gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
 /* Reads an operand of a queued weight gradient: floats, or a quantized copy. */
@@ -380,17 +392,21 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     return GMM_OK;
 }
 
+/* Calls the `ready` hooks of backward, or of queued weight gradients. */
+static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
+    const gmm_mlp *d = &call->d.mlp;
+    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__mlp_delayed(call);
+    if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
+    if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
+    if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
+    if (bwd && d->db1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
+}
+
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream) {
     gmm__call call;
-    gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, 1);
-    const gmm_mlp *d = &call.d.mlp;
-    int weights_complete;
+    const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, GMM__MLP_QUERY);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    weights_complete = (op == GMM_OP_MLP_WGRAD) == gmm__mlp_delayed(&call);
-    if (weights_complete && d->dw2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W2, stream);
-    if (op == GMM_OP_MLP_BWD && d->db2) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B2, stream);
-    if (weights_complete && d->dw1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_W1, stream);
-    if (op == GMM_OP_MLP_BWD && d->db1) gmm__mlp_call_hook(ctx, d->hooks, GMM_PARAM_B1, stream);
+    gmm__mlp_fire(&call, op, stream);
     return GMM_OK;
 }

@@ -165,15 +165,79 @@ static gmm_status gmm__mlp_check_indices(gmm__call *call) {
     return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
 }
 
+/* How gmm__mlp_prepare checks a call: for its launch; as a query, which reads no addresses; or as the MLP of a layer
+   (core/moe.h), whose rows, probabilities, splits and indices are the layer's own and are checked as in a query,
+   but the caller's weights, gradients and arrays as for a launch. */
+enum gmm__mlp_checks { GMM__MLP_LAUNCH, GMM__MLP_QUERY, GMM__MLP_IN_LAYER };
+
+/* Reads the matrices and arrays by row. */
+static gmm_status gmm__mlp_read_rows(gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int fwd = call->op == GMM_OP_MLP_FWD;
+    /* backward computes FC1 again where forward has saved nothing */
+    const int recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+    const int64_t x_rows = d->x_index ? d->index_rows : call->rows, dy_rows = d->dy_index ? d->index_rows : call->rows;
+    gmm_status s;
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
+        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
+        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
+        return s;
+    if (fwd) return gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS);
+    if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, call->out), GMM__FLOATS)) ||
+        (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)))
+        return s;
+    return gmm__check_output(call, "dprob", d->dprob, 0, call->rows);
+}
+
+/* Reads weights, biases and the destinations of their gradients. */
+static gmm_status gmm__mlp_read_params(gmm__call *call) {
+    const gmm_mlp *d = &call->d.mlp;
+    const gmm_mlp_config *c = &call->config;
+    const int64_t G = call->groups.count, F1 = gmm__mlp_fc1_cols(call), out = call->out;
+    const int fwd = call->op == GMM_OP_MLP_FWD, recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
+    gmm_status s;
+    if ((s = gmm__mlp_read_first(call, GMM__W)) ||
+        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
+                           GMM__FLOATS)) ||
+        (s = gmm__mlp_read_first(call, GMM__W2)) ||
+        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
+                           gmm__matrices(G, 1, out), GMM__FLOATS)))
+        return s;
+    if (fwd) return GMM_OK;
+    if ((s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
+        (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
+        (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)))
+        return s;
+    return gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out);
+}
+
+/* x, w1 and dy that are not quantized have one dtype. */
+static gmm_status gmm__mlp_check_dtypes(gmm__call *call) {
+    const int roles[] = { GMM__X_, GMM__W, GMM__DY };
+    const char *names[] = { "x", "w1", "dy" };
+    const gmm_dtype dtype = gmm__mlp_dtype(call);
+    int i;
+    for (i = 0; i < 3; i++)
+        if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
+            call->mat[roles[i]].scaling == GMM_SCALING_NONE)
+            return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
+                               gmm_dtype_name(call->mat[roles[i]].dtype),
+                               call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2"
+                               : call->op == GMM_OP_MLP_FWD ? "x" : "dy", gmm_dtype_name(dtype));
+    return GMM_OK;
+}
+
 /* Checks an MLP call. call->in is hidden, call->out is hidden_out, and F1 the columns of FC1's output. */
 static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
-                                   const gmm_mlp *mlp, int query) {
+                                   const gmm_mlp *mlp, enum gmm__mlp_checks checks) {
     gmm_mlp *d = &call->d.mlp;
     gmm_mlp_config *c = &call->config;
-    gmm_status s = gmm__open(call, ctx, op, function, query);
-    const int fwd = op == GMM_OP_MLP_FWD;
-    int64_t G, F1, out, elements, bytes, x_rows, dy_rows;
-    int recomputes, keeps_x;
+    gmm_status s = gmm__open(call, ctx, op, function, checks == GMM__MLP_QUERY);
+    const int query = checks == GMM__MLP_QUERY;
+    int64_t elements, bytes;
     gmm_error error;
     gmm_groups g;
 
@@ -204,12 +268,13 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
                                "not none", (int)call->recipe.kind, (int)c->recipe);
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
-    if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
-        return s;
-    G = call->groups.count;
-    F1 = gmm__mlp_fc1_cols(call);
+    if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
+    call->query = checks != GMM__MLP_LAUNCH;
+    s = gmm__read_groups(call, d->groups);
+    call->query = query;
+    if (s != GMM_OK) return s;
     call->in = c->hidden;
-    call->out = out = c->hidden_out;
+    call->out = c->hidden_out;
     if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
         (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
         (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
@@ -218,52 +283,14 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
         return s;
 
-    if (!gmm__mul(call->rows, F1, &elements) || !gmm__mul(elements, 16, &bytes))
+    if (!gmm__mul(call->rows, gmm__mlp_fc1_cols(call), &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
-                           (long long)call->rows, (long long)F1);
+                           (long long)call->rows, (long long)gmm__mlp_fc1_cols(call));
     if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
-    x_rows = d->x_index ? d->index_rows : call->rows;
-    dy_rows = d->dy_index ? d->index_rows : call->rows;
-    /* backward computes FC1 again where forward has saved nothing */
-    recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
-                           gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W)) ||
-        (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
-                           GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W2)) ||
-        (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
-                           gmm__matrices(G, 1, out), GMM__FLOATS)) ||
-        (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
-        (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
+    call->query = checks != GMM__MLP_LAUNCH;
+    s = gmm__mlp_read_rows(call);
+    call->query = query;
+    if (s != GMM_OK || (s = gmm__mlp_read_params(call)) != GMM_OK || (s = gmm__mlp_check_dtypes(call)) != GMM_OK)
         return s;
-    if (fwd) {
-        s = gmm__read_mat(call, GMM__Y, "y", d->y, 1, gmm__matrix(call->rows, out), GMM__FLOATS);
-        if (s != GMM_OK) return s;
-    } else {
-        if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(dy_rows, out), GMM__FLOATS)) ||
-            (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, c->hidden), GMM__FLOATS)) ||
-            (s = gmm__read_grad(call, GMM__DW, "dw1", d->dw1, 0, F1, c->hidden)) ||
-            (s = gmm__read_grad(call, GMM__DW2, "dw2", d->dw2, 0, out, c->ffn)) ||
-            (s = gmm__read_grad(call, GMM__DB, "db1", d->db1, 0, 1, F1)) ||
-            (s = gmm__read_grad(call, GMM__DB2, "db2", d->db2, 0, 1, out)) ||
-            (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)))
-            return s;
-    }
-    {
-        const int roles[] = { GMM__X_, GMM__W, GMM__DY };
-        const char *names[] = { "x", "w1", "dy" };
-        const gmm_dtype dtype = gmm__mlp_dtype(call);
-        int i;
-        for (i = 0; i < 3; i++)
-            if (call->mat[roles[i]].dtype != GMM_NONE && call->mat[roles[i]].dtype != dtype &&
-                call->mat[roles[i]].scaling == GMM_SCALING_NONE)
-                return gmm__refuse(call, GMM_E_DTYPE, names[i], "dtype %s must be that of mlp.%s, %s",
-                                   gmm_dtype_name(call->mat[roles[i]].dtype),
-                                   call->mat[GMM__W2].scaling == GMM_SCALING_NONE ? "w2" : fwd ? "x" : "dy",
-                                   gmm_dtype_name(dtype));
-    }
     return gmm__mlp_check_quant(call);
 }
-

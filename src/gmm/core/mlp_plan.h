@@ -411,7 +411,7 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
         return 0;
     }
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
-    if (step->describes) gmm__describe_plan(step->describes, "  ", &step_plan);
+    if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
                        step_plan.assumes_aligned ? ", for addresses at multiples of 16 bytes" : "");

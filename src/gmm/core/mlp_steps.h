@@ -207,11 +207,14 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
-/* What a queued weight gradient reads of an operand: the copy that this call or forward has made, or the source. */
+/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source. Without
+   a saved copy, that of x is one for FC1's second run, in the workspace. */
 static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
-    gmm_mat m = copy->dtype != GMM_NONE && steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+    const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
+    gmm_mat m = copy->dtype != GMM_NONE && remains &&
+                        steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
                     ? *copy : *o->source;
     m.columnwise = NULL;
     return m;

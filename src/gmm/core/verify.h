@@ -124,6 +124,9 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
     if (gmm__is_permutation(call)) s = gmm__verify_permute(call, stream);
     else if (call->groups.splits && !call->groups.on_host) s = gmm__verify_split(call, &live, stream);
+    if (call->op == GMM_OP_MOE_FWD && !call->d.moe.route) /* a router's indices are in range */
+        s = gmm__verify_map(call, "indices", call->d.moe.indices, call->d.moe.tokens * call->d.moe.topk,
+                            call->d.moe.experts, stream);
     if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
         s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
                                 stream);

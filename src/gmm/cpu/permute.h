@@ -152,8 +152,8 @@ static void gmm__permute_fwd_rows(const void *arg, int64_t c, int32_t thread) {
     (void)thread;
     for (; r < end; r++) {
         const int64_t slot = gmm__map_at(p->slot_of, r, p->tokens * p->topk);
-        if (slot < 0) memset(gmm__at(rows, 0, r, 0), 0, bytes);
-        else memcpy(gmm__at(rows, 0, r, 0), gmm__at(x, 0, slot / p->topk, 0), bytes);
+        if (p->rows && slot < 0) memset(gmm__at(rows, 0, r, 0), 0, bytes);
+        else if (p->rows) memcpy(gmm__at(rows, 0, r, 0), gmm__at(x, 0, slot / p->topk, 0), bytes);
         if (p->row_probs) p->row_probs[r] = slot < 0 ? 0.0f : p->probs[slot];
     }
 }
@@ -164,7 +164,7 @@ static gmm_status gmm__cpu_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     const int64_t live = gmm__permute_live(call);
     int64_t r;
     (void)stream;
-    gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
+    if (p->rows) gmm__cpu_tail(&call->mat[GMM__ROWS], p->tail, live, p->capacity, p->hidden);
     if (p->row_probs && p->tail == GMM_TAIL_ZERO)
         for (r = live; r < p->capacity; r++) p->row_probs[r] = 0.0f;
     return gmm__permute_for(call, live, gmm__permute_fwd_rows);

@@ -290,6 +290,8 @@ static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream 
     gmm__permute_args a = gmm__mma_permute_args(call, GMM__X_, GMM__ROWS);
     a.probs = call->d.permute.probs;
     a.row_probs = call->d.permute.row_probs;
+    if (!call->d.permute.rows)
+        return gmm__cuda_status(call, gmm__k_gather_row_probs(&a, gmm__mma_elementwise_limits(call), stream));
     return gmm__cuda_status(call, gmm__k_permute_rows(&a, gmm__mma_streaming_limits(call), stream));
 }
 

@@ -414,6 +414,13 @@ static GMM__UNUSED cudaError_t gmm__k_gather_probs(const gmm__permute_args *a, g
                          limits, GMM__ELEM_BLOCK, 0, a, stream);
 }
 
+static GMM__UNUSED cudaError_t gmm__k_gather_row_probs(const gmm__permute_args *a, gmm__launch_limits limits,
+                                                       cudaStream_t stream) {
+    if (a->capacity == 0) return cudaSuccess;
+    return gmm__k_launch((const void *)gmm_gather_row_probs, (a->capacity + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK,
+                         limits, GMM__ELEM_BLOCK, 0, a, stream);
+}
+
 /* Row j of group g of dst is row j of group g of src, or zeros where src has no such row. */
 static GMM__UNUSED cudaError_t gmm__k_pad(const gmm__pad_args *args, gmm__launch_limits limits, cudaStream_t stream) {
     gmm__pad_args a = *args;

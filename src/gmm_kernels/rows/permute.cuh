@@ -119,5 +119,17 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_probs(const __grid
         a.dprobs[i] = row >= 0 ? a.row_probs_in[row] : 0.0f;
     }
 }
+
+/* row_probs[r] = probability of the row's slot, 0 in padding. One thread per row. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_row_probs(const __grid_constant__ gmm__permute_args a) {
+    gmm_pdl_wait();
+    const int64_t valid_rows = gmm__valid_rows(a.sizes, a.experts, a.capacity, a.fault), slots = a.tokens * a.topk;
+    const int64_t rows = a.tail_zero ? a.capacity : valid_rows, stride = (int64_t)gridDim.x * GMM__ELEM_BLOCK;
+    int64_t row;
+    for (row = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x; row < rows; row += stride) {
+        const int32_t slot = row < valid_rows ? gmm__map_entry(a.slot_of, row, slots, a.fault) : -1;
+        a.row_probs[row] = slot >= 0 ? a.probs[slot] : 0.0f;
+    }
+}
 #endif /* GMM__HOLDS(0) */
 

@@ -75,7 +75,7 @@ examples: $(EXAMPLES) $(EXAMPLES_CXX)
 	$(Q)set -e; for e in $^; do test -x $$e || continue; echo "== $$e"; $$e; done
 ##   bench                  CPU GFLOP/s beside OpenBLAS; with a GPU TFLOP/s beside cuBLAS and torch, plots, MLP recipes;
 ##                          ARGS="--csv", "--json" (GPU: "--json=FILE", "--rows=dsv3/512,/zipf512/", "--rows=mlp")
-bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(B)/mlp_bench.run $(P)/matplotlib
+bench: $(B)/cpu_gemm $(B)/gpu_bench.run $(B)/mlp_bench.run $(B)/layer_bench $(P)/matplotlib
 	$(Q)sh tests/bench/bench.sh cpu $(ARGS)
 ##   bench-compile          seconds, memory and bytes of compiling the headers; ARGS='--units "cpu; sm_90a, 8 parts"'
 bench-compile: $(P)/nvcc
@@ -225,8 +225,8 @@ $(LINKED): $(B)/gmm.o $(P)/$(OPENMP) $(P)/pthread $(CUDA_LINK)
 $(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torch $(wildcard tests/bench/*_bench.cu)
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
-$(B)/joined: tests/bench/joined.cu $(B)/gmm.o $(P)/gpu
-$(addprefix $(B)/,gpu_bench.run mlp_bench.run probes gtp_bench joined): tests/bench/build.sh
+$(B)/joined $(B)/layer_bench: $(B)/%: tests/bench/%.cu $(B)/gmm.o $(P)/gpu
+$(addprefix $(B)/,gpu_bench.run mlp_bench.run layer_bench probes gtp_bench joined): tests/bench/build.sh
 	$(Q)sh tests/bench/build.sh $(@F) $@
 $(B)/empty.made: tests/bench/empty.awk $(HEADERS)
 	@mkdir -p $(B)/empty && cp gmm*.h $(B)/empty && awk -f $< gmm_kernels.cuh > $(B)/empty/gmm_kernels.cuh && touch $@

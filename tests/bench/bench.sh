@@ -1,6 +1,6 @@
 #!/bin/sh
-# bench.sh cpu ARGS...: the CPU benchmark, the GPU one with plots where $B/gpu_bench.run holds a command, and that of
-# the expert MLP where $B/mlp_bench.run does.
+# bench.sh cpu ARGS...: the CPU benchmark, the GPU one with plots where $B/gpu_bench.run holds a command, that of the
+# expert MLP where $B/mlp_bench.run does, and that of the layer where $B/layer_bench is a program.
 # bench.sh gtp ARGS...: the benchmark of GTP, with plots, and beside nccl-tests in PATH or $NCCL_TESTS.
 # Called by the Makefile with B, P and NCCL_TESTS set.
 which=$1
@@ -18,10 +18,14 @@ if [ "$which" = gtp ]; then
 fi
 
 # The programs take different flags; all take --csv, and those for GPUs --rows, --ms, --engine and --kernels.
-json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp=
+json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp= layer= only_layer=
 for a in "$@"; do
     case $a in
-    --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" ;;
+    --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
+    --ms=*) gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
+    --rows=layer | --rows=layer/*)
+        only_layer=yes
+        [ "$a" = --rows=layer ] || layer="$layer --rows=${a#--rows=layer/}" ;;
     --json | --size=* | --rounds=* | --threads=*) cpu="$cpu $a" ;;
     --json=*) json=${a#--json=} mlp_json=${a#--json=}.mlp ;;
     --kernels=names) gpu="$gpu --kernels" mlp="$mlp $a" ;;
@@ -29,6 +33,10 @@ for a in "$@"; do
     *) gpu="$gpu $a" mlp="$mlp $a" ;;
     esac
 done
+if [ -n "$only_layer" ]; then
+    [ -s "$B/layer_bench" ] || { echo 'bench: no GPU'; exit 1; }
+    exec "$B/layer_bench" $layer
+fi
 if [ -z "$only_mlp" ]; then
     "$B/cpu_gemm" $cpu || exit 1
     if [ -s "$B/gpu_bench.run" ]; then
@@ -42,4 +50,7 @@ elif [ ! -s "$B/mlp_bench.run" ]; then echo 'bench: no GPU'; exit 1
 fi
 [ -s "$B/mlp_bench.run" ] || exit 0
 rm -f "$mlp_json"
-sh "$B/mlp_bench.run" --json="$mlp_json" $mlp
+sh "$B/mlp_bench.run" --json="$mlp_json" $mlp || exit 1
+[ -s "$B/layer_bench" ] && [ -z "$only_mlp" ] || exit 0
+echo
+"$B/layer_bench" $layer

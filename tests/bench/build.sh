@@ -32,6 +32,11 @@ probes)
     say probes.cu
     compile "$file.o" tests/bench/probes.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "@$P/cuda.link" -lm ;;
+layer_bench)
+    [ -s "$P/cuda.link" ] || exit 0
+    say layer_bench.cu
+    compile "$file.o" tests/bench/layer_bench.cu || exit 1
+    $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
 gtp_bench)
     [ -s "$P/nccl" ] || exit 0
     say gtp_bench.cu

@@ -960,10 +960,11 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Without a recipe
-             no row is permuted: products gather rows of x (gmm_linear.x_index), and those of dout where it has the
-             dtype of x and is not weighted. With a recipe rows are permuted before they are quantized, those of x in
-             fwd, and again in bwd where it reads them.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. On GPUs, and
+             with a recipe, rows are permuted in the workspace, those of x in fwd, and again in bwd where it reads them.
+             Without a recipe a CPU context gathers rows of x in products (gmm_linear.x_index), and those of dout where
+             it has the dtype of x and is not weighted; so do GPUs with options.workspace_limit, which is for memory,
+             and for delayed weight gradients.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -7155,7 +7156,7 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
     const uint32_t dtypes = GMM__FLOATS | 1u << GMM_F64;
-    int64_t slots;
+    int64_t slots = 0;
     gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, r->experts,
@@ -7777,6 +7778,13 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
+/* Whether rows of x and dout are permuted though products could gather them: on GPUs, where several products read them
+   and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or weight gradients that
+   are queued and would keep the rows, speak against it. */
+static int gmm__moe_prefers_rows(const gmm__call *call) {
+    const int queues = call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    return call->ctx->config.space == GMM_SPACE_CUDA && !call->options.workspace_limit && !queues;
+}
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
     gmm_mlp m = GMM_ZERO;
@@ -7801,7 +7809,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = c->recipe != GMM_RECIPE_NONE;
+    w.permutes = c->recipe != GMM_RECIPE_NONE || gmm__moe_prefers_rows(call);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));

@@ -32,6 +32,7 @@ typedef struct moe_spec {
     int64_t capacity;            /* 0 = the default */
     int without;                 /* results that are not wanted */
     int prob_on_input;           /* x was weighted already */
+    int gathers;                 /* GPUs gather rows in products, as with any limit of the workspace */
     int main_grad;
 } moe_spec;
 
@@ -53,6 +54,7 @@ typedef struct moe_case {
     gmm_mlp_quant quant;
     gmm_mlp mlp;
     gmm_route route;
+    gmm_options options;
     gmm_moe d;
     t_mat x, logits, w1, w2, b1, b2, dout;
     int32_t *indices; /* given ones */
@@ -234,6 +236,10 @@ static void fill_layer(moe_case *c) {
     d->topk = s->topk;
     d->align = s->align;
     d->capacity = s->capacity;
+    if (s->gathers) {
+        c->options.workspace_limit = (int64_t)1 << 40;
+        d->options = &c->options;
+    }
     d->mlp = &c->mlp;
     if (s->routed) d->route = &c->route;
     else {
@@ -551,8 +557,10 @@ static moe_spec complete(moe_spec s) {
     return s;
 }
 static void cases(int arg) {
-    const moe_spec s = complete(specs[arg]);
+    moe_spec s = complete(specs[arg]);
     equals_calls(&s);
+    s.gathers = 1;
+    if (T.gpu && !s.recipe) equals_calls(&s);
 }
 
 /* Every recipe with every policy that it has: argument recipe + REF_RECIPES * policy. */
@@ -763,8 +771,8 @@ static void layout(int arg) {
     T_REFUSED(GMM_E_NULL, gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, NULL), "gmm_moe_saved_query: layout", NULL);
 }
 
-/* Bytes per token of models' layers, on this engine: the layer saves neither rows of x nor y, and its backward makes no
-   copy of dy that the separate calls do not need. --verbose prints the table. */
+/* Bytes per token of models' layers, on this engine: the layer saves neither rows of x nor y, and needs no more memory
+   than separate calls but for probabilities of rows and slots. --verbose prints the table. */
 static const struct shape { const char *name; int64_t hidden, ffn; int experts, topk; } shapes[] = {
     { "dsv3, 8 of 256, 32 here", 7168, 2048, 32, 8 },
     { "qwen3, 8 of 128", 4096, 1536, 128, 8 },
@@ -808,7 +816,7 @@ static void memory(int arg) {
     T_CHECK(fwd.saved_bytes == bwd.saved_bytes, "saved_bytes %zu and %zu", fwd.saved_bytes, bwd.saved_bytes);
     T_CHECK((int64_t)fwd.saved_bytes <= separate_saved - slots * row + 2048, "saved %zu, separate %lld",
             fwd.saved_bytes, (long long)separate_saved);
-    T_CHECK(peak < separate_peak, "peak %lld, separate %lld", (long long)peak, (long long)separate_peak);
+    T_CHECK(peak <= separate_peak + 2 * 4 * slots + 4096, "peak %lld, separate %lld", (long long)peak, (long long)separate_peak);
 }
 
 /* --------------------------------------------------------------------------------------------------- Refusals --- */

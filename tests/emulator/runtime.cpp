@@ -307,6 +307,7 @@ cudaError_t cudaGraphLaunch(cudaGraphExec_t graph, cudaStream_t) {
     pthread_mutex_unlock(&lock);
     return result(cudaSuccess);
 }
+cudaError_t cudaGraphUpload(cudaGraphExec_t, cudaStream_t) { return result(cudaSuccess); }
 cudaError_t cudaGraphDestroy(cudaGraph_t graph) {
     delete graph;
     return result(cudaSuccess);

@@ -8,10 +8,11 @@
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Without a recipe
-             no row is permuted: products gather rows of x (gmm_linear.x_index), and those of dout where it has the
-             dtype of x and is not weighted. With a recipe rows are permuted before they are quantized, those of x in
-             fwd, and again in bwd where it reads them.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. On GPUs, and
+             with a recipe, rows are permuted in the workspace, those of x in fwd, and again in bwd where it reads them.
+             Without a recipe a CPU context gathers rows of x in products (gmm_linear.x_index), and those of dout where
+             it has the dtype of x and is not weighted; so do GPUs with options.workspace_limit, which is for memory,
+             and for delayed weight gradients.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is

@@ -18,6 +18,13 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
+/* Whether rows of x and dout are permuted though products could gather them: on GPUs, where several products read them
+   and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or weight gradients that
+   are queued and would keep the rows, speak against it. */
+static int gmm__moe_prefers_rows(const gmm__call *call) {
+    const int queues = call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    return call->ctx->config.space == GMM_SPACE_CUDA && !call->options.workspace_limit && !queues;
+}
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
     gmm_mlp m = GMM_ZERO;
@@ -42,7 +49,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = c->recipe != GMM_RECIPE_NONE;
+    w.permutes = c->recipe != GMM_RECIPE_NONE || gmm__moe_prefers_rows(call);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));

@@ -84,7 +84,7 @@ static gmm_status gmm__read_route(gmm__call *call, const gmm_route *route) {
     gmm_route *r = &call->d.route;
     const int bwd = call->op == GMM_OP_TOPK_BWD;
     const uint32_t dtypes = GMM__FLOATS | 1u << GMM_F64;
-    int64_t slots;
+    int64_t slots = 0;
     gmm_status s = gmm__read_descriptor(call, "route", r, sizeof *r, route);
     if (s != GMM_OK) return s;
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d %s", (long long)r->tokens, r->experts,

@@ -31,6 +31,7 @@
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
 /* Rows of fp32 accumulators that a store slot holds at once. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
+#define GMM__PARTS_PER_COLUMN ((16 * GMM__CFG(m16) + GMM__ROWS_PER_STORE - 1) / GMM__ROWS_PER_STORE)
 
 /* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
    once, and the slots of a warp group for these. An instance with an epilogue has no registers left for them. */

@@ -97,6 +97,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__SMALL_M
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
+#undef GMM__PARTS_PER_COLUMN
 #undef GMM__K_GROUPED
 #undef GMM__TB
 #undef GMM__TA

@@ -29,15 +29,16 @@ typedef struct gmm_qgemm_args {
     X(f16_block_scaled, 0, 0, 1, GMM_F16) \
     X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
-/* Instances: X(op, kind, kernel); the includes below follow the same list. */
+/* Instances: X(op, kind, kernel); the includes below define the kernels. fwd and dgrad use the same kernel where both
+   have a kind: lines of either copy of the weights run along K then. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16, gmm_gemm_fwd_quant_bf16_128x256x64_mma) \
-    X(fwd, f16, gmm_gemm_fwd_quant_f16_128x256x64_mma) \
-    X(fwd, f16_block_scaled, gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma) \
-    X(dgrad, bf16, gmm_gemm_dgrad_quant_bf16_128x256x64_mma) \
+    X(fwd, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
+    X(fwd, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(fwd, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
     X(dgrad, bf16_nn, gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma) \
-    X(dgrad, f16, gmm_gemm_dgrad_quant_f16_128x256x64_mma) \
-    X(dgrad, f16_block_scaled, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(dgrad, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
     X(dgrad, f16_block_scaled_nn, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma) \
     X(wgrad, bf16, gmm_gemm_wgrad_quant_bf16_128x256x64_mma) \
     X(wgrad, bf16_tn, gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma) \
@@ -345,23 +346,17 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #ifndef GMM_NO_QUANT
 #define GMM__BODY GMM__BODY_HERE(10)
 #define GMM__ARGS gmm_qgemm_args
-/* kernel, operation, kind */
+/* kernel, operation (dgrad is m-grouped as fwd is), kind */
 #define GMM__SLICE 1
-#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
+#define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
+#define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
+#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #undef GMM__SLICE
 #define GMM__SLICE 7
-#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
-#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE

@@ -72,15 +72,15 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's slice says which unit defines it:
-   GMM__BODY_HERE(body) is `body` in that unit and 0, the body that only declares the kernel, in the others. Kernels
-   that no table instantiates, and all launchers, are in slice 0. The slices cost about the same to compile. */
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit of its slice defines it, and the unit
+   of slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices cost about
+   the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else
 #define GMM__ROW_KERNEL static __global__ GMM__UNUSED void
 #endif
-#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SLICE) ? (body) : 0)
+#define GMM__DECLARE_KERNEL(kernel, type) GMM__ROW_KERNEL kernel(const __grid_constant__ type args);
 /* Rows of tables that GMM_NO_F16 and GMM_NO_QUANT leave out. */
 #ifdef GMM_NO_F16
 #define GMM__IF_F16(...)
@@ -614,7 +614,14 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
-/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
+/* Launches a kernel whose only parameter is the structure at `args`. */
+static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int threads, int32_t shared, const void *args,
+                                          cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
+}
+/* The same, with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -1285,14 +1292,18 @@ GMM__DEVICE void gmm_mma_load_fragment(uint32_t fragment[4], int mn_major, uint3
     else gmm_ldmatrix_x4(fragment, stage + (offset ^ (uint32_t)(s * 32)) + i * 16 * row_bytes);
 }
 
-/* Tile of the fp32 product, which uses the CUDA cores. */
+/* Tile and instances of the fp32 product, which uses the CUDA cores: X(op, kernel). */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
+#define GMM_F32_KERNEL_LIST(X) \
+    X(fwd, gmm_gemm_fwd_f32_128x128x16_mma) \
+    X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
+    X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
-#define GMM__BODY GMM__BODY_HERE(1)
+#define GMM__BODY 1
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
-#define GMM__SLICE 4
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -1319,7 +1330,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__SLICE
+#endif
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -1350,17 +1361,17 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY GMM__BODY_HERE(2)
+#define GMM__BODY 2
 #define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
-#define GMM__SLICE 4
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -1374,18 +1385,22 @@ typedef struct gmm_gemm_kernel {
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, dtype, tag, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_MMA_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
       GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
-    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
-    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
+#define GMM__X(op, kernel) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, (const void *)kernel, #kernel },
+    GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */
@@ -1736,24 +1751,24 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(10)
+#define GMM__BODY 10
 #define GMM__ARGS gmm_qgemm_args
 /* kernel, operation (dgrad is m-grouped as fwd is), kind */
-#define GMM__SLICE 1
+#if GMM__HOLDS(1)
 #define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 7
+#endif
+#if GMM__HOLDS(7)
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -1762,7 +1777,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -1777,6 +1792,9 @@ typedef struct gmm_qgemm_kernel {
 } gmm_qgemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, kind, kernel) GMM__DECLARE_KERNEL(kernel, gmm_qgemm_args)
+GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
@@ -1792,11 +1810,10 @@ enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_ker
 static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
                                                 cudaStream_t stream) {
     const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
-    void *params[1];
-    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
-                                               (size_t)row->shared, stream) : e;
+    const cudaError_t error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   row->shared);
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), GMM_QGEMM_THREADS, row->shared, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */
@@ -1838,10 +1855,7 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_linear_tail, dim3((unsigned)grid), dim3(GMM_TAIL_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_linear_tail, dim3((unsigned)grid), GMM_TAIL_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -1905,10 +1919,7 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_gather_rows, dim3((unsigned)grid), GMM_GATHER_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 /* ..................................................................................... Work tiles of products ... */
@@ -3638,11 +3649,11 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
     }
 }
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
-#define GMM__BODY GMM__BODY_HERE(9)
+#define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
    which the next row calls), other tile */
-#define GMM__SLICE 1
+#if GMM__HOLDS(1)
 #define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
@@ -3651,8 +3662,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 2
+#endif
+#if GMM__HOLDS(2)
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
@@ -3661,15 +3672,15 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #ifndef GMM_NO_QUANT
-#define GMM__SLICE 7
+#if GMM__HOLDS(7)
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90, fwd, bf16, GMM_BF16, mx8_192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, mx4_192x128, 1, none)
@@ -3682,10 +3693,10 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, nv4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #endif
 #ifndef GMM_NO_F16
-#define GMM__SLICE 3
+#if GMM__HOLDS(3)
 #define GMM__ROW (gmm_no_kernel, fwd, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90, fwd, f16, GMM_F16, 256x128, 2, 160x256)
@@ -3694,8 +3705,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 4
+#endif
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
@@ -3704,13 +3715,13 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_128x128x64_sm90, wgrad, f16, GMM_F16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #endif
 #undef GMM__ARGS
 #undef GMM__BODY
@@ -3727,6 +3738,9 @@ typedef struct gmm_sm90_kernel {
     const char *name;
 } gmm_sm90_kernel;
 
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_sm90_args)
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
@@ -3828,18 +3842,44 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
+/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
+   more than one. */
+static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
+                                                   void *args, cudaStream_t stream) {
+    const int cluster = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t error;
+    int device = 0, sms = 0;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)smem_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
+    params[0] = args;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
+}
+
 /* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int cluster = blocks > 1 ? 2 : 1;
-    cudaLaunchConfig_t config = GMM_ZERO;
-    cudaLaunchAttribute attributes[2];
-    void *params[1];
-    cudaError_t error;
-    int mapped, device = 0, sms = 0;
+    int mapped;
     args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
@@ -3858,25 +3898,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile = row->tile_choice;
-    memset(attributes, 0, sizeof attributes);
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
-    params[0] = args;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -4437,10 +4459,10 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(11)
+#define GMM__BODY 11
 #define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
-#define GMM__SLICE 2
+#if GMM__HOLDS(2)
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -4451,8 +4473,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 3
+#endif
+#if GMM__HOLDS(3)
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -4463,7 +4485,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #undef GMM__ARGS
 #undef GMM__BODY
 
@@ -4475,6 +4497,9 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(dtype, tag, scaling, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
@@ -4514,12 +4539,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     /* a tensor map has no empty dimension */
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int cluster = blocks > 1 ? 2 : 1;
-    cudaLaunchConfig_t config = GMM_ZERO;
-    cudaLaunchAttribute attributes[2];
-    void *params[1];
-    cudaError_t error;
-    int mapped, device = 0, sms = 0;
+    int mapped;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
@@ -4533,25 +4553,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
             mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
-    memset(attributes, 0, sizeof attributes);
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
-    params[0] = args;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+    return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */
@@ -5072,15 +5074,13 @@ static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t 
 /* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
-    void *params[1];
     cudaError_t error = cudaSuccess;
     int64_t i;
-    params[0] = &args;
     for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = gmm_launch((const void *)gmm_copy_values, dim3(1), GMM_COPY_VALUES, 0, &args, stream);
     }
     return error;
 }
@@ -5094,32 +5094,26 @@ static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
-    void *params[1];
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                                 (size_t)row->shared, stream);
-    return error;
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
-    void *params[1];
+    const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->db.dtype != GMM_NONE) {
-        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
         if (error == cudaSuccess)
-            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                     params, 0, stream);
+            error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     }
     if (error == cudaSuccess && args->d_bias_scale)
-        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */
@@ -7711,9 +7705,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
-#define GMM__SLICE 5
+#if GMM__HOLDS(5)
 #define GMM__ARGS gmm__quant_args
-#define GMM__BODY GMM__BODY_HERE(6)
+#define GMM__BODY 6
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7726,7 +7720,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY GMM__BODY_HERE(7)
+#define GMM__BODY 7
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7738,7 +7732,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(12)
+#define GMM__BODY 12
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -7752,7 +7746,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(13)
+#define GMM__BODY 13
 /* kernel, dtype of the source, scaling, the source is an activation */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
@@ -7786,7 +7780,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #endif
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(15)
+#define GMM__BODY 15
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7799,7 +7793,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY GMM__BODY_HERE(14)
+#define GMM__BODY 14
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -7813,7 +7807,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 #undef GMM__ARGS
-#undef GMM__SLICE
+#endif
 #endif /* GMM_NO_QUANT */
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
@@ -7825,20 +7819,28 @@ typedef struct gmm_quantize_kernel {
     int32_t act;        /* the source is an activation */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+/* X(dtype, tag, scaling, vectorized, kernel of the amaxes, of the cast), to whose names the tag is added */
+#define GMM__CASTS(X, dtype, tag) \
+    X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
+#define GMM_QUANTIZE_KERNEL_LIST(X) \
+    X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
+GMM_QUANTIZE_KERNEL_LIST(GMM__X)
+GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
+GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
+#undef GMM__X
 #define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
-#define GMM__CASTS(dtype, tag) \
-    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
-    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
-    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
-    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
     { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
-    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
-    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
+    GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
-#undef GMM__CASTS
 #undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
@@ -7858,11 +7860,9 @@ static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) 
 static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
                                                  const void *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
 }
 
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
@@ -9185,18 +9185,11 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 
 #endif /* GMM_IMPLEMENTATION */
 
-/* ..................................................................... Body: a kernel that another unit defines ... */
-#elif GMM__BODY == 0
-GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args);
-#undef GMM__ROW
-
+#elif !defined(GMM__ROW)
+#error "gmm: a body needs GMM__ROW"
 
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -9397,10 +9390,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__ROW
 /* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 
@@ -9494,10 +9483,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)
@@ -9907,10 +9892,6 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #undef GMM__ROW
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
@@ -10008,13 +9989,9 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__GATHERED
 #undef GMM__ROW
 
-
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
@@ -10347,9 +10324,6 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
@@ -10527,9 +10501,6 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
@@ -10559,9 +10530,6 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #undef GMM__ROW
 
 #elif GMM__BODY == 9
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -11424,13 +11392,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__DTYPE
 #undef GMM__ROW
 
-
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
@@ -12275,13 +12239,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__TAG
 #undef GMM__ROW
 
-
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -12378,9 +12338,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -12444,9 +12401,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -12492,9 +12446,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
@@ -12566,9 +12517,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -12638,9 +12586,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 

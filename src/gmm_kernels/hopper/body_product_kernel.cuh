@@ -119,4 +119,3 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__DTYPE
 #undef GMM__ROW
 
-

@@ -11,6 +11,9 @@ typedef struct gmm_sm90_kernel {
     const char *name;
 } gmm_sm90_kernel;
 
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_sm90_args)
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
@@ -112,18 +115,44 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
+/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
+   more than one. */
+static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
+                                                   void *args, cudaStream_t stream) {
+    const int cluster = blocks > 1 ? 2 : 1;
+    cudaLaunchConfig_t config = GMM_ZERO;
+    cudaLaunchAttribute attributes[2];
+    void *params[1];
+    cudaError_t error;
+    int device = 0, sms = 0;
+    memset(attributes, 0, sizeof attributes);
+    attributes[0].id = cudaLaunchAttributeClusterDimension;
+    attributes[0].val.clusterDim.x = (unsigned)cluster;
+    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
+    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
+    attributes[1].val.programmaticStreamSerializationAllowed = 1;
+    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)smem_bytes;
+    config.stream = stream;
+    config.attrs = attributes;
+    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
+    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
+    params[0] = args;
+    if (error == cudaSuccess)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
+}
+
 /* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
     const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
-    const int cluster = blocks > 1 ? 2 : 1;
-    cudaLaunchConfig_t config = GMM_ZERO;
-    cudaLaunchAttribute attributes[2];
-    void *params[1];
-    cudaError_t error;
-    int mapped, device = 0, sms = 0;
+    int mapped;
     args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
     if (row->op == gmm_gemm_wgrad)
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
@@ -142,25 +171,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile = row->tile_choice;
-    memset(attributes, 0, sizeof attributes);
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
-    params[0] = args;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

@@ -1301,7 +1301,6 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
@@ -1331,7 +1330,6 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #endif
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -1362,9 +1360,8 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
-#if GMM__HOLDS(4)
+#if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
@@ -1372,7 +1369,6 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1752,14 +1748,11 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 10
-#define GMM__ARGS gmm_qgemm_args
 /* kernel, operation (dgrad is m-grouped as fwd is), kind */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(7)
@@ -1769,6 +1762,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
+#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -1778,7 +1773,6 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -2343,9 +2337,10 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
    a row for each kernel.
 
-   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
-   tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
-   or mma for kernels of the portable engine. Every name stands in full in the source. */
+   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
+   where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
+   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every name
+   stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
@@ -4460,7 +4455,6 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-#define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
 #if GMM__HOLDS(2)
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
@@ -4486,7 +4480,6 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -7706,7 +7699,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
 #if GMM__HOLDS(5)
-#define GMM__ARGS gmm__quant_args
 #define GMM__BODY 6
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
@@ -7806,7 +7798,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#undef GMM__ARGS
 #endif
 #endif /* GMM_NO_QUANT */
 
@@ -10557,7 +10548,8 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
-/* Rows of fp32 accumulators that a store slot holds at once. */
+/* Parts in which gmm_sm90_store_any stores a tile: rows of fp32 accumulators that a store slot holds at once, and the
+   number of parts in 64 columns. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
 #define GMM__PARTS_PER_COLUMN ((16 * GMM__CFG(m16) + GMM__ROWS_PER_STORE - 1) / GMM__ROWS_PER_STORE)
 
@@ -10850,8 +10842,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
     }
 }
 
-/* Writes the fp32 sums of part `part` of a tile to a slot: a part has GMM__ROWS_PER_STORE rows and 64 columns, and parts
-   are numbered by rows, then by columns. `to`: where the thread's sums of row 0 are, without their column. */
+/* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
+   are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
+   column 0. */
 GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
@@ -10872,15 +10865,16 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 }
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
-   last one may still be read; wgrad halves one slot. A loop over parts, so that the code is expanded once: expanded for
-   every part it took half of the time in which ptxas compiled the kernel. */
+   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to seven
+   times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers that
+   mainloops have more instructions otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(ctas_per_sm) > 1 ? PARTS : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
     const int64_t pitch = out->pitch;
-    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
     uint32_t next_part = *part;
     int p, x, e;
     if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
@@ -10888,8 +10882,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
         gmm_consumer_sync(out->wg);
     }
     if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
-#pragma unroll 1
-    for (p = 0; p < GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN; p++) {
+#pragma unroll UNROLL
+    for (p = 0; p < PARTS; p++) {
+        /* read anew for each part: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
         const int c0 = out->col0 + p / GMM__PARTS_PER_COLUMN * 64;
         const int row = p % GMM__PARTS_PER_COLUMN * GMM__ROWS_PER_STORE; /* the part's first */
         const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;

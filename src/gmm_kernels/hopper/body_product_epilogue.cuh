@@ -168,8 +168,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const GMM__ARGS *args, const
     }
 }
 
-/* Writes the fp32 sums of part `part` of a tile to a slot: a part has GMM__ROWS_PER_STORE rows and 64 columns, and parts
-   are numbered by rows, then by columns. `to`: where the thread's sums of row 0 are, without their column. */
+/* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
+   are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
+   column 0. */
 GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
@@ -190,15 +191,16 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 }
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
-   last one may still be read; wgrad halves one slot. A loop over parts, so that the code is expanded once: expanded for
-   every part it took half of the time in which ptxas compiled the kernel. */
+   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to seven
+   times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers that
+   mainloops have more instructions otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(ctas_per_sm) > 1 ? PARTS : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
     const int64_t pitch = out->pitch;
-    const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
     uint32_t next_part = *part;
     int p, x, e;
     if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
@@ -206,8 +208,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
         gmm_consumer_sync(out->wg);
     }
     if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
-#pragma unroll 1
-    for (p = 0; p < GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN; p++) {
+#pragma unroll UNROLL
+    for (p = 0; p < PARTS; p++) {
+        /* read anew for each part: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
         const int c0 = out->col0 + p / GMM__PARTS_PER_COLUMN * 64;
         const int row = p % GMM__PARTS_PER_COLUMN * GMM__ROWS_PER_STORE; /* the part's first */
         const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;

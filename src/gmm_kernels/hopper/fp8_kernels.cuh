@@ -41,7 +41,6 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-#define GMM__ARGS gmm_fp8_args
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
 #if GMM__HOLDS(2)
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
@@ -67,7 +66,6 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {

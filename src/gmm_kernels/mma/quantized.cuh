@@ -345,14 +345,11 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 10
-#define GMM__ARGS gmm_qgemm_args
 /* kernel, operation (dgrad is m-grouped as fwd is), kind */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(7)
@@ -362,6 +359,8 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
+#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -371,7 +370,6 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */

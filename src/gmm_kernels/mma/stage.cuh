@@ -133,7 +133,6 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
 #define GMM__BODY 1
-#define GMM__ARGS gmm_gemm_args
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
@@ -163,7 +162,6 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #include GMM_KERNELS_FILE
 #endif
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -194,9 +192,8 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 }
 
 #define GMM__BODY 2
-#define GMM__ARGS gmm_gemm_args
 /* kernel, operation */
-#if GMM__HOLDS(4)
+#if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
@@ -204,7 +201,6 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__ARGS
 #undef GMM__BODY
 
 /* One row per kernel. */

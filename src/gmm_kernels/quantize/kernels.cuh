@@ -190,7 +190,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
 #if GMM__HOLDS(5)
-#define GMM__ARGS gmm__quant_args
 #define GMM__BODY 6
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
@@ -290,7 +289,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#undef GMM__ARGS
 #endif
 #endif /* GMM_NO_QUANT */
 

@@ -72,9 +72,9 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit of its slice defines it, and the unit
-   of slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices cost about
-   the same to compile. */
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit that holds its slice defines it, and
+   the unit with slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices
+   cost about the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else
@@ -2339,8 +2339,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
    where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
-   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every name
-   stands in full in the source. */
+   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every
+   name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
@@ -10865,9 +10865,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 }
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
-   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to seven
-   times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers that
-   mainloops have more instructions otherwise. */
+   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
+   seven times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers
+   that mainloops have more instructions otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(ctas_per_sm) > 1 ? PARTS : 1 };

@@ -34,9 +34,9 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit of its slice defines it, and the unit
-   of slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices cost about
-   the same to compile. */
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit that holds its slice defines it, and
+   the unit with slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices
+   cost about the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else

@@ -197,8 +197,8 @@ cudaError_t gated_run(const gated_call *call, cudaStream_t stream) {
     args.z = kmat(call->z, 2 * ffn, 0);
     args.prob = call->prob;
     args.coef = gmm_act_coefficients(&call->act);
-    if (!(call->backward ? gmm_sm90_map_weights(map, &args.b, &args.p.b, n, k, 64)
-                         : gmm_sm90_map_weights(map, &args.b, &args.p.b, k, n, cols / 2)) ||
+    if (!(call->backward ? gmm_sm90_map_matrix(map, &args.b, &args.p.b, n, k, 64, 1)
+                         : gmm_sm90_map_matrix(map, &args.b, &args.p.b, k, n, cols / 2, 1)) ||
         !gmm_sm90_map_tokens(map, &args.a, &args.p.a, k, 64) || !gmm_sm90_map_tokens(map, &args.a16, &args.p.a, k, 16))
         return cudaErrorInvalidValue;
     attributes[0].id = cudaLaunchAttributeClusterDimension;

@@ -90,23 +90,14 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
-static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                          int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
-    dims[0] = (cuuint64_t)features;
-    strides[0] = strides[1] = pitch;
-    strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
-}
+/* Map of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                               const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)m->ld;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
 
 /* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
@@ -123,13 +114,13 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
-                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
     /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
+        if (args->wgrad) mapped = gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS, 0);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
+            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);

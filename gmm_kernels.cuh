@@ -72,15 +72,15 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's slice says which unit defines it:
-   GMM__BODY_HERE(body) is `body` in that unit and 0, the body that only declares the kernel, in the others. Kernels
-   that no table instantiates, and all launchers, are in slice 0. The slices cost about the same to compile. */
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit that holds its slice defines it, and
+   the unit with slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices
+   cost about the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else
 #define GMM__ROW_KERNEL static __global__ GMM__UNUSED void
 #endif
-#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SLICE) ? (body) : 0)
+#define GMM__DECLARE_KERNEL(kernel, type) GMM__ROW_KERNEL kernel(const __grid_constant__ type args);
 /* Rows of tables that GMM_NO_F16 and GMM_NO_QUANT leave out. */
 #ifdef GMM_NO_F16
 #define GMM__IF_F16(...)
@@ -614,7 +614,14 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
-/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
+/* Launches a kernel whose only parameter is the structure at `args`. */
+static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int threads, int32_t shared, const void *args,
+                                          cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
+}
+/* The same, with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -1305,14 +1312,17 @@ GMM__DEVICE void gmm_mma_load_fragment(uint32_t fragment[4], int mn_major, uint3
     else gmm_ldmatrix_x4(fragment, stage + (offset ^ (uint32_t)(s * 32)) + i * 16 * row_bytes);
 }
 
-/* Tile of the fp32 product, which uses the CUDA cores. */
+/* Tile and instances of the fp32 product, which uses the CUDA cores: X(op, kernel). */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
+#define GMM_F32_KERNEL_LIST(X) \
+    X(fwd, gmm_gemm_fwd_f32_128x128x16_mma) \
+    X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
+    X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
-#define GMM__BODY GMM__BODY_HERE(1)
-#define GMM__ARGS gmm_gemm_args
+#define GMM__BODY 1
 /* kernel, operation, precision, tile */
-#define GMM__SLICE 4
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -1339,8 +1349,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -1370,18 +1379,16 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY GMM__BODY_HERE(2)
-#define GMM__ARGS gmm_gemm_args
+#define GMM__BODY 2
 /* kernel, operation */
-#define GMM__SLICE 4
+#if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1394,18 +1401,22 @@ typedef struct gmm_gemm_kernel {
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, dtype, tag, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_MMA_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
       GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
-    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
-    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
+#define GMM__X(op, kernel) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, (const void *)kernel, #kernel },
+    GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */
@@ -1441,15 +1452,16 @@ typedef struct gmm_qgemm_args {
     X(f16_block_scaled, 0, 0, 1, GMM_F16) \
     X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
-/* Instances: X(op, kind, kernel); the includes below follow the same list. */
+/* Instances: X(op, kind, kernel); the includes below define the kernels. fwd and dgrad use the same kernel where both
+   have a kind: lines of either copy of the weights run along K then. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16, gmm_gemm_fwd_quant_bf16_128x256x64_mma) \
-    X(fwd, f16, gmm_gemm_fwd_quant_f16_128x256x64_mma) \
-    X(fwd, f16_block_scaled, gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma) \
-    X(dgrad, bf16, gmm_gemm_dgrad_quant_bf16_128x256x64_mma) \
+    X(fwd, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
+    X(fwd, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(fwd, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
     X(dgrad, bf16_nn, gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma) \
-    X(dgrad, f16, gmm_gemm_dgrad_quant_f16_128x256x64_mma) \
-    X(dgrad, f16_block_scaled, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(dgrad, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
     X(dgrad, f16_block_scaled_nn, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma) \
     X(wgrad, bf16, gmm_gemm_wgrad_quant_bf16_128x256x64_mma) \
     X(wgrad, bf16_tn, gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma) \
@@ -1755,30 +1767,23 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(10)
-#define GMM__ARGS gmm_qgemm_args
-/* kernel, operation, kind */
-#define GMM__SLICE 1
-#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
+#define GMM__BODY 10
+/* kernel, operation (dgrad is m-grouped as fwd is), kind */
+#if GMM__HOLDS(1)
+#define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
+#define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
-#include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 7
-#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
-#include GMM_KERNELS_FILE
+#endif
+#if GMM__HOLDS(7)
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
+#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -1787,8 +1792,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -1802,6 +1806,9 @@ typedef struct gmm_qgemm_kernel {
 } gmm_qgemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, kind, kernel) GMM__DECLARE_KERNEL(kernel, gmm_qgemm_args)
+GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
@@ -1817,11 +1824,10 @@ enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_ker
 static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
                                                 cudaStream_t stream) {
     const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
-    void *params[1];
-    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
-                                               (size_t)row->shared, stream) : e;
+    const cudaError_t error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   row->shared);
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), GMM_QGEMM_THREADS, row->shared, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */
@@ -1863,10 +1869,7 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_linear_tail, dim3((unsigned)grid), dim3(GMM_TAIL_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_linear_tail, dim3((unsigned)grid), GMM_TAIL_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -1930,10 +1933,7 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_gather_rows, dim3((unsigned)grid), GMM_GATHER_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 /* ..................................................................................... Work tiles of products ... */
@@ -2374,9 +2374,10 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
    a row for each kernel.
 
-   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
-   tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
-   or mma for kernels of the portable engine. Every name stands in full in the source. */
+   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
+   where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
+   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every
+   name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
@@ -3773,11 +3774,11 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
         if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
 }
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
-#define GMM__BODY GMM__BODY_HERE(9)
+#define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
    which the next row calls), other tile */
-#define GMM__SLICE 1
+#if GMM__HOLDS(1)
 #define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90, fwd, bf16, GMM_BF16, 256x128, 2, 160x256)
@@ -3788,8 +3789,8 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_bf16_176x128x64_sm90, glu, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 2
+#endif
+#if GMM__HOLDS(2)
 #define GMM__ROW (gmm_no_kernel, dgrad, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90, dgrad, bf16, GMM_BF16, 256x128, 2, 160x256)
@@ -3798,15 +3799,15 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_bf16_128x128x64_sm90, wgrad, bf16, GMM_BF16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #ifndef GMM_NO_QUANT
-#define GMM__SLICE 7
+#if GMM__HOLDS(7)
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90, fwd, bf16, GMM_BF16, mx8_192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90, fwd, bf16, GMM_BF16, mx4_192x128, 1, none)
@@ -3819,10 +3820,10 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90, fwd, bf16, GMM_BF16, nv4_64x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #endif
 #ifndef GMM_NO_F16
-#define GMM__SLICE 3
+#if GMM__HOLDS(3)
 #define GMM__ROW (gmm_no_kernel, fwd, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90, fwd, f16, GMM_F16, 256x128, 2, 160x256)
@@ -3833,8 +3834,8 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_f16_176x128x64_sm90, glu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 4
+#endif
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_no_kernel, dgrad, f16, GMM_F16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90, dgrad, f16, GMM_F16, 256x128, 2, 160x256)
@@ -3843,13 +3844,13 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f16_128x128x64_sm90, wgrad, f16, GMM_F16, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
+#endif
 #endif
 #undef GMM__ARGS
 #undef GMM__BODY
@@ -3866,6 +3867,9 @@ typedef struct gmm_sm90_kernel {
     const char *name;
 } gmm_sm90_kernel;
 
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_sm90_args)
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
@@ -3877,18 +3881,19 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
-   memory. L2 promotion of 128 bytes is faster for weights. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. L2
+   promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
-                                    int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
-                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                    int32_t box_lines, int weights) {
+    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const CUtensorMapL2promotion promotion = weights ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                     : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 64, 0, 1, 1 };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -3896,21 +3901,22 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
 /* Rows of a token matrix, as a ragged map. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
+    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
-/* A weight matrix at any address: the last two coordinates are its address. */
-static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                           const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
+/* A matrix of each group, at any address: the last two coordinates are its address. `weights`: weights, else D. */
+static GMM__UNUSED int gmm_sm90_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines,
+                                           int weights) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * 2);
-    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
+    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines, weights);
 }
 
 /* A matrix of packed weights at any address: boxes of 64 codes by `box_lines` lines; FP8 swizzled by 64 bytes. */
@@ -3930,33 +3936,6 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
-static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
-                                   void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
-                                   int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
-                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-    const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 0, 0, 1, 1 };
-    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
-    box[1] = (cuuint32_t)box_lines;
-    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-/* One matrix per group, of any element type and at any address: the last two coordinates are its address. */
-static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
-    dims[0] = (cuuint64_t)along;
-    dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
-}
-
 /* Whether this build has sm_90a code for the current device: kernels without it have the launch bounds of an empty
    kernel. */
 static GMM__UNUSED int gmm_sm90_present(void) {
@@ -3967,36 +3946,16 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
-   maps; operands and their rows are 16-byte aligned. */
-static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
-                                               gmm_sm90_args *args, cudaStream_t stream) {
-    const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
-    const gmm_gemm_args *p = &args->p;
+/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
+   more than one. */
+static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
+                                                   void *args, cudaStream_t stream) {
     const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t error;
-    int mapped, device = 0, sms = 0;
-    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
-    if (row->op == gmm_gemm_wgrad)
-        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
-                  gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
-    else if (row->b_format != gmm_sm90_b_format_plain)
-        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op != gmm_gemm_dgrad)
-        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
-    else
-        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
-    if (row->op != gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
-    if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->tile_choice;
+    int device = 0, sms = 0;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = (unsigned)cluster;
@@ -4004,8 +3963,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
@@ -4014,8 +3973,36 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
+}
+
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
+static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                               gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    int mapped;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
+    if (row->op == gmm_gemm_wgrad)
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
+                  gmm_sm90_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64, 0));
+    else if (row->b_format != gmm_sm90_b_format_plain)
+        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
+    else if (row->op != gmm_gemm_dgrad)
+        mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
+    else
+        mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->n, p->k, 64, 1);
+    if (row->op != gmm_gemm_wgrad)
+        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
+    if (!mapped) return cudaErrorInvalidValue;
+    args->tile = row->tile_choice;
+    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -4576,10 +4563,9 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(11)
-#define GMM__ARGS gmm_fp8_args
+#define GMM__BODY 11
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
-#define GMM__SLICE 2
+#if GMM__HOLDS(2)
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -4590,8 +4576,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 3
+#endif
+#if GMM__HOLDS(3)
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -4602,8 +4588,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -4614,6 +4599,9 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(dtype, tag, scaling, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
@@ -4625,23 +4613,14 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
-static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                          int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
-    dims[0] = (cuuint64_t)features;
-    strides[0] = strides[1] = pitch;
-    strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
-}
+/* Map of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                               const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)m->ld;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
 
 /* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
@@ -4653,44 +4632,21 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     /* a tensor map has no empty dimension */
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int cluster = blocks > 1 ? 2 : 1;
-    cudaLaunchConfig_t config = GMM_ZERO;
-    cudaLaunchAttribute attributes[2];
-    void *params[1];
-    cudaError_t error;
-    int mapped, device = 0, sms = 0;
+    int mapped;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
-                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
     /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
+        if (args->wgrad) mapped = gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS, 0);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
+            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
-    memset(attributes, 0, sizeof attributes);
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
-    params[0] = args;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+    return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */
@@ -5211,15 +5167,13 @@ static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t 
 /* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
-    void *params[1];
     cudaError_t error = cudaSuccess;
     int64_t i;
-    params[0] = &args;
     for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = gmm_launch((const void *)gmm_copy_values, dim3(1), GMM_COPY_VALUES, 0, &args, stream);
     }
     return error;
 }
@@ -5233,32 +5187,26 @@ static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
-    void *params[1];
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                                 (size_t)row->shared, stream);
-    return error;
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
-    void *params[1];
+    const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->db.dtype != GMM_NONE) {
-        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
         if (error == cudaSuccess)
-            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                     params, 0, stream);
+            error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     }
     if (error == cudaSuccess && args->d_bias_scale)
-        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */
@@ -7833,9 +7781,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
-#define GMM__SLICE 5
-#define GMM__ARGS gmm__quant_args
-#define GMM__BODY GMM__BODY_HERE(6)
+#if GMM__HOLDS(5)
+#define GMM__BODY 6
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7848,7 +7795,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY GMM__BODY_HERE(7)
+#define GMM__BODY 7
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7860,7 +7807,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(12)
+#define GMM__BODY 12
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -7874,7 +7821,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(13)
+#define GMM__BODY 13
 /* kernel, dtype of the source, scaling, the source is an activation */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
@@ -7908,7 +7855,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #endif
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(15)
+#define GMM__BODY 15
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -7921,7 +7868,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY GMM__BODY_HERE(14)
+#define GMM__BODY 14
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -7934,8 +7881,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#undef GMM__ARGS
-#undef GMM__SLICE
+#endif
 #endif /* GMM_NO_QUANT */
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
@@ -7947,20 +7893,28 @@ typedef struct gmm_quantize_kernel {
     int32_t act;        /* the source is an activation */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+/* X(dtype, tag, scaling, vectorized, kernel of the amaxes, of the cast), to whose names the tag is added */
+#define GMM__CASTS(X, dtype, tag) \
+    X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
+#define GMM_QUANTIZE_KERNEL_LIST(X) \
+    X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
+GMM_QUANTIZE_KERNEL_LIST(GMM__X)
+GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
+GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
+#undef GMM__X
 #define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
-#define GMM__CASTS(dtype, tag) \
-    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
-    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
-    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
-    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
     { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
-    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
-    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
+    GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
-#undef GMM__CASTS
 #undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
@@ -7980,11 +7934,9 @@ static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) 
 static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
                                                  const void *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
 }
 
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
@@ -9326,18 +9278,11 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 
 #endif /* GMM_IMPLEMENTATION */
 
-/* ..................................................................... Body: a kernel that another unit defines ... */
-#elif GMM__BODY == 0
-GMM__ROW_KERNEL GMM__COLUMN(1, GMM__ROW)(const __grid_constant__ GMM__ARGS args);
-#undef GMM__ROW
-
+#elif !defined(GMM__ROW)
+#error "gmm: a body needs GMM__ROW"
 
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -9538,10 +9483,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__ROW
 /* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 
@@ -9635,10 +9576,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)
@@ -10048,10 +9985,6 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #undef GMM__ROW
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
@@ -10149,13 +10082,9 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__GATHERED
 #undef GMM__ROW
 
-
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
@@ -10488,9 +10417,6 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 /* ========================================================================================= Bodies per copy unit === */
 
 #elif GMM__BODY == 5
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
@@ -10668,9 +10594,6 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
@@ -10700,9 +10623,6 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #undef GMM__ROW
 
 #elif GMM__BODY == 9
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -10738,8 +10658,10 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #endif
 /* Tiles begin at multiples of so many columns. */
 #define GMM__COL_ALIGN (GMM__K_GROUPED ? GMM__CFG(tile_n) : GMM__GLU ? 128 : 64)
-/* Rows of fp32 accumulators that a store slot holds at once. */
+/* Parts in which gmm_sm90_store_any stores a tile: rows of fp32 accumulators that a store slot holds at once, and the
+   number of parts in 64 columns. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
+#define GMM__PARTS_PER_COLUMN ((16 * GMM__CFG(m16) + GMM__ROWS_PER_STORE - 1) / GMM__ROWS_PER_STORE)
 
 /* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
    once, and the slots of a warp group for these. */
@@ -11056,78 +10978,91 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
     }
 }
 
+/* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
+   are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
+   column 0. */
+GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+    int p, x, e;
+#pragma unroll
+    for (p = 0; p < GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN; p++) {
+        const int j = p / GMM__PARTS_PER_COLUMN, u = p % GMM__PARTS_PER_COLUMN * (GMM__ROWS_PER_STORE / 16);
+        if (p != part) continue; /* accumulators are indexed by constants alone */
+#pragma unroll
+        for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+            if (u + x < GMM__CFG(m16)) {
+#pragma unroll
+                for (e = 0; e < 8; e++)
+                    *(float *)(to + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
+            }
+    }
+}
+
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
-   last one may still be read; wgrad halves one slot. */
+   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
+   seven times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers
+   that mainloops have more instructions otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(ctas_per_sm) > 1 ? PARTS : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
     const int64_t pitch = out->pitch;
     uint32_t next_part = *part;
-    int u, x, j, e;
+    int p, x, e;
     if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
         if ((threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP_READ(0);
         gmm_consumer_sync(out->wg);
     }
     if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
-#pragma unroll
-    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-        /* read anew for each j: values that lived on would take registers */
-        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-        const int c0 = out->col0 + 64 * j, rows_left = t->rows - tid / 16;
+#pragma unroll UNROLL
+    for (p = 0; p < PARTS; p++) {
+        /* read anew for each part: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
+        const int c0 = out->col0 + p / GMM__PARTS_PER_COLUMN * 64;
+        const int row = p % GMM__PARTS_PER_COLUMN * GMM__ROWS_PER_STORE; /* the part's first */
         const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;
-        const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
-        char *const st_at = out->slots + lane % 4 * 512 + lane / 4 % 4 * 4;
-        char *to = out->d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+        const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+        const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+        char *to = out->d + (row + tid / 16) * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
+        if (row >= 16 * t->row_blocks || c0 >= t->cols) continue;
+        next_part++;
 #pragma unroll
-        for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
-            const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
-            const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-            uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
-            if (u >= t->row_blocks || c0 >= t->cols) break;
-            next_part++;
+        for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
+            old[x] = make_uint4(0, 0, 0, 0);
+            if (vectorized && beta != 0.0f && !GMM__K_GROUPED && row + 8 * x < rows_left)
+                old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+        }
+        GMM__PART(gmm_sm90_pass_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
+        gmm_consumer_sync(out->wg);
+        if (vectorized) {
 #pragma unroll
-            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
-                old[x] = make_uint4(0, 0, 0, 0);
-                if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
-                    old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                const float4 f = *(const float4 *)(ld_at + x * 2048);
+                float v[4];
+                v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                if (GMM__K_GROUPED && beta != 0.0f && row + 8 * x < rows_left) old[x] = gmm_sm90_d_load4(size, to);
+                if (beta != 0.0f)
+#pragma unroll
+                    for (e = 0; e < 4; e++)
+                        v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
+                if (row + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
             }
-#pragma unroll
-            for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
-                if (u + x < GMM__CFG(m16)) {
-#pragma unroll
-                    for (e = 0; e < 8; e++)
-                        *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                   (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
-                }
-            gmm_consumer_sync(out->wg);
-            if (vectorized) {
-#pragma unroll
-                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
-                    const float4 f = *(const float4 *)(ld_at + x * 2048);
-                    float v[4];
-                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                    if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                        old[x] = gmm_sm90_d_load4(size, to);
-                    if (beta != 0.0f)
-#pragma unroll
-                        for (e = 0; e < 4; e++)
-                            v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
-                    if (16 * u + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
-                }
-            } else {
+        } else {
 #pragma unroll 1
-                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
 #pragma unroll 1
-                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left; e++) {
-                        float v[4], stored[4];
-                        v[0] = ((const float *)(ld_at + x * 2048))[e];
-                        gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
-                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
-                        gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
-                    }
-            }
+                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && row + 8 * x < rows_left; e++) {
+                    float v[4], stored[4];
+                    v[0] = ((const float *)(ld_at + x * 2048))[e];
+                    gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
+                    gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
+                }
         }
     }
     if (GMM__K_GROUPED)
@@ -11573,6 +11508,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__SMALL_M
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
+#undef GMM__PARTS_PER_COLUMN
 #undef GMM__K_GROUPED
 #undef GMM__GLU
 #undef GMM__WGMMA_OP
@@ -11597,13 +11533,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__DTYPE
 #undef GMM__ROW
 
-
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
@@ -12448,13 +12380,9 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__TAG
 #undef GMM__ROW
 
-
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -12551,9 +12479,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -12617,9 +12542,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
 #elif GMM__BODY == 12
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -12665,9 +12587,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
@@ -12739,9 +12658,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
 #elif GMM__BODY == 14
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -12811,9 +12727,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
 #elif GMM__BODY == 15
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 

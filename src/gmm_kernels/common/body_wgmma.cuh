@@ -1,8 +1,5 @@
 /* ................................................................................. Body: products on Hopper ... */
 #elif GMM__BODY == 8
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)

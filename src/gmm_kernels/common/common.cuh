@@ -109,7 +109,14 @@ GMM__DEVICE void gmm_pdl_wait(void) {
 #endif
 }
 
-/* Launches a kernel whose only parameter is the structure at `args`; with `pdl` by programmatic dependent launch. */
+/* Launches a kernel whose only parameter is the structure at `args`. */
+static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int threads, int32_t shared, const void *args,
+                                          cudaStream_t stream) {
+    void *params[1];
+    params[0] = (void *)(uintptr_t)args;
+    return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
+}
+/* The same, with `pdl` by programmatic dependent launch. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
                                               size_t shared, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;

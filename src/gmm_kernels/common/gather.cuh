@@ -58,9 +58,6 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_gather_rows, dim3((unsigned)grid), dim3(GMM_GATHER_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_gather_rows, dim3((unsigned)grid), GMM_GATHER_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */

@@ -12,15 +12,13 @@ static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t 
 /* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
 static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64_t words, cudaStream_t stream) {
     gmm_copy_args args;
-    void *params[1];
     cudaError_t error = cudaSuccess;
     int64_t i;
-    params[0] = &args;
     for (i = 0; i < words && error == cudaSuccess; i += GMM_COPY_VALUES) {
         args.dst = (uint64_t *)dst + i;
         args.count = (int32_t)(words - i < GMM_COPY_VALUES ? words - i : (int64_t)GMM_COPY_VALUES);
         memcpy(args.values, (const uint64_t *)src + i, (size_t)args.count * 8);
-        error = cudaLaunchKernel((const void *)gmm_copy_values, dim3(1), dim3(GMM_COPY_VALUES), params, 0, stream);
+        error = gmm_launch((const void *)gmm_copy_values, dim3(1), GMM_COPY_VALUES, 0, &args, stream);
     }
     return error;
 }
@@ -34,32 +32,26 @@ static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
-    void *params[1];
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     if (row->shared > 48 * 1024)
         error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    if (error == cudaSuccess)
-        error = cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3((unsigned)row->threads), params,
-                                 (size_t)row->shared, stream);
-    return error;
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
-    void *params[1];
+    const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
-    params[0] = (void *)(uintptr_t)args;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->db.dtype != GMM_NONE) {
-        error = cudaLaunchKernel(row->partials, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
         if (error == cudaSuccess)
-            error = cudaLaunchKernel((const void *)gmm_linear_bgrad_sum, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS),
-                                     params, 0, stream);
+            error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     }
     if (error == cudaSuccess && args->d_bias_scale)
-        error = cudaLaunchKernel(row->rows, dim3((unsigned)grid), dim3(GMM_BGRAD_THREADS), params, 0, stream);
+        error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */

@@ -34,15 +34,15 @@
 #define GMM__COLUMN_8(a, b, c, d, e, f, g, h, ...) h
 #define GMM__DEVICE static __device__ __forceinline__
 #define GMM__KERNEL static __global__ GMM__UNUSED void
-/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the row's slice says which unit defines it:
-   GMM__BODY_HERE(body) is `body` in that unit and 0, the body that only declares the kernel, in the others. Kernels
-   that no table instantiates, and all launchers, are in slice 0. The slices cost about the same to compile. */
+/* A kernel of a table row. Where the implementation is split (GMM_PARTS), the unit that holds its slice defines it, and
+   the unit with slice 0, which has the launchers and the kernels that no table instantiates, declares it. The slices
+   cost about the same to compile. */
 #ifdef GMM_PARTS
 #define GMM__ROW_KERNEL GMM__HIDDEN __global__ void
 #else
 #define GMM__ROW_KERNEL static __global__ GMM__UNUSED void
 #endif
-#define GMM__BODY_HERE(body) (GMM__HOLDS(GMM__SLICE) ? (body) : 0)
+#define GMM__DECLARE_KERNEL(kernel, type) GMM__ROW_KERNEL kernel(const __grid_constant__ type args);
 /* Rows of tables that GMM_NO_F16 and GMM_NO_QUANT leave out. */
 #ifdef GMM_NO_F16
 #define GMM__IF_F16(...)

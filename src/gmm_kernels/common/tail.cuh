@@ -35,10 +35,7 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
-    return cudaLaunchKernel((const void *)gmm_linear_tail, dim3((unsigned)grid), dim3(GMM_TAIL_THREADS), params, 0,
-                            stream);
+    return gmm_launch((const void *)gmm_linear_tail, dim3((unsigned)grid), GMM_TAIL_THREADS, 0, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

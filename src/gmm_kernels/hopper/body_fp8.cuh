@@ -1,9 +1,6 @@
 /* ================================================================================== Body: FP8 product on Hopper === */
 
 #elif GMM__BODY == 11
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALED GMM__COLUMN(3, GMM__ROW)

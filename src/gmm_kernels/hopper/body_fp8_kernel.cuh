@@ -171,4 +171,3 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__TAG
 #undef GMM__ROW
 
-

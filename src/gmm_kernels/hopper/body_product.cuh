@@ -1,7 +1,4 @@
 #elif GMM__BODY == 9
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -37,8 +34,10 @@
 #endif
 /* Tiles begin at multiples of so many columns. */
 #define GMM__COL_ALIGN (GMM__K_GROUPED ? GMM__CFG(tile_n) : GMM__GLU ? 128 : 64)
-/* Rows of fp32 accumulators that a store slot holds at once. */
+/* Parts in which gmm_sm90_store_any stores a tile: rows of fp32 accumulators that a store slot holds at once, and the
+   number of parts in 64 columns. */
 #define GMM__ROWS_PER_STORE (GMM__CFG(store_blocks) >= 4 && GMM__CFG(wgmma_m) * GMM__CFG(m16) < 24 ? 32 : 16)
+#define GMM__PARTS_PER_COLUMN ((16 * GMM__CFG(m16) + GMM__ROWS_PER_STORE - 1) / GMM__ROWS_PER_STORE)
 
 /* Deferred store: the 32-bit words of 16-bit D that stay in a thread's registers, the words of them that are stored at
    once, and the slots of a warp group for these. */

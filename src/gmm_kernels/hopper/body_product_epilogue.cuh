@@ -163,78 +163,91 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
     }
 }
 
+/* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
+   are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
+   column 0. */
+GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
+    int p, x, e;
+#pragma unroll
+    for (p = 0; p < GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN; p++) {
+        const int j = p / GMM__PARTS_PER_COLUMN, u = p % GMM__PARTS_PER_COLUMN * (GMM__ROWS_PER_STORE / 16);
+        if (p != part) continue; /* accumulators are indexed by constants alone */
+#pragma unroll
+        for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
+            if (u + x < GMM__CFG(m16)) {
+#pragma unroll
+                for (e = 0; e < 8; e++)
+                    *(float *)(to + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
+                               (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
+            }
+    }
+}
+
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
-   last one may still be read; wgrad halves one slot. */
+   last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
+   seven times as long for a kernel where it is; but it is for two CTAs per multiprocessor, which leave so few registers
+   that mainloops have more instructions otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(ctas_per_sm) > 1 ? PARTS : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
     const int64_t pitch = out->pitch;
     uint32_t next_part = *part;
-    int u, x, j, e;
+    int p, x, e;
     if (GMM__DEFERRED) { /* waits for deferred stores that still read the slots */
         if ((threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP_READ(0);
         gmm_consumer_sync(out->wg);
     }
     if (GMM__K_GROUPED) gmm_sm90_acquire_slot(out->bars, *part);
-#pragma unroll
-    for (j = 0; j < GMM__CFG(wgmma_m); j++) {
-        /* read anew for each j: values that lived on would take registers */
-        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5;
-        const int c0 = out->col0 + 64 * j, rows_left = t->rows - tid / 16;
+#pragma unroll UNROLL
+    for (p = 0; p < PARTS; p++) {
+        /* read anew for each part: values that lived on would take registers */
+        const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, rows_left = t->rows - tid / 16;
+        const int c0 = out->col0 + p / GMM__PARTS_PER_COLUMN * 64;
+        const int row = p % GMM__PARTS_PER_COLUMN * GMM__ROWS_PER_STORE; /* the part's first */
         const int vectorized = gmm_sm90_d_aligned(out) && t->cols - c0 >= 64;
-        const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
-        char *const st_at = out->slots + lane % 4 * 512 + lane / 4 % 4 * 4;
-        char *to = out->d + tid / 16 * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+        const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
+        const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
+        char *to = out->d + (row + tid / 16) * pitch + (t->n0 + c0 + 4 * (tid % 16)) * size;
+        uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
+        if (row >= 16 * t->row_blocks || c0 >= t->cols) continue;
+        next_part++;
 #pragma unroll
-        for (u = 0; u < GMM__CFG(m16); u += GMM__ROWS_PER_STORE / 16) {
-            const int slot = (next_part & 1) * (GMM__CFG(slot_bytes) >> GMM__K_GROUPED);
-            const char *const ld_at = out->slots + slot + tid / 16 * 256 + (((tid % 16) ^ (tid / 32 % 4 * 2)) << 4);
-            uint4 old[GMM__ROWS_PER_STORE / 8]; /* old D: all loads are issued first */
-            if (u >= t->row_blocks || c0 >= t->cols) break;
-            next_part++;
+        for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
+            old[x] = make_uint4(0, 0, 0, 0);
+            if (vectorized && beta != 0.0f && !GMM__K_GROUPED && row + 8 * x < rows_left)
+                old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+        }
+        GMM__PART(gmm_sm90_pass_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
+        gmm_consumer_sync(out->wg);
+        if (vectorized) {
 #pragma unroll
-            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++) {
-                old[x] = make_uint4(0, 0, 0, 0);
-                if (vectorized && beta != 0.0f && !GMM__K_GROUPED && 16 * u + 8 * x < rows_left)
-                    old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
+                const float4 f = *(const float4 *)(ld_at + x * 2048);
+                float v[4];
+                v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
+                if (GMM__K_GROUPED && beta != 0.0f && row + 8 * x < rows_left) old[x] = gmm_sm90_d_load4(size, to);
+                if (beta != 0.0f)
+#pragma unroll
+                    for (e = 0; e < 4; e++)
+                        v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
+                if (row + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
             }
-#pragma unroll
-            for (x = 0; x < GMM__ROWS_PER_STORE / 16; x++)
-                if (u + x < GMM__CFG(m16)) {
-#pragma unroll
-                    for (e = 0; e < 8; e++)
-                        *(float *)(st_at + slot + x * 4096 + e / 4 * 2048 + e % 2 * 256 +
-                                   (((column4 + e / 2 % 2 * 2) ^ (lane % 4 * 2)) << 4)) = acc[j][8 * (u + x) + e];
-                }
-            gmm_consumer_sync(out->wg);
-            if (vectorized) {
-#pragma unroll
-                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch) {
-                    const float4 f = *(const float4 *)(ld_at + x * 2048);
-                    float v[4];
-                    v[0] = f.x; v[1] = f.y; v[2] = f.z; v[3] = f.w;
-                    if (GMM__K_GROUPED && beta != 0.0f && 16 * u + 8 * x < rows_left)
-                        old[x] = gmm_sm90_d_load4(size, to);
-                    if (beta != 0.0f)
-#pragma unroll
-                        for (e = 0; e < 4; e++)
-                            v[e] = __fmaf_rn(beta, gmm_sm90_d_value(out->p->d.dtype, &old[x], e), v[e]);
-                    if (16 * u + 8 * x < rows_left) gmm_write4(out->p->d.dtype, to, 4, 1, v);
-                }
-            } else {
+        } else {
 #pragma unroll 1
-                for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
+            for (x = 0; x < GMM__ROWS_PER_STORE / 8; x++, to += 8 * pitch)
 #pragma unroll 1
-                    for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && 16 * u + 8 * x < rows_left; e++) {
-                        float v[4], stored[4];
-                        v[0] = ((const float *)(ld_at + x * 2048))[e];
-                        gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
-                        if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
-                        gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
-                    }
-            }
+                for (e = 0; e < 4 && e < t->cols - c0 - 4 * (tid % 16) && row + 8 * x < rows_left; e++) {
+                    float v[4], stored[4];
+                    v[0] = ((const float *)(ld_at + x * 2048))[e];
+                    gmm_read4(out->p->d.dtype, to + e * size, beta != 0.0f, 0, stored);
+                    if (beta != 0.0f) v[0] = __fmaf_rn(beta, stored[0], v[0]);
+                    gmm_write4(out->p->d.dtype, to + e * size, 1, 0, v);
+                }
         }
     }
     if (GMM__K_GROUPED)

@@ -97,6 +97,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__SMALL_M
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
+#undef GMM__PARTS_PER_COLUMN
 #undef GMM__K_GROUPED
 #undef GMM__GLU
 #undef GMM__WGMMA_OP
@@ -120,5 +121,4 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__TAG
 #undef GMM__DTYPE
 #undef GMM__ROW
-
 

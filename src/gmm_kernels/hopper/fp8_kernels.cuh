@@ -40,10 +40,9 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(11)
-#define GMM__ARGS gmm_fp8_args
+#define GMM__BODY 11
 /* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
-#define GMM__SLICE 2
+#if GMM__HOLDS(2)
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
@@ -54,8 +53,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 3
+#endif
+#if GMM__HOLDS(3)
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
@@ -66,8 +65,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
@@ -78,6 +76,9 @@ typedef struct gmm_fp8_kernel {
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(dtype, tag, scaling, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
@@ -89,23 +90,14 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
 
-/* Maps of a token matrix (ragged), and of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
-static GMM__UNUSED int gmm_fp8_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, const gmm_kmat *m,
-                                          int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
-    dims[0] = (cuuint64_t)features;
-    strides[0] = strides[1] = pitch;
-    strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
-}
+/* Map of a COLUMNWISE copy of tokens, whose lines are `along` padded rows long. */
 static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                               const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
     cuuint64_t dims[4] = { 0, 0, 1, 1 }, strides[3] = { 0, 16, 16 };
     dims[0] = (cuuint64_t)along;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)m->ld;
-    return gmm_fp8_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
 
 /* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
@@ -117,44 +109,21 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
     /* a tensor map has no empty dimension */
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
-    const int cluster = blocks > 1 ? 2 : 1;
-    cudaLaunchConfig_t config = GMM_ZERO;
-    cudaLaunchAttribute attributes[2];
-    void *params[1];
-    cudaError_t error;
-    int mapped, device = 0, sms = 0;
+    int mapped;
     if (args->wgrad)
         mapped = gmm_fp8_map_columnwise(encode, &args->a, &p->a, padded, p->m, GMM_FP8_BLOCK_ROWS) &&
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
-        mapped = gmm_fp8_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
-                 gmm_fp8_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64);
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
+                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
     /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
-        if (args->wgrad) mapped = gmm_fp8_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS);
+        if (args->wgrad) mapped = gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS, 0);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_fp8_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
+            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
-    memset(attributes, 0, sizeof attributes);
-    attributes[0].id = cudaLaunchAttributeClusterDimension;
-    attributes[0].val.clusterDim.x = (unsigned)cluster;
-    attributes[0].val.clusterDim.y = attributes[0].val.clusterDim.z = 1;
-    attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
-    attributes[1].val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3((unsigned)(128 * row->consumers + 128));
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
-    config.stream = stream;
-    config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
-    config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
-    params[0] = args;
-    if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+    return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */

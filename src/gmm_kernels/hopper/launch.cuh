@@ -11,6 +11,9 @@ typedef struct gmm_sm90_kernel {
     const char *name;
 } gmm_sm90_kernel;
 
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_sm90_args)
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
@@ -22,18 +25,19 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 };
 enum { GMM_SM90_KERNELS = (int)(sizeof gmm_sm90_kernels / sizeof gmm_sm90_kernels[0]) };
 
-/* Encodes one tensor map of 16-bit elements: boxes of 128 bytes by `box_lines` lines, whose last two dimensions address
-   memory. L2 promotion of 128 bytes is faster for weights. */
+/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. L2
+   promotion of 128 bytes is faster for weights. */
 static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
                                     void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
-                                    int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_BF16 ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                                       : CU_TENSOR_MAP_DATA_TYPE_FLOAT16;
-    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE
-                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
+                                    int32_t box_lines, int weights) {
+    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
+                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
+                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
+    const CUtensorMapL2promotion promotion = weights ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
+                                                     : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
     const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 64, 0, 1, 1 };
+    cuuint32_t box[4] = { 0, 0, 1, 1 };
+    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
     box[1] = (cuuint32_t)box_lines;
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
@@ -41,21 +45,22 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
 /* Rows of a token matrix, as a ragged map. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
-    const cuuint64_t pitch = (cuuint64_t)(m->ld * 2);
+    const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
     cuuint64_t dims[4] = { 0, GMM_SM90_RAGGED_ROWS, 0x7FFF0000, 0x7FFF0000 }, strides[3];
     dims[0] = (cuuint64_t)features;
     strides[0] = strides[1] = pitch;
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
-    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines);
+    return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
-/* A weight matrix at any address: the last two coordinates are its address. */
-static GMM__UNUSED int gmm_sm90_map_weights(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                           const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines) {
+/* A matrix of each group, at any address: the last two coordinates are its address. `weights`: weights, else D. */
+static GMM__UNUSED int gmm_sm90_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
+                                           const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines,
+                                           int weights) {
     cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * 2);
-    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
+    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
+    return gmm_sm90_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines, weights);
 }
 
 /* A matrix of packed weights at any address: boxes of 64 codes by `box_lines` lines; FP8 swizzled by 64 bytes. */
@@ -75,33 +80,6 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                   CU_TENSOR_MAP_L2_PROMOTION_L2_128B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
 
-/* Encodes one tensor map of any element type: boxes of 128 bytes by `box_lines` lines. Unused strides are 16. */
-static GMM__UNUSED int gmm_fp8_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map, gmm_dtype dtype,
-                                   void *base, const cuuint64_t dims[4], const cuuint64_t strides[3],
-                                   int32_t box_lines) {
-    const CUtensorMapDataType type = dtype == GMM_F32 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT32
-                                   : gmm_dtype_bits(dtype) == 16 ? CU_TENSOR_MAP_DATA_TYPE_UINT16
-                                                                 : CU_TENSOR_MAP_DATA_TYPE_UINT8;
-    const CUtensorMapL2promotion promotion = base == (void *)(uintptr_t)GMM_SM90_MAP_BASE && gmm_dtype_bits(dtype) == 8
-                                                 ? CU_TENSOR_MAP_L2_PROMOTION_L2_128B
-                                                 : CU_TENSOR_MAP_L2_PROMOTION_L2_256B;
-    const cuuint32_t one[4] = { 1, 1, 1, 1 };
-    cuuint32_t box[4] = { 0, 0, 1, 1 };
-    box[0] = (cuuint32_t)(1024 / gmm_dtype_bits(dtype));
-    box[1] = (cuuint32_t)box_lines;
-    return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
-                  CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
-}
-/* One matrix per group, of any element type and at any address: the last two coordinates are its address. */
-static GMM__UNUSED int gmm_fp8_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
-                                          const gmm_kmat *m, int64_t along, int64_t lines, int32_t box_lines) {
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
-    dims[0] = (cuuint64_t)along;
-    dims[1] = (cuuint64_t)lines;
-    strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
-    return gmm_fp8_map(encode, map, m->dtype, (void *)(uintptr_t)GMM_SM90_MAP_BASE, dims, strides, box_lines);
-}
-
 /* Whether this build has sm_90a code for the current device: kernels without it have the launch bounds of an empty
    kernel. */
 static GMM__UNUSED int gmm_sm90_present(void) {
@@ -112,36 +90,16 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
-   maps; operands and their rows are 16-byte aligned. */
-static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
-                                               gmm_sm90_args *args, cudaStream_t stream) {
-    const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
-    const gmm_gemm_args *p = &args->p;
+/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
+   more than one. */
+static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
+                                                   void *args, cudaStream_t stream) {
     const int cluster = blocks > 1 ? 2 : 1;
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attributes[2];
     void *params[1];
     cudaError_t error;
-    int mapped, device = 0, sms = 0;
-    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
-    if (row->op == gmm_gemm_wgrad)
-        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
-                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
-                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
-                  gmm_fp8_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64));
-    else if (row->b_format != gmm_sm90_b_format_plain)
-        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op != gmm_gemm_dgrad)
-        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->k, p->n, 64);
-    else
-        mapped = gmm_sm90_map_weights(encode, &args->b, &p->b, p->n, p->k, 64);
-    if (row->op != gmm_gemm_wgrad)
-        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
-                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
-                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
-    if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->tile_choice;
+    int device = 0, sms = 0;
     memset(attributes, 0, sizeof attributes);
     attributes[0].id = cudaLaunchAttributeClusterDimension;
     attributes[0].val.clusterDim.x = (unsigned)cluster;
@@ -149,8 +107,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     attributes[1].id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attributes[1].val.programmaticStreamSerializationAllowed = 1;
     config.gridDim = dim3((unsigned)(blocks / cluster * cluster));
-    config.blockDim = dim3(GMM_SM90_THREADS);
-    config.dynamicSmemBytes = (size_t)row->smem_bytes;
+    config.blockDim = dim3((unsigned)threads);
+    config.dynamicSmemBytes = (size_t)smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
     /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
@@ -159,8 +117,36 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
     params[0] = args;
     if (error == cudaSuccess)
-        error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->smem_bytes);
-    return error == cudaSuccess ? cudaLaunchKernelExC(&config, row->function, params) : error;
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_bytes);
+    return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
+}
+
+/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+   maps; operands and their rows are 16-byte aligned. */
+static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
+                                               gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm_sm90_kernel *row = &gmm_sm90_kernels[kernel];
+    const gmm_gemm_args *p = &args->p;
+    int mapped;
+    args->d_by_tma = row->deferred && p->d.dtype != GMM_F32 && gmm_sm90_tma_stores(p->d.data, p->d.ld, p->n, 2);
+    if (row->op == gmm_gemm_wgrad)
+        mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
+                 (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
+                  gmm_sm90_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64, 0));
+    else if (row->b_format != gmm_sm90_b_format_plain)
+        mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
+    else if (row->op != gmm_gemm_dgrad)
+        mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
+    else
+        mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->n, p->k, 64, 1);
+    if (row->op != gmm_gemm_wgrad)
+        mapped = mapped && gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, 64) &&
+                 gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
+                 (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
+    if (!mapped) return cudaErrorInvalidValue;
+    args->tile = row->tile_choice;
+    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

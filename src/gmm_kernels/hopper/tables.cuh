@@ -166,9 +166,10 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
    a row for each kernel.
 
-   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>. M x N is the
-   tile of D, and K the elements of a stage along the contraction; a kernel with two tiles names both. <arch> is sm90,
-   or mma for kernels of the portable engine. Every name stands in full in the source. */
+   Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
+   where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
+   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every
+   name stands in full in the source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \

@@ -1,9 +1,5 @@
 /* ........................................................................................ Body: bias gradient ... */
 #elif GMM__BODY == 3
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
@@ -100,5 +96,4 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 #undef GMM__DTYPE
 #undef GMM__GATHERED
 #undef GMM__ROW
-
 

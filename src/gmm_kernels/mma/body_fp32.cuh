@@ -1,9 +1,5 @@
 /* ......................................................................................... Body: fp32 product ... */
 #elif GMM__BODY == 2
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 

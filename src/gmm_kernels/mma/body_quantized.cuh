@@ -1,10 +1,6 @@
 
 /* ............................................................... Body: product of quantized operands ... */
 #elif GMM__BODY == 10
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)

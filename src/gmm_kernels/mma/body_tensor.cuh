@@ -1,10 +1,8 @@
+#elif !defined(GMM__ROW)
+#error "gmm: a body needs GMM__ROW"
 
 /* .............................................................................. Body: product on tensor cores ... */
 #elif GMM__BODY == 1
-
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)

@@ -29,15 +29,16 @@ typedef struct gmm_qgemm_args {
     X(f16_block_scaled, 0, 0, 1, GMM_F16) \
     X(f16_block_scaled_nn, 0, 1, 1, GMM_F16)
 
-/* Instances: X(op, kind, kernel); the includes below follow the same list. */
+/* Instances: X(op, kind, kernel); the includes below define the kernels. fwd and dgrad use the same kernel where both
+   have a kind: lines of either copy of the weights run along K then. */
 #define GMM_QUANT_KERNEL_LIST(X) \
-    X(fwd, bf16, gmm_gemm_fwd_quant_bf16_128x256x64_mma) \
-    X(fwd, f16, gmm_gemm_fwd_quant_f16_128x256x64_mma) \
-    X(fwd, f16_block_scaled, gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma) \
-    X(dgrad, bf16, gmm_gemm_dgrad_quant_bf16_128x256x64_mma) \
+    X(fwd, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
+    X(fwd, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(fwd, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, bf16, gmm_gemm_quant_bf16_128x256x64_mma) \
     X(dgrad, bf16_nn, gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma) \
-    X(dgrad, f16, gmm_gemm_dgrad_quant_f16_128x256x64_mma) \
-    X(dgrad, f16_block_scaled, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma) \
+    X(dgrad, f16, gmm_gemm_quant_f16_128x256x64_mma) \
+    X(dgrad, f16_block_scaled, gmm_gemm_quant_f16_128x128x64_block_scaled_mma) \
     X(dgrad, f16_block_scaled_nn, gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma) \
     X(wgrad, bf16, gmm_gemm_wgrad_quant_bf16_128x256x64_mma) \
     X(wgrad, bf16_tn, gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma) \
@@ -343,30 +344,23 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY GMM__BODY_HERE(10)
-#define GMM__ARGS gmm_qgemm_args
-/* kernel, operation, kind */
-#define GMM__SLICE 1
-#define GMM__ROW (gmm_gemm_fwd_quant_bf16_128x256x64_mma, fwd, bf16)
+#define GMM__BODY 10
+/* kernel, operation (dgrad is m-grouped as fwd is), kind */
+#if GMM__HOLDS(1)
+#define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x256x64_mma, fwd, f16)
+#define GMM__ROW (gmm_gemm_quant_f16_128x256x64_mma, fwd, f16)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
-#include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 7
-#define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_mma, dgrad, bf16)
-#include GMM_KERNELS_FILE
+#endif
+#if GMM__HOLDS(7)
 #define GMM__ROW (gmm_gemm_dgrad_quant_bf16_128x256x64_nn_mma, dgrad, bf16_nn)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x256x64_mma, dgrad, f16)
-#include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_mma, dgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_quant_f16_128x128x64_block_scaled_nn_mma, dgrad, f16_block_scaled_nn)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#define GMM__SLICE 6
+#endif
+#if GMM__HOLDS(6)
+#define GMM__ROW (gmm_gemm_quant_f16_128x128x64_block_scaled_mma, fwd, f16_block_scaled)
+#include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_mma, wgrad, bf16)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_bf16_128x256x64_tn_mma, wgrad, bf16_tn)
@@ -375,8 +369,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_quant_f16_128x128x64_block_scaled_mma, wgrad, f16_block_scaled)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -390,6 +383,9 @@ typedef struct gmm_qgemm_kernel {
 } gmm_qgemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, kind, kernel) GMM__DECLARE_KERNEL(kernel, gmm_qgemm_args)
+GMM_QUANT_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_qgemm_kernel gmm_qgemm_kernels[] = {
 #define GMM__X(op, kind, kernel) \
     { GMM__CAT(gmm_gemm_, op), GMM__CAT(gmm_qgemm_ta_, kind), GMM__CAT(gmm_qgemm_tb_, kind), \
@@ -405,11 +401,10 @@ enum { GMM_QGEMM_KERNELS = (int)(sizeof gmm_qgemm_kernels / sizeof gmm_qgemm_ker
 static GMM__UNUSED cudaError_t gmm_launch_qgemm(int32_t kernel, int32_t grid, const gmm_qgemm_args *args,
                                                 cudaStream_t stream) {
     const gmm_qgemm_kernel *row = &gmm_qgemm_kernels[kernel];
-    void *params[1];
-    cudaError_t e = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize, row->shared);
-    params[0] = (void *)(uintptr_t)args;
-    return e == cudaSuccess ? cudaLaunchKernel(row->function, dim3((unsigned)grid), dim3(GMM_QGEMM_THREADS), params,
-                                               (size_t)row->shared, stream) : e;
+    const cudaError_t error = cudaFuncSetAttribute(row->function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                                   row->shared);
+    if (error != cudaSuccess) return error;
+    return gmm_launch(row->function, dim3((unsigned)grid), GMM_QGEMM_THREADS, row->shared, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */

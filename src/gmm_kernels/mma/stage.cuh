@@ -124,14 +124,17 @@ GMM__DEVICE void gmm_mma_load_fragment(uint32_t fragment[4], int mn_major, uint3
     else gmm_ldmatrix_x4(fragment, stage + (offset ^ (uint32_t)(s * 32)) + i * 16 * row_bytes);
 }
 
-/* Tile of the fp32 product, which uses the CUDA cores. */
+/* Tile and instances of the fp32 product, which uses the CUDA cores: X(op, kernel). */
 enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gmm_threads_f32 = 256 };
+#define GMM_F32_KERNEL_LIST(X) \
+    X(fwd, gmm_gemm_fwd_f32_128x128x16_mma) \
+    X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
+    X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
 /* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
-#define GMM__BODY GMM__BODY_HERE(1)
-#define GMM__ARGS gmm_gemm_args
+#define GMM__BODY 1
 /* kernel, operation, precision, tile */
-#define GMM__SLICE 4
+#if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_64x128x32_mma, fwd, bf16, 64x128)
@@ -158,8 +161,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
 #define GMM__ROW (gmm_gemm_wgrad_f16_64x128x32_mma, wgrad, f16, 64x128)
 #include GMM_KERNELS_FILE
 #endif
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One stage of an operand of the fp32 product: each thread loads, twice, 4 values of k of a row or, from an operand
@@ -189,18 +191,16 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY GMM__BODY_HERE(2)
-#define GMM__ARGS gmm_gemm_args
+#define GMM__BODY 2
 /* kernel, operation */
-#define GMM__SLICE 4
+#if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f32_128x128x16_mma, dgrad)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_wgrad_f32_128x128x16_mma, wgrad)
 #include GMM_KERNELS_FILE
-#undef GMM__SLICE
-#undef GMM__ARGS
+#endif
 #undef GMM__BODY
 
 /* One row per kernel. */
@@ -213,18 +213,22 @@ typedef struct gmm_gemm_kernel {
 } gmm_gemm_kernel;
 
 #if GMM__HOLDS(0)
+#define GMM__X(op, dtype, tag, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_MMA_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, kernel) GMM__DECLARE_KERNEL(kernel, gmm_gemm_args)
+GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 static const gmm_gemm_kernel gmm_gemm_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, kernel) \
     { GMM__CAT(gmm_gemm_, op), dtype, GMM__CAT(gmm_bm_, tile), GMM__CAT(gmm_bn_, tile), GMM__CAT(gmm_threads_, tile), \
       GMM__CAT(gmm_ctas_, tile), GMM__CAT(gmm_shared_, tile), (const void *)kernel, #kernel },
     GMM_MMA_KERNEL_LIST(GMM__X)
 #undef GMM__X
-    { gmm_gemm_fwd, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_fwd_f32_128x128x16_mma, "gmm_gemm_fwd_f32_128x128x16_mma" },
-    { gmm_gemm_dgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_dgrad_f32_128x128x16_mma, "gmm_gemm_dgrad_f32_128x128x16_mma" },
-    { gmm_gemm_wgrad, GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0,
-      (const void *)gmm_gemm_wgrad_f32_128x128x16_mma, "gmm_gemm_wgrad_f32_128x128x16_mma" }
+#define GMM__X(op, kernel) \
+    { GMM__CAT(gmm_gemm_, op), GMM_F32, gmm_bm_f32, gmm_bn_f32, gmm_threads_f32, 1, 0, (const void *)kernel, #kernel },
+    GMM_F32_KERNEL_LIST(GMM__X)
+#undef GMM__X
 };
 enum { GMM_GEMM_KERNELS = (int)(sizeof gmm_gemm_kernels / sizeof gmm_gemm_kernels[0]) };
 #endif /* GMM__HOLDS(0) */

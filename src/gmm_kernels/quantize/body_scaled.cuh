@@ -1,9 +1,6 @@
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
 #elif GMM__BODY == 13
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)

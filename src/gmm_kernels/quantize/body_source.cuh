@@ -1,9 +1,6 @@
 /* ============================================================================== Bodies per source: quantization === */
 
 #elif GMM__BODY == 6
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -100,9 +97,6 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* ================================================================================= Bodies per source and format === */
 
 #elif GMM__BODY == 7
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)

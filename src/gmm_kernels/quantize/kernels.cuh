@@ -189,9 +189,8 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
-#define GMM__SLICE 5
-#define GMM__ARGS gmm__quant_args
-#define GMM__BODY GMM__BODY_HERE(6)
+#if GMM__HOLDS(5)
+#define GMM__BODY 6
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -204,7 +203,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY GMM__BODY_HERE(7)
+#define GMM__BODY 7
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -216,7 +215,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(12)
+#define GMM__BODY 12
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -230,7 +229,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(13)
+#define GMM__BODY 13
 /* kernel, dtype of the source, scaling, the source is an activation */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
@@ -264,7 +263,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #endif
 #undef GMM__BODY
 
-#define GMM__BODY GMM__BODY_HERE(15)
+#define GMM__BODY 15
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -277,7 +276,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY GMM__BODY_HERE(14)
+#define GMM__BODY 14
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -290,7 +289,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_con
 #define GMM__ROW (gmm_cast_nv16_hadamard_bf16, bf16, 1)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#undef GMM__ARGS
-#undef GMM__SLICE
+#endif
 #endif /* GMM_NO_QUANT */
 

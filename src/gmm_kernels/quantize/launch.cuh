@@ -7,20 +7,28 @@ typedef struct gmm_quantize_kernel {
     int32_t act;        /* the source is an activation */
     const void *amax, *cast;
 } gmm_quantize_kernel;
+/* X(dtype, tag, scaling, vectorized, kernel of the amaxes, of the cast), to whose names the tag is added */
+#define GMM__CASTS(X, dtype, tag) \
+    X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
+#define GMM_QUANTIZE_KERNEL_LIST(X) \
+    X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
+#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+    GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
+GMM_QUANTIZE_KERNEL_LIST(GMM__X)
+GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
+GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
+#undef GMM__X
 #define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
-#define GMM__CASTS(dtype, tag) \
-    GMM__X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) GMM__X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
-    GMM__X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) GMM__X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
-    GMM__X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) GMM__X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
-    GMM__X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
     { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
     { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
-    GMM__X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard)
-    GMM__CASTS(GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(GMM_F16, f16)) GMM__CASTS(GMM_F32, f32)
+    GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
-#undef GMM__CASTS
 #undef GMM__X
 
 /* Grid of a vectorized kernel: tiles along the columns by strips, `max_blocks` CTAs at most. */
@@ -40,11 +48,9 @@ static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) 
 static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
                                                  const void *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    void *params[1];
-    params[0] = (void *)(uintptr_t)args;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return cudaLaunchKernel(kernel, grid, dim3(GMM__QUANT_BLOCK), params, (size_t)smem, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
 }
 
 /* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of

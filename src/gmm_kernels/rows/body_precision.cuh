@@ -1,9 +1,6 @@
 /* ======================================================================================== Bodies per precision === */
 
 #elif GMM__BODY == 4
-#ifndef GMM__ROW
-#error "gmm: this body needs GMM__ROW"
-#endif
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))

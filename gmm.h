@@ -2094,7 +2094,7 @@ typedef struct gmm__box {
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
    addresses of a table that the host can read. Each has `size` bytes, gaps included; all lie in [low, high). */
 typedef struct gmm__span {
-    char name[24];
+    char name[32];
     const char *part; /* of the operand: "" = its elements, ".scale" */
     int32_t writes;
     int64_t count, stride;
@@ -7958,7 +7958,7 @@ static void gmm__moe_adopt_spans(gmm__call *call, const char *name, const gmm__c
     for (i = 0; i < part->spans && call->spans < GMM__SPANS; i++) {
         gmm__span *s = &call->span[call->spans++];
         *s = part->span[i];
-        (void)snprintf(s->name, sizeof s->name, "%s.%s", name, part->span[i].name);
+        (void)snprintf(s->name, sizeof s->name, "%.7s.%.23s", name, part->span[i].name);
     }
 }
 /* Names the layer's descriptor in the message of one of its operations: "gmm_moe_fwd: mlp.w1" becomes "gmm_moe_fwd:
@@ -12740,7 +12740,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
         for (j = 0; j < call->spans; j++) {
             const gmm__span *a = &call->span[i], *b = &call->span[j];
             uint64_t overlap[2];
-            char first[64], second[64];
+            char first[72], second[72];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
                 !gmm__spans_overlap(a, b, call->in_place, overlap))
                 continue;

@@ -21,7 +21,7 @@ typedef struct gmm__box {
 /* Memory that a call reads or writes, for gmm__check_overlap: `count` boxes of one form, `stride` bytes apart or at the
    addresses of a table that the host can read. Each has `size` bytes, gaps included; all lie in [low, high). */
 typedef struct gmm__span {
-    char name[24];
+    char name[32];
     const char *part; /* of the operand: "" = its elements, ".scale" */
     int32_t writes;
     int64_t count, stride;

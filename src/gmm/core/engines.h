@@ -224,7 +224,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
         for (j = 0; j < call->spans; j++) {
             const gmm__span *a = &call->span[i], *b = &call->span[j];
             uint64_t overlap[2];
-            char first[64], second[64];
+            char first[72], second[72];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
                 !gmm__spans_overlap(a, b, call->in_place, overlap))
                 continue;

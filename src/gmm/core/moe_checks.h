@@ -198,7 +198,7 @@ static void gmm__moe_adopt_spans(gmm__call *call, const char *name, const gmm__c
     for (i = 0; i < part->spans && call->spans < GMM__SPANS; i++) {
         gmm__span *s = &call->span[call->spans++];
         *s = part->span[i];
-        (void)snprintf(s->name, sizeof s->name, "%s.%s", name, part->span[i].name);
+        (void)snprintf(s->name, sizeof s->name, "%.7s.%.23s", name, part->span[i].name);
     }
 }
 /* Names the layer's descriptor in the message of one of its operations: "gmm_moe_fwd: mlp.w1" becomes "gmm_moe_fwd:

@@ -238,13 +238,14 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* Whether an MLP's forward computes the activation in FC1's product, from its rounded results. AUTO: where a model of
-   both ways expects it to be faster. The bits are those of two launches. WGMMA has it for F16 and BF16 without a recipe,
-   gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of 64. */
+/* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
+   AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
+   F16 and BF16 without a recipe, gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of
+   64. */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
-    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine can */
+    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine that the call may use has it */
     GMM_FUSE_MAX = 0x7fffffff
 } gmm_fuse;
 
@@ -265,7 +266,7 @@ typedef struct gmm_options {
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
                                     rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
                                     products are refused. 0 = no limit. Never changes results */
-    gmm_fuse fuse;               /* mlp_fwd */
+    gmm_fuse fuse;               /* mlp_fwd, moe_fwd */
     int32_t reserved;            /* 0 */
 } gmm_options;
 
@@ -960,11 +961,11 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. On GPUs, and
-             with a recipe, rows are permuted in the workspace, those of x in fwd, and again in bwd where it reads them.
-             Without a recipe a CPU context gathers rows of x in products (gmm_linear.x_index), and those of dout where
-             it has the dtype of x and is not weighted; so do GPUs with options.workspace_limit, which is for memory,
-             and for delayed weight gradients.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Rows of x
+             are permuted in the workspace, or in `deferred` where queued weight gradients read them, and again in bwd
+             where it reads them. Without a recipe products gather them instead (gmm_linear.x_index) in CPU contexts,
+             with options.workspace_limit, and in a bwd that delays weight gradients; there they also gather rows of
+             dout that have the dtype of x and are not weighted.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -998,7 +999,8 @@ typedef struct gmm_moe {
     const gmm_mat *out;       /* fwd writes */
     const gmm_mat *dout;      /* bwd reads */
     const gmm_mat *dx;        /* bwd writes; NULL = not wanted */
-    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved */
+    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved or,
+                                 for inference, the workspace */
     uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
     void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
     size_t saved_bytes;
@@ -1044,7 +1046,7 @@ GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
 
 /* Calls the `ready` hooks that `op` (GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD of what it queues) calls outside of a capture;
    for callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
-   Errors: those of gmm_moe_query. */
+   Errors: those of gmm_moe_query; GMM_E_ARG (moe_fwd, which fires none). */
 GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_stream stream);
 
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
@@ -2191,7 +2193,7 @@ typedef struct gmm__plan {
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
-    void *workspace;             /* set by gmm__serve before the launch */
+    void *workspace;             /* set by gmm__serve_plan before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 
@@ -2413,7 +2415,7 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
         size_t i;
         for (i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
             if (ranges[i].value < 0 || ranges[i].value > ranges[i].most)
-                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be >= 0 and <= %lld",
+                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be from 0 to %lld",
                                    (long long)ranges[i].value, (long long)ranges[i].most);
     }
     return GMM_OK;
@@ -5677,8 +5679,10 @@ static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
     step.drops_preact = drops_preact;
     steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
     steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
-    s = gmm__mlp_prepare_step(steps, &step, 1, &product); /* as all steps are planned: some addresses are unknown */
-    product.query = call->query || gmm__mlp_awaits(call); /* but those of the call count */
+    /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
+       counts, unless hooks.need sets w1 later. */
+    s = gmm__mlp_prepare_step(steps, &step, 1, &product);
+    product.query = call->query || gmm__mlp_awaits(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
     if (s == GMM_OK) return 1;
@@ -6109,7 +6113,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
     if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
     if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
-        /* the call may take the other way, by its addresses and by what it saves */
+        /* a query covers both: the call may decide otherwise by its addresses and by whether it saves */
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
         other.describes = NULL;
@@ -7904,7 +7908,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     call->out = c->hidden_out;
     if (d->route && (s = gmm__moe_check_route(call)) != GMM_OK) return s;
     if (!d->route && !d->probs) {
-        if (d->dprobs) return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
+        if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
+            return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
     } else if (c->prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
                            "weighted by them");
@@ -8376,10 +8381,11 @@ static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Adds the layer's outputs and buffers to the memory of its MLP's call: weights that hooks.need sets must not overlap
-   them. */
+/* Adds what the layer writes, and its MLP does not, to the memory of the MLP's call: weights that hooks.need sets must
+   not overlap it. */
 static gmm_status gmm__moe_add_outputs(const gmm__call *layer, gmm__call *call) {
-    static const char *const names[] = { "out", "dx", "dprobs" };
+    static const char *const names[] = { "out", "dx", "dprobs", "route.dlogits", "route.indices", "route.probs",
+                                         "route.counts" };
     gmm__plan plan;
     gmm_status s = gmm__select(call, &plan);
     int32_t i;
@@ -11096,7 +11102,7 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations. In the epilogue of glu they are not hidden: the stores of h and the arithmetic slow the mainloop down. */
+/* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
 static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
 static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
 static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */
@@ -11316,9 +11322,10 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (block % 64 && block != 8 && block != 16 && block != 32)
         return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins no act to a product of other types or alignment");
+        return gmm__decline(plan, "joins an act to z of x's dtype at multiples of 16 bytes alone");
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "numbers no tile with an act");
+    if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
+    /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
@@ -11709,7 +11716,8 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
 }
 #endif /* GMM_NO_QUANT */
 
-/* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
+/* Enqueues the offsets of a host split, zeros behind the last group of all results, the dequantization, and the
+   product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);

@@ -595,10 +595,11 @@ typedef struct gmm_gtp_chain {
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
     int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
-    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8: the first so many of the
-                                   chain, the next so many, and so on. 0 = 1. Takes together - 1 more slots of each
-                                   kind, and a stage for so many bundles */
-    int32_t reserved;
+    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8; 0 = 1. Positions 0 to
+                                   together - 1 of the chain are one call, the next `together` the next. All chains
+                                   take the largest together - 1 more slots of each kind, and this one a stage for
+                                   `together` bundles */
+    int32_t reserved;           /* 0 */
 } gmm_gtp_chain;
 
 /* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
@@ -741,7 +742,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
 /* The matrices first to first + count - 1 of an acquired bundle, which have one shape, in a view of their own that is
-   valid until the release. Enqueues nothing.
+   valid until the release, or until another part of that pass that begins with the same matrix. Enqueues nothing.
    Errors: as gmm_gtp_acquire; GMM_E_STATE (not acquired), GMM_E_CONFIG (several shapes). */
 GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
                                     gmm_gtp_view *part);
@@ -4709,7 +4710,7 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
 
 /* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
    bundles may be acquired, and `prefetch` further ones may be gathered, with those that are gathered together with the
-   last of them. */
+   last of them, which may be in another chain that follows. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
     int32_t c, i, k, together = 1;
     for (c = 0; c < g->chain_count; c++) together = g->chains[c].together > together ? g->chains[c].together : together;
@@ -5448,7 +5449,8 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Begins the gather of a bundle: makes `stream` wait for whom it has to, and assigns the slot. */
+/* Begins the gather of a bundle: makes `stream` wait for the shards, the slot and the stage, and assigns the
+   slot. */
 static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
                                         gmm__gtp_gathering *x) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
@@ -5525,8 +5527,9 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t co
     return s ? s : gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", list->bundle->name);
 }
 
-/* Whether a bundle is to be gathered ahead of its acquire: not if it is resident or its slot is in use. */
-static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+/* Begins to gather a bundle ahead of its acquire: counts it, and marks a slot that holds it already. Returns 1 if it
+   must be gathered: it is not resident, and its slot is not in use. */
+static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
     if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return 0;
@@ -5549,7 +5552,8 @@ static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     g->stats.prefetches++;
     return 1;
 }
-/* Gathers a bundle, and with it those behind it that its chain gathers together with it, ahead of their acquire. */
+/* Gathers a bundle, and in the same group call those that follow it in its chain up to the next multiple of `together`,
+   unless they are resident or their slots are in use. */
 static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
     const gmm__gtp_bundle *b = &g->bundles[bundle];
     const gmm__gtp_chain *c = b->chain[pass] < 0 ? NULL : &g->chains[b->chain[pass]];
@@ -5558,7 +5562,8 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
     list[0] = bundle;
     for (i = b->position[pass] + 1; c && i < c->count && i % c->together; i++) {
         const int32_t next = g->chain_bundles[c->first + i];
-        if (gmm__gtp_to_prefetch(g, next, pass)) list[count++] = next; /* gmm_gtp_seal gives each a slot of its own */
+        /* gmm_gtp_seal gives each a slot of its own */
+        if (gmm__gtp_begin_prefetch(g, next, pass)) list[count++] = next;
     }
     s = gmm__gtp_gather(g, list, count, pass, stream);
     for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
@@ -5567,7 +5572,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
 /* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
 static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm_status s;
-    if (!gmm__gtp_to_prefetch(g, bundle, pass)) return GMM_OK;
+    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return GMM_OK;
     s = gmm__gtp_gather_together(g, bundle, pass, NULL);
     g->slots[g->bundles[bundle].slot[pass]].pending = 1;
     return s;

@@ -2510,8 +2510,8 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
-                                        GMM__SM90(store_blocks, tile) < 8), \
-                  #kernel ": a warp group has 64 gate columns and 64 linear ones, and stores them itself");
+                                        (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
+                  #kernel ": a warp group stores 64 gate columns and 64 linear ones, 16 or 32 rows at a time");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
@@ -3702,8 +3702,6 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         }
     }
 }
-
-
 /* The epilogue of glu products: h = p act(D), from rows of D in a store slot, where they are rounded to 16 bits as they
    are stored. So h has the bits that the activation computes from D in memory.
 
@@ -3711,8 +3709,7 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
    blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
    each; all vectors are within the matrices, since ffn is a multiple of 64. */
 
-/* The probabilities of the rows of h that a thread computes of a slot with `count` rows from row `row` of the tile
-   on. */
+/* The probabilities of a thread's rows of h, of a slot with `count` rows from row `row` of the tile on. */
 GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,
                                     float probs[2]) {
     int x;
@@ -11073,40 +11070,48 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
     else *part = next_part;
 }
 
-/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`,
-   and store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
+#if !GMM__GLU
+/* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
+   the next tile's mainloop has to store. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_deferred *store,
+                                              uint32_t deferred[GMM__DEFERRED_WORDS],
+                                              float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size, by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(out->p, t->g, out->beta);
+    int u;
+    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
+    else if (GMM__DEFERRED && size == 2 && out->beta == 0.0f) {
+#pragma unroll
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+        store->pending = t->row_blocks;
+    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && out->beta == 0.0f)
+        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
+    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
+    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+}
+#endif
+
+/* The epilogue of a tile: alpha, the steps, and the store. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
                                                  gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
-    const int size = out->size;
-    float beta;
-    int by_tma, u;
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
 #define GMM__X(name, rows, cols) \
     if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
         GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, args, t, out->col0, acc);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
-    out->beta = beta = gmm_gemm_beta(&args->p, t->g);
-    by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args->p, t->g, beta);
+    out->beta = gmm_gemm_beta(&args->p, t->g);
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
     if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
 #if GMM__GLU
-    (void)by_tma, (void)u, (void)size, (void)deferred; /* of the other stores */
+    (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
 #else
-    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
-    else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
-#pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
-            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
-        store->pending = t->row_blocks;
-    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
-        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
-    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
-    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+    GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif
     if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
 }

@@ -3,6 +3,10 @@
    Results are, byte for byte, those of separate calls. */
 #include "test.h"
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 #include <string.h>
 
 enum { G = 5, HIDDEN = 16, FFN = 144, ROWS = 160, LIVE = 131 + 1 + 15 };
@@ -446,6 +450,87 @@ static void product_shapes(int arg) {
     }
 }
 
+/* Weights that hooks.need makes known: their addresses are NULL when the call begins. */
+typedef struct late_weights { gmm_mat *mat[2]; gmm_mat known[2]; int64_t off; } late_weights;
+static gmm_status make_known(void *user, gmm_param param, gmm_op op, gmm_stream stream) {
+    late_weights *late = (late_weights *)user;
+    const int i = param == GMM_PARAM_W2;
+    (void)op, (void)stream;
+    *late->mat[i] = late->known[i];
+    if (late->mat[i]->data) late->mat[i]->data = (char *)late->mat[i]->data + late->off;
+    return GMM_OK;
+}
+static void product_late(int arg) {
+    product_spec s = product_of(GMM_BF16, 0);
+    const void *bits[2];
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+    s.tables = arg;
+    s.bias = s.prob = 1;
+    for (int fuse = GMM_FUSE_NEVER; fuse <= GMM_FUSE_ALWAYS; fuse++) {
+        gmm_info info = GMM_ZERO;
+        late_weights late;
+        gmm_mat w[2];
+        const gmm_grad_hooks hooks = { &late, NULL, make_known };
+        product_case c;
+        t_reseed(7);
+        build_product(&c, &s);
+        for (int i = 0; i < 2; i++) {
+            late.mat[i] = &w[i];
+            late.known[i] = w[i] = i ? c.w2.mat : c.w1.mat;
+            w[i].data = NULL, w[i].table = NULL;
+        }
+        late.off = 0;
+        c.d.w1 = &w[0], c.d.w2 = &w[1], c.d.hooks = &hooks;
+        c.options.fuse = (gmm_fuse)fuse;
+        if (gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info) != GMM_OK) { /* compare_product checks the reason */
+            T_CHECK(fuse == GMM_FUSE_ALWAYS, "\"%s\"", gmm_last_error(T.ctx));
+            return;
+        }
+        T_CHECK(joins_product(&c) == (fuse == GMM_FUSE_ALWAYS), "fuse %d", fuse);
+        T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        bits[fuse == GMM_FUSE_ALWAYS] = t_mat_bits(&c.y);
+        if (fuse == GMM_FUSE_NEVER || arg) continue;
+        t_same("y", bits[1], bits[0], (size_t)((c.rows - 13) * c.y.cols * 2));
+        w[0].data = w[1].data = NULL;
+        late.off = 2; /* rows of w1 at multiples of 16 bytes, but not their first */
+        T_CHECK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream) ==
+                    GMM_E_ALIGN && strstr(gmm_last_error(T.ctx), "set by hooks.need"), "\"%s\"", gmm_last_error(T.ctx));
+    }
+}
+
+/* What the plan takes by itself: one launch where groups have few rows, two where the product is large. */
+static void product_chosen(int arg) {
+    static const struct { int64_t hidden, ffn, rows; int joined; } rows[] = { { 512, 1024, 64, 1 },
+                                                                            { 7168, 2048, 4096, 0 } };
+    const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_mlp_config config = { .hidden = rows[arg].hidden, .ffn = rows[arg].ffn,
+                              .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
+    gmm_groups groups = { .count = 4, .capacity = 4 * rows[arg].rows, .dtype = GMM_I32 };
+    gmm_options options = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    product_case c;
+    memset(&c, 0, sizeof c);
+    c.d.config = &config;
+    c.d.groups = &groups;
+    c.d.options = &options;
+    c.d.x = c.d.w1 = c.d.w2 = c.d.y = &m;
+    options.fuse = GMM_FUSE_ALWAYS;
+    if (gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info) != GMM_OK) { /* not here: compare_product checks the reason */
+        options.fuse = GMM_FUSE_AUTO;
+        T_CHECK(!joins_product(&c), "joined");
+        return;
+    }
+    options.fuse = GMM_FUSE_AUTO;
+#ifdef HAVE_CUDA
+    if (device_emulated()) { /* the price is that of another number of multiprocessors */
+        T_CHECK(joins_product(&c) >= 0, "described");
+        return;
+    }
+#endif
+    T_CHECK(joins_product(&c) == rows[arg].joined, "%s", joins_product(&c) ? "joined" : "two launches");
+}
+
 /* What no product computes is refused, with the reason, where the caller demands it; the plan takes two launches. */
 static void product_declines(int arg) {
     static const struct { const char *reason; int act, recipe; int64_t ffn; int32_t blocks; } rows[] = {
@@ -498,4 +583,8 @@ void tests_mlp_fused(void) {
         if (ref_acts[i].gated) t_add(product_layouts, i, "mlp activation joined to its product, %s", ref_acts[i].name);
     for (int i = 0; i < 6; i++) t_add(product_shapes, i, "mlp activation joined to its product, shapes %d", i);
     t_add(product_declines, 0, "mlp activation joined to no product");
+    for (int i = 0; i < 2; i++) {
+        t_add(product_late, i, "mlp activation joined to its product, late weights%s", i ? " in tables" : "");
+        t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "large product" : "few rows");
+    }
 }

@@ -562,6 +562,27 @@ static void cases(int arg) {
     s.gathers = 1;
     if (T.gpu && !s.recipe) equals_calls(&s);
 }
+/* The layer hands options.fuse to its MLP, and gives its reason for a refusal. */
+static void fused(int arg) {
+    moe_spec s = complete((moe_spec){ .name = "fused", .dtype = GMM_BF16, .ffn = 128, .weighting = ON_ROWS });
+    gmm_info info = GMM_ZERO;
+    char text[8192];
+    moe_case c;
+    (void)arg;
+    build(&c, &s);
+    fill_layer(&c);
+    c.d.options = &c.options;
+    c.options.fuse = GMM_FUSE_ALWAYS;
+    if (gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &c.d, &info) != GMM_OK) {
+        T_CHECK(strstr(gmm_last_error(T.ctx), "cannot serve moe_fwd"), "\"%s\"", gmm_last_error(T.ctx));
+        return;
+    }
+    T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &c.d, text, sizeof text));
+    T_CHECK(strstr(text, "with the activation"), "%s", text);
+    c.options.fuse = GMM_FUSE_NEVER;
+    T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &c.d, text, sizeof text));
+    T_CHECK(!strstr(text, "with the activation"), "%s", text);
+}
 
 /* Every recipe with every policy that it has: argument recipe + REF_RECIPES * policy. */
 static const struct policy { const char *name; gmm_save save; gmm_backward_override override; } policies[] = {
@@ -816,7 +837,8 @@ static void memory(int arg) {
     T_CHECK(fwd.saved_bytes == bwd.saved_bytes, "saved_bytes %zu and %zu", fwd.saved_bytes, bwd.saved_bytes);
     T_CHECK((int64_t)fwd.saved_bytes <= separate_saved - slots * row + 2048, "saved %zu, separate %lld",
             fwd.saved_bytes, (long long)separate_saved);
-    T_CHECK(peak <= separate_peak + 2 * 4 * slots + 4096, "peak %lld, separate %lld", (long long)peak, (long long)separate_peak);
+    T_CHECK(peak <= separate_peak + 2 * 4 * slots + 4096, "peak %lld, separate %lld", (long long)peak,
+            (long long)separate_peak);
 }
 
 /* --------------------------------------------------------------------------------------------------- Refusals --- */
@@ -894,7 +916,7 @@ static void refused_fields(int arg) {
     REFUSED(GMM_E_DTYPE, FWD, r.c.d.x = &f32, "moe.x: dtype f32 must be that of moe.mlp.w2, bf16");
     REFUSED(GMM_E_NULL, FWD, r.c.d.out = NULL, "moe.out is NULL");
     REFUSED(GMM_E_NULL, FWD, r.c.d.indices = NULL, "moe.indices is NULL for 111 values", "R=111");
-    REFUSED(GMM_E_CONFIG, FWD, r.c.d.probs = NULL, "moe.dprobs is given, but neither probs nor route");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.probs = NULL, "moe.probs is NULL for 111 values");
     REFUSED(GMM_E_NULL, FWD, (r.c.d.probs = NULL, r.c.d.dprobs = NULL), "moe.probs is NULL for 111 values");
     REFUSED(GMM_E_WORKSPACE, FWD, r.c.d.saved_bytes -= 1, "moe.saved has");
     REFUSED(GMM_E_ALIGN, FWD, r.c.d.saved = (char *)r.c.d.saved + 64, "moe.saved: ", "256 bytes");
@@ -1238,6 +1260,7 @@ void tests_moe(void) {
         t_add(recipes, i, "moe equals its calls, recipe %s, %s", ref_recipe_of(i % REF_RECIPES).name,
               policies[i / REF_RECIPES].name);
     t_add(drawn, 0, "moe drawn at random");
+    t_add(fused, 0, "moe with the activation joined to its product");
     t_random(20);
     for (int i = 0; i < 4; i++) t_add(reference, i, "moe beside an fp64 reference: %s", forms[i]);
     for (int i = 0; i < 4; i++)

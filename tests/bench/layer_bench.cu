@@ -1,5 +1,5 @@
-/* layer_bench - a mixture-of-experts layer on a GPU: gmm_moe beside the separate calls that it stands for (map, permute,
-   MLP, unpermute, and their backward), alternating, in bf16 with weight gradients added into fp32. One row per
+/* layer_bench - a mixture-of-experts layer on a GPU: gmm_moe beside the separate calls that it stands for (map,
+   permute, MLP, unpermute, and their backward), alternating, in bf16 with weight gradients added into fp32. One row per
    configuration: TFLOP/s of both and their ratio; bytes per token that are kept from forward to backward beside weights
    and tokens (kept), and of workspace and matrices of permuted rows (space). Results are compared bit by bit.
    --ms=200: milliseconds per contender; --rows=TEXT: configurations whose name contains it; --csv. */
@@ -291,8 +291,8 @@ int main(int argc, char **argv) {
     cuda(cudaGetDeviceProperties(&prop, 0), "properties");
     if (!csv)
         printf("# %s; bf16, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
-               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name, "tokens x hidden, experts",
-               "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls", "space", "calls");
+               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name,
+               "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls", "space", "calls");
     for (int i = 0; i < SHAPE_COUNT; i++)
         if (strstr(SHAPES[i].name, rows)) wrong |= bench(&SHAPES[i], ms, csv);
     gmm_destroy(ctx);

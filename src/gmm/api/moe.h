@@ -8,11 +8,11 @@
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. On GPUs, and
-             with a recipe, rows are permuted in the workspace, those of x in fwd, and again in bwd where it reads them.
-             Without a recipe a CPU context gathers rows of x in products (gmm_linear.x_index), and those of dout where
-             it has the dtype of x and is not weighted; so do GPUs with options.workspace_limit, which is for memory,
-             and for delayed weight gradients.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Rows of x
+             are permuted in the workspace, or in `deferred` where queued weight gradients read them, and again in bwd
+             where it reads them. Without a recipe products gather them instead (gmm_linear.x_index) in CPU contexts,
+             with options.workspace_limit, and in a bwd that delays weight gradients; there they also gather rows of
+             dout that have the dtype of x and are not weighted.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -46,7 +46,8 @@ typedef struct gmm_moe {
     const gmm_mat *out;       /* fwd writes */
     const gmm_mat *dout;      /* bwd reads */
     const gmm_mat *dx;        /* bwd writes; NULL = not wanted */
-    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved */
+    int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved or,
+                                 for inference, the workspace */
     uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
     void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
     size_t saved_bytes;
@@ -92,6 +93,6 @@ GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
 
 /* Calls the `ready` hooks that `op` (GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD of what it queues) calls outside of a capture;
    for callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
-   Errors: those of gmm_moe_query. */
+   Errors: those of gmm_moe_query; GMM_E_ARG (moe_fwd, which fires none). */
 GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_stream stream);
 

@@ -48,13 +48,14 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* Whether an MLP's forward computes the activation in FC1's product, from its rounded results. AUTO: where a model of
-   both ways expects it to be faster. The bits are those of two launches. WGMMA has it for F16 and BF16 without a recipe,
-   gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of 64. */
+/* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
+   AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
+   F16 and BF16 without a recipe, gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of
+   64. */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
-    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine can */
+    GMM_FUSE_ALWAYS = 2,     /* GMM_E_UNSUPPORTED, with the reason, where no engine that the call may use has it */
     GMM_FUSE_MAX = 0x7fffffff
 } gmm_fuse;
 
@@ -75,7 +76,7 @@ typedef struct gmm_options {
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
                                     rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
                                     products are refused. 0 = no limit. Never changes results */
-    gmm_fuse fuse;               /* mlp_fwd */
+    gmm_fuse fuse;               /* mlp_fwd, moe_fwd */
     int32_t reserved;            /* 0 */
 } gmm_options;
 

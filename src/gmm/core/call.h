@@ -118,7 +118,7 @@ typedef struct gmm__plan {
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
-    void *workspace;             /* set by gmm__serve before the launch */
+    void *workspace;             /* set by gmm__serve_plan before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
 } gmm__plan;
 

@@ -8,7 +8,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
     if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
     if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
-        /* the call may take the other way, by its addresses and by what it saves */
+        /* a query covers both: the call may decide otherwise by its addresses and by whether it saves */
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
         other.describes = NULL;

@@ -105,8 +105,10 @@ static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
     step.drops_preact = drops_preact;
     steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
     steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
-    s = gmm__mlp_prepare_step(steps, &step, 1, &product); /* as all steps are planned: some addresses are unknown */
-    product.query = call->query || gmm__mlp_awaits(call); /* but those of the call count */
+    /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
+       counts, unless hooks.need sets w1 later. */
+    s = gmm__mlp_prepare_step(steps, &step, 1, &product);
+    product.query = call->query || gmm__mlp_awaits(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
     if (s == GMM_OK) return 1;

@@ -118,10 +118,11 @@ static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Adds the layer's outputs and buffers to the memory of its MLP's call: weights that hooks.need sets must not overlap
-   them. */
+/* Adds what the layer writes, and its MLP does not, to the memory of the MLP's call: weights that hooks.need sets must
+   not overlap it. */
 static gmm_status gmm__moe_add_outputs(const gmm__call *layer, gmm__call *call) {
-    static const char *const names[] = { "out", "dx", "dprobs" };
+    static const char *const names[] = { "out", "dx", "dprobs", "route.dlogits", "route.indices", "route.probs",
+                                         "route.counts" };
     gmm__plan plan;
     gmm_status s = gmm__select(call, &plan);
     int32_t i;

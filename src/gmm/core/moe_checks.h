@@ -144,7 +144,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     call->out = c->hidden_out;
     if (d->route && (s = gmm__moe_check_route(call)) != GMM_OK) return s;
     if (!d->route && !d->probs) {
-        if (d->dprobs) return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
+        if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
+            return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
     } else if (c->prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
                            "weighted by them");

@@ -356,7 +356,8 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
 }
 #endif /* GMM_NO_QUANT */
 
-/* Enqueues the offsets of a host split, zeros behind the last group, the dequantization, and the product. */
+/* Enqueues the offsets of a host split, zeros behind the last group of all results, the dequantization, and the
+   product. */
 static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);

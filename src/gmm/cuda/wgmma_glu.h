@@ -14,9 +14,10 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (block % 64 && block != 8 && block != 16 && block != 32)
         return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins no act to a product of other types or alignment");
+        return gmm__decline(plan, "joins an act to z of x's dtype at multiples of 16 bytes alone");
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "numbers no tile with an act");
+    if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
+    /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&

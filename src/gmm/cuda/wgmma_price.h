@@ -31,7 +31,7 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations. In the epilogue of glu they are not hidden: the stores of h and the arithmetic slow the mainloop down. */
+/* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
 static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
 static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
 static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */

@@ -116,10 +116,11 @@ typedef struct gmm_gtp_chain {
     int32_t prefetch;           /* bundles gathered ahead, 0 to 3 */
     int32_t held;               /* bundles that the caller holds at a time; 0 = 1 */
     int32_t captured;           /* 1: for graphs; may also run outside of captures before, to warm up */
-    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8: the first so many of the
-                                   chain, the next so many, and so on. 0 = 1. Takes together - 1 more slots of each
-                                   kind, and a stage for so many bundles */
-    int32_t reserved;
+    int32_t together;           /* bundles of one domain that one group call gathers, 0 to 8; 0 = 1. Positions 0 to
+                                   together - 1 of the chain are one call, the next `together` the next. All chains
+                                   take the largest together - 1 more slots of each kind, and this one a stage for
+                                   `together` bundles */
+    int32_t reserved;           /* 0 */
 } gmm_gtp_chain;
 
 /* Matrices of a bundle in the order of expert indices: packed if all have one shape and equal distances, otherwise a
@@ -262,7 +263,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
 GMMDEF gmm_status gmm_gtp_release(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream);
 
 /* The matrices first to first + count - 1 of an acquired bundle, which have one shape, in a view of their own that is
-   valid until the release. Enqueues nothing.
+   valid until the release, or until another part of that pass that begins with the same matrix. Enqueues nothing.
    Errors: as gmm_gtp_acquire; GMM_E_STATE (not acquired), GMM_E_CONFIG (several shapes). */
 GMMDEF gmm_status gmm_gtp_view_part(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pass, int32_t first, int32_t count,
                                     gmm_gtp_view *part);

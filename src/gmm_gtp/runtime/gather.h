@@ -179,7 +179,8 @@ static gmm_status gmm__gtp_record_read(gmm_gtp *g, gmm__gtp_event *last_use, int
     return s;
 }
 
-/* Begins the gather of a bundle: makes `stream` wait for whom it has to, and assigns the slot. */
+/* Begins the gather of a bundle: makes `stream` wait for the shards, the slot and the stage, and assigns the
+   slot. */
 static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream,
                                         gmm__gtp_gathering *x) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
@@ -256,8 +257,9 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t co
     return s ? s : gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_gather", list->bundle->name);
 }
 
-/* Whether a bundle is to be gathered ahead of its acquire: not if it is resident or its slot is in use. */
-static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
+/* Begins to gather a bundle ahead of its acquire: counts it, and marks a slot that holds it already. Returns 1 if it
+   must be gathered: it is not resident, and its slot is not in use. */
+static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
     if (b->slot[pass] < 0 || g->domains[b->domain].size == 1) return 0;
@@ -280,7 +282,8 @@ static int gmm__gtp_to_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     g->stats.prefetches++;
     return 1;
 }
-/* Gathers a bundle, and with it those behind it that its chain gathers together with it, ahead of their acquire. */
+/* Gathers a bundle, and in the same group call those that follow it in its chain up to the next multiple of `together`,
+   unless they are resident or their slots are in use. */
 static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass, gmm_stream stream) {
     const gmm__gtp_bundle *b = &g->bundles[bundle];
     const gmm__gtp_chain *c = b->chain[pass] < 0 ? NULL : &g->chains[b->chain[pass]];
@@ -289,7 +292,8 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
     list[0] = bundle;
     for (i = b->position[pass] + 1; c && i < c->count && i % c->together; i++) {
         const int32_t next = g->chain_bundles[c->first + i];
-        if (gmm__gtp_to_prefetch(g, next, pass)) list[count++] = next; /* gmm_gtp_seal gives each a slot of its own */
+        /* gmm_gtp_seal gives each a slot of its own */
+        if (gmm__gtp_begin_prefetch(g, next, pass)) list[count++] = next;
     }
     s = gmm__gtp_gather(g, list, count, pass, stream);
     for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
@@ -298,7 +302,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
 /* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
 static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm_status s;
-    if (!gmm__gtp_to_prefetch(g, bundle, pass)) return GMM_OK;
+    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return GMM_OK;
     s = gmm__gtp_gather_together(g, bundle, pass, NULL);
     g->slots[g->bundles[bundle].slot[pass]].pending = 1;
     return s;

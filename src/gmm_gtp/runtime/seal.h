@@ -95,7 +95,7 @@ static gmm__gtp_bundle *gmm__gtp_successor(gmm_gtp *g, int32_t chain, int32_t po
 
 /* Whether some chain uses a slot at the same time as b's slot of that kind: from each position of the chain on, `held`
    bundles may be acquired, and `prefetch` further ones may be gathered, with those that are gathered together with the
-   last of them. */
+   last of them, which may be in another chain that follows. */
 static int gmm__gtp_slot_conflicts(gmm_gtp *g, int32_t slot, const gmm__gtp_bundle *b, int kind) {
     int32_t c, i, k, together = 1;
     for (c = 0; c < g->chain_count; c++) together = g->chains[c].together > together ? g->chains[c].together : together;

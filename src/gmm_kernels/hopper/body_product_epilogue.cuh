@@ -258,40 +258,48 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
     else *part = next_part;
 }
 
-/* The epilogue of a tile: alpha, the steps, and the store that D admits. With a deferred store, D becomes `deferred`,
-   and store->pending says how much of it the next tile's mainloop has to store. `first`: of the CTA. */
+#if !GMM__GLU
+/* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
+   the next tile's mainloop has to store. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_deferred *store,
+                                              uint32_t deferred[GMM__DEFERRED_WORDS],
+                                              float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const gmm_sm90_tile *const t = out->tile;
+    const int size = out->size, by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(out->p, t->g, out->beta);
+    int u;
+    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
+    else if (GMM__DEFERRED && size == 2 && out->beta == 0.0f) {
+#pragma unroll
+        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
+            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
+        store->pending = t->row_blocks;
+    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && out->beta == 0.0f)
+        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
+    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
+    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+}
+#endif
+
+/* The epilogue of a tile: alpha, the steps, and the store. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
                                                  gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
-    const int size = out->size;
-    float beta;
-    int by_tma, u;
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
 #define GMM__X(name, rows, cols) \
     if (!GMM__K_GROUPED && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
         GMM__PART(gmm_sm90_apply_step_)(GMM_EPILOGUE_##name, args, t, out->col0, acc);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
-    out->beta = beta = gmm_gemm_beta(&args->p, t->g);
-    by_tma = GMM__K_GROUPED && gmm_sm90_d_by_tma(&args->p, t->g, beta);
+    out->beta = gmm_gemm_beta(&args->p, t->g);
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
     if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
 #if GMM__GLU
-    (void)by_tma, (void)u, (void)size, (void)deferred; /* of the other stores */
+    (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
 #else
-    if (by_tma && size == 2) GMM__PART(gmm_sm90_store_boxes_16_)(out, &store->part, acc);
-    else if (GMM__DEFERRED && size == 2 && beta == 0.0f) {
-#pragma unroll
-        for (u = 0; u < GMM__DEFERRED_WORDS; u++)
-            deferred[u] = gmm_pack2(GMM__DTYPE, acc[0][2 * u], acc[0][2 * u + 1]);
-        store->pending = t->row_blocks;
-    } else if (!GMM__K_GROUPED && !GMM__DEFERRED && size == 2 && beta == 0.0f)
-        GMM__PART(gmm_sm90_store_rows_16_)(out, &store->part, acc);
-    else if (by_tma) GMM__PART(gmm_sm90_store_boxes_f32_)(out, &store->part, acc);
-    else GMM__PART(gmm_sm90_store_any_)(out, &store->part, acc);
+    GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif
     if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
 }

@@ -1,5 +1,3 @@
-
-
 /* The epilogue of glu products: h = p act(D), from rows of D in a store slot, where they are rounded to 16 bits as they
    are stored. So h has the bits that the activation computes from D in memory.
 
@@ -7,8 +5,7 @@
    blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
    each; all vectors are within the matrices, since ffn is a multiple of 64. */
 
-/* The probabilities of the rows of h that a thread computes of a slot with `count` rows from row `row` of the tile
-   on. */
+/* The probabilities of a thread's rows of h, of a slot with `count` rows from row `row` of the tile on. */
 GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,
                                     float probs[2]) {
     int x;

@@ -302,7 +302,7 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
-                                        GMM__SM90(store_blocks, tile) < 8), \
-                  #kernel ": a warp group has 64 gate columns and 64 linear ones, and stores them itself");
+                                        (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
+                  #kernel ": a warp group stores 64 gate columns and 64 linear ones, 16 or 32 rows at a time");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

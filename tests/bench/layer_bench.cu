@@ -292,7 +292,8 @@ int main(int argc, char **argv) {
     if (!csv)
         printf("# %s; bf16, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
                "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name,
-               "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls", "space", "calls");
+               "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls",
+               "space", "calls");
     for (int i = 0; i < SHAPE_COUNT; i++)
         if (strstr(SHAPES[i].name, rows)) wrong |= bench(&SHAPES[i], ms, csv);
     gmm_destroy(ctx);

@@ -2415,8 +2415,8 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
         size_t i;
         for (i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
             if (ranges[i].value < 0 || ranges[i].value > ranges[i].most)
-                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be from 0 to %lld",
-                                   (long long)ranges[i].value, (long long)ranges[i].most);
+                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be %s%lld", (long long)ranges[i].value,
+                                   ranges[i].most ? "from 0 to " : "", (long long)ranges[i].most);
     }
     return GMM_OK;
 }
@@ -5102,16 +5102,32 @@ typedef struct gmm__mlp_saved {
     size_t at[GMM__SAVED_MATRICES];
 } gmm__mlp_saved;
 
-static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    gmm_saved_part *p = &l->part[l->count];
+/* Describes a part of a saved layout that has `*bytes` bytes so far, and returns its offset. */
+static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *name, gmm_dtype dtype, int64_t rows,
+                              int64_t cols) {
     p->name = name;
     p->dtype = dtype;
     p->rows = rows;
     p->cols = p->ld = cols;
-    p->offset = l->bytes;
+    p->offset = *bytes;
     p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
-    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
-    l->count++;
+    *bytes += (int64_t)gmm__round256((size_t)p->bytes);
+    return p->offset;
+}
+/* Writes a saved layout, of which `bytes` are this version's, for a caller that may have an older version. */
+static gmm_status gmm__write_layout(gmm__call *call, void *layout, void *full, size_t bytes) {
+    uint32_t size; /* struct_size is the first field of every layout */
+    if (!layout) return gmm__refuse(call, GMM_E_NULL, "layout", "is NULL");
+    memcpy(&size, layout, sizeof size);
+    if (size > bytes)
+        return gmm__refuse(call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)bytes, GMM_VERSION_STRING);
+    memcpy(full, &size, sizeof size);
+    memcpy(layout, full, size ? size : bytes);
+    return GMM_OK;
+}
+static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    (void)gmm__save_part(&l->part[l->count++], &l->bytes, name, dtype, rows, cols);
 }
 /* Adds a copy of a token matrix of `cols` columns, its scales, and its amaxes where the format has them. */
 static void gmm__mlp_save_copy(const gmm__call *call, gmm__mlp_saved *saved, int matrix, const gmm_format *f,
@@ -6373,17 +6389,9 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     gmm__call call;
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, GMM__MLP_QUERY);
     gmm_saved_layout full;
-    uint32_t size;
     if (s != GMM_OK) return s;
-    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
-    size = layout->struct_size;
-    if (size > sizeof full)
-        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
     full = gmm__mlp_saved_of(&call).layout;
-    full.struct_size = size;
-    memcpy(layout, &full, size ? size : sizeof full);
-    return GMM_OK;
+    return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
 /* Checks the caller's buffers of forward or backward against what the plan needs. */
@@ -8022,15 +8030,7 @@ typedef struct gmm__moe_saved {
 } gmm__moe_saved;
 
 static int64_t gmm__moe_save_part(gmm_moe_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    gmm_saved_part *p = &l->part[l->count++];
-    p->name = name;
-    p->dtype = dtype;
-    p->rows = rows;
-    p->cols = p->ld = cols;
-    p->offset = l->bytes;
-    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
-    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
-    return p->offset;
+    return gmm__save_part(&l->part[l->count++], &l->bytes, name, dtype, rows, cols);
 }
 static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     const gmm_moe *d = &call->d.moe;
@@ -8381,20 +8381,24 @@ static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Adds what the layer writes, and its MLP does not, to the memory of the MLP's call: weights that hooks.need sets must
-   not overlap it. */
+/* Whether a span is memory that the layer writes and its MLP does not: neither one of the MLP's own, nor a buffer of
+   the layer in which the MLP has its part. */
+static int gmm__moe_writes_alone(const gmm__span *span) {
+    static const char *const shared[] = { "saved", "deferred", "workspace", "sizes", "fault" };
+    size_t k;
+    for (k = 0; k < sizeof shared / sizeof shared[0]; k++)
+        if (!strcmp(span->name, shared[k])) return 0;
+    return span->writes && strncmp(span->name, "mlp.", 4) != 0;
+}
+/* Adds such memory to the call of the MLP: weights that hooks.need sets must not overlap it. */
 static gmm_status gmm__moe_add_outputs(const gmm__call *layer, gmm__call *call) {
-    static const char *const names[] = { "out", "dx", "dprobs", "route.dlogits", "route.indices", "route.probs",
-                                         "route.counts" };
     gmm__plan plan;
     gmm_status s = gmm__select(call, &plan);
     int32_t i;
-    size_t k;
     if (s != GMM_OK || (s = gmm__mlp_check_buffers(call, &plan)) != GMM_OK) return s;
     for (i = 0; i < layer->spans; i++)
-        for (k = 0; k < sizeof names / sizeof names[0]; k++)
-            if (call->spans < GMM__SPANS && !strcmp(layer->span[i].name, names[k]))
-                call->span[call->spans++] = layer->span[i];
+        if (call->spans < GMM__SPANS && gmm__moe_writes_alone(&layer->span[i]))
+            call->span[call->spans++] = layer->span[i];
     return GMM_OK;
 }
 
@@ -8435,14 +8439,8 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
     const gmm_status s = gmm__moe_prepare(&call, ctx, op, "gmm_moe_saved_query", moe, 1);
     gmm_moe_layout full;
     int64_t begin;
-    uint32_t size;
     int32_t i;
     if (s != GMM_OK) return s;
-    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
-    size = layout->struct_size;
-    if (size > sizeof full)
-        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
     full = gmm__moe_saved_of(&call).layout;
     begin = full.bytes;
     for (i = 0; i < call.mlp_saved.count; i++) {
@@ -8450,9 +8448,7 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
         full.part[full.count++].offset += begin;
     }
     full.bytes += call.mlp_saved.bytes;
-    full.struct_size = size;
-    memcpy(layout, &full, size ? size : sizeof full);
-    return GMM_OK;
+    return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
 /* Checks the caller's buffers, and launches. */
@@ -11346,14 +11342,13 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     glu->prob = call->product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
-    glu->ffn = args->p.n / 2;
-    glu->block = call->act.interleave ? call->act.interleave : glu->ffn;
+    glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
     glu->drops_d = call->drops_preact;
     if (!args->p.zero_tail) return cudaSuccess;
     memset(&tail, 0, sizeof tail);
     tail.d = glu->h;
     tail.groups = args->groups;
-    tail.n = glu->ffn;
+    tail.n = args->p.n / 2;
     return gmm_launch_tail(plan->grid[0], &tail, stream);
 }
 

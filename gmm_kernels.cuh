@@ -2298,9 +2298,8 @@ typedef struct gmm_sm90_glu {
     const float *prob;  /* [T] p; NULL: 1 */
     gmm_act_kind kind;
     gmm_act_coef coef;
-    int32_t ffn;        /* a multiple of 64; D has 2 ffn columns */
     int32_t block;      /* the columns of D, which are rows of B, are blocks of as many gate columns and linear columns:
-                           8, 16, 32 or a multiple of 64; halves: ffn */
+                           8, 16, 32 or a multiple of 64; halves: ffn. D has 2 ffn columns, ffn a multiple of 64 */
     int32_t drops_d;    /* D is not stored */
 } gmm_sm90_glu;
 

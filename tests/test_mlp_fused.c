@@ -490,8 +490,9 @@ static void product_late(int arg) {
         T_CHECK(joins_product(&c) == (fuse == GMM_FUSE_ALWAYS), "fuse %d", fuse);
         T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
         bits[fuse == GMM_FUSE_ALWAYS] = t_mat_bits(&c.y);
-        if (fuse == GMM_FUSE_NEVER || arg) continue;
+        if (fuse == GMM_FUSE_NEVER) continue;
         t_same("y", bits[1], bits[0], (size_t)((c.rows - 13) * c.y.cols * 2));
+        if (arg) continue; /* addresses in a device table are not read by the host */
         w[0].data = w[1].data = NULL;
         late.off = 2; /* rows of w1 at multiples of 16 bytes, but not their first */
         T_CHECK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream) ==
@@ -523,10 +524,7 @@ static void product_chosen(int arg) {
     }
     options.fuse = GMM_FUSE_AUTO;
 #ifdef HAVE_CUDA
-    if (device_emulated()) { /* the price is that of another number of multiprocessors */
-        T_CHECK(joins_product(&c) >= 0, "described");
-        return;
-    }
+    if (device_emulated()) t_skip("the emulator has another number of multiprocessors, for which prices differ");
 #endif
     T_CHECK(joins_product(&c) == rows[arg].joined, "%s", joins_product(&c) ? "joined" : "two launches");
 }

@@ -1031,7 +1031,7 @@ static void faults(int arg) {
 
 /* ------------------------------------------------------------------------------------------------------ Hooks --- */
 
-typedef struct hooked { moe_case c; gmm_mat late[2]; char log[32]; int overlaps; gmm_status fails; } hooked;
+typedef struct hooked { moe_case c; gmm_mat late[2]; char log[32]; void *over; gmm_status fails; } hooked;
 static void note(hooked *h, char what) { h->log[strlen(h->log)] = what; }
 static void ready(void *user, gmm_param param, gmm_stream stream) {
     (void)stream;
@@ -1043,7 +1043,7 @@ static gmm_status need(void *user, gmm_param param, gmm_op op, gmm_stream stream
     const int i = param == GMM_PARAM_W2;
     (void)stream;
     note(h, (op == GMM_OP_LINEAR_FWD ? "xy" : "pq")[i]);
-    h->late[i].data = h->overlaps && i ? h->c.o.out.data : i ? h->c.w2.data : h->c.w1.data;
+    h->late[i].data = h->over && i ? h->over : i ? h->c.w2.data : h->c.w1.data;
     return h->fails;
 }
 
@@ -1055,7 +1055,7 @@ static void hooks(int arg) {
     const gmm_grad_hooks functions = { NULL, ready, need };
     gmm_grad_hooks with;
     moe_outputs known;
-    gmm_info info = GMM_ZERO;
+    gmm_info info = GMM_ZERO, bwd = GMM_ZERO;
     void *workspace;
     hooked h;
     memset(&h, 0, sizeof h);
@@ -1099,11 +1099,17 @@ static void hooks(int arg) {
     T_CHECK(!strcmp(h.log, arg ? "ba21" : "2b1a"), "hooks \"%s\" of a replay", h.log);
     /* refused behind the beginning: an address in memory that the layer writes, and a status of the hook */
     T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &h.c.d, &info));
-    h.overlaps = 1;
+    h.over = h.c.o.out.data;
     T_CHECK(gmm_moe_fwd(T.ctx, &h.c.d, workspace, info.workspace_bytes, T.stream) == GMM_E_ARG, "overlap");
     T_CHECK(strstr(gmm_last_error(T.ctx), "gmm_moe_fwd") && strstr(gmm_last_error(T.ctx), "overlaps"), "%s",
             gmm_last_error(T.ctx));
-    h.overlaps = 0;
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_BWD, &h.c.d, &bwd));
+    h.over = h.c.o.dx.data;
+    T_CHECK(gmm_moe_bwd(T.ctx, &h.c.d, t_workspace(bwd.workspace_bytes), bwd.workspace_bytes, T.stream) == GMM_E_ARG,
+            "overlap");
+    T_CHECK(strstr(gmm_last_error(T.ctx), "gmm_moe_bwd") && strstr(gmm_last_error(T.ctx), "overlaps"), "%s",
+            gmm_last_error(T.ctx));
+    h.over = NULL;
     h.fails = GMM_E_STATE;
     T_CHECK(gmm_moe_fwd(T.ctx, &h.c.d, workspace, info.workspace_bytes, T.stream) == GMM_E_STATE, "status");
     T_CHECK(strstr(gmm_last_error(T.ctx), "gmm_moe_fwd: moe.mlp.hooks.need"), "%s", gmm_last_error(T.ctx));

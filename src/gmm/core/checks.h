@@ -192,8 +192,8 @@ static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_optio
         size_t i;
         for (i = 0; i < sizeof ranges / sizeof ranges[0]; i++)
             if (ranges[i].value < 0 || ranges[i].value > ranges[i].most)
-                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be from 0 to %lld",
-                                   (long long)ranges[i].value, (long long)ranges[i].most);
+                return gmm__refuse(call, GMM_E_ARG, ranges[i].name, "%lld must be %s%lld", (long long)ranges[i].value,
+                                   ranges[i].most ? "from 0 to " : "", (long long)ranges[i].most);
     }
     return GMM_OK;
 }

@@ -268,17 +268,9 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     gmm__call call;
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_saved_query", mlp, GMM__MLP_QUERY);
     gmm_saved_layout full;
-    uint32_t size;
     if (s != GMM_OK) return s;
-    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
-    size = layout->struct_size;
-    if (size > sizeof full)
-        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
     full = gmm__mlp_saved_of(&call).layout;
-    full.struct_size = size;
-    memcpy(layout, &full, size ? size : sizeof full);
-    return GMM_OK;
+    return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
 /* Checks the caller's buffers of forward or backward against what the plan needs. */

@@ -161,16 +161,32 @@ typedef struct gmm__mlp_saved {
     size_t at[GMM__SAVED_MATRICES];
 } gmm__mlp_saved;
 
-static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    gmm_saved_part *p = &l->part[l->count];
+/* Describes a part of a saved layout that has `*bytes` bytes so far, and returns its offset. */
+static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *name, gmm_dtype dtype, int64_t rows,
+                              int64_t cols) {
     p->name = name;
     p->dtype = dtype;
     p->rows = rows;
     p->cols = p->ld = cols;
-    p->offset = l->bytes;
+    p->offset = *bytes;
     p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
-    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
-    l->count++;
+    *bytes += (int64_t)gmm__round256((size_t)p->bytes);
+    return p->offset;
+}
+/* Writes a saved layout, of which `bytes` are this version's, for a caller that may have an older version. */
+static gmm_status gmm__write_layout(gmm__call *call, void *layout, void *full, size_t bytes) {
+    uint32_t size; /* struct_size is the first field of every layout */
+    if (!layout) return gmm__refuse(call, GMM_E_NULL, "layout", "is NULL");
+    memcpy(&size, layout, sizeof size);
+    if (size > bytes)
+        return gmm__refuse(call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
+                           size, (unsigned)bytes, GMM_VERSION_STRING);
+    memcpy(full, &size, sizeof size);
+    memcpy(layout, full, size ? size : bytes);
+    return GMM_OK;
+}
+static void gmm__mlp_save_part(gmm_saved_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    (void)gmm__save_part(&l->part[l->count++], &l->bytes, name, dtype, rows, cols);
 }
 /* Adds a copy of a token matrix of `cols` columns, its scales, and its amaxes where the format has them. */
 static void gmm__mlp_save_copy(const gmm__call *call, gmm__mlp_saved *saved, int matrix, const gmm_format *f,

@@ -118,20 +118,24 @@ static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     return 1;
 }
 
-/* Adds what the layer writes, and its MLP does not, to the memory of the MLP's call: weights that hooks.need sets must
-   not overlap it. */
+/* Whether a span is memory that the layer writes and its MLP does not: neither one of the MLP's own, nor a buffer of
+   the layer in which the MLP has its part. */
+static int gmm__moe_writes_alone(const gmm__span *span) {
+    static const char *const shared[] = { "saved", "deferred", "workspace", "sizes", "fault" };
+    size_t k;
+    for (k = 0; k < sizeof shared / sizeof shared[0]; k++)
+        if (!strcmp(span->name, shared[k])) return 0;
+    return span->writes && strncmp(span->name, "mlp.", 4) != 0;
+}
+/* Adds such memory to the call of the MLP: weights that hooks.need sets must not overlap it. */
 static gmm_status gmm__moe_add_outputs(const gmm__call *layer, gmm__call *call) {
-    static const char *const names[] = { "out", "dx", "dprobs", "route.dlogits", "route.indices", "route.probs",
-                                         "route.counts" };
     gmm__plan plan;
     gmm_status s = gmm__select(call, &plan);
     int32_t i;
-    size_t k;
     if (s != GMM_OK || (s = gmm__mlp_check_buffers(call, &plan)) != GMM_OK) return s;
     for (i = 0; i < layer->spans; i++)
-        for (k = 0; k < sizeof names / sizeof names[0]; k++)
-            if (call->spans < GMM__SPANS && !strcmp(layer->span[i].name, names[k]))
-                call->span[call->spans++] = layer->span[i];
+        if (call->spans < GMM__SPANS && gmm__moe_writes_alone(&layer->span[i]))
+            call->span[call->spans++] = layer->span[i];
     return GMM_OK;
 }
 
@@ -172,14 +176,8 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
     const gmm_status s = gmm__moe_prepare(&call, ctx, op, "gmm_moe_saved_query", moe, 1);
     gmm_moe_layout full;
     int64_t begin;
-    uint32_t size;
     int32_t i;
     if (s != GMM_OK) return s;
-    if (!layout) return gmm__refuse(&call, GMM_E_NULL, "layout", "is NULL");
-    size = layout->struct_size;
-    if (size > sizeof full)
-        return gmm__refuse(&call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)sizeof full, GMM_VERSION_STRING);
     full = gmm__moe_saved_of(&call).layout;
     begin = full.bytes;
     for (i = 0; i < call.mlp_saved.count; i++) {
@@ -187,9 +185,7 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
         full.part[full.count++].offset += begin;
     }
     full.bytes += call.mlp_saved.bytes;
-    full.struct_size = size;
-    memcpy(layout, &full, size ? size : sizeof full);
-    return GMM_OK;
+    return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
 /* Checks the caller's buffers, and launches. */

@@ -42,15 +42,7 @@ typedef struct gmm__moe_saved {
 } gmm__moe_saved;
 
 static int64_t gmm__moe_save_part(gmm_moe_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    gmm_saved_part *p = &l->part[l->count++];
-    p->name = name;
-    p->dtype = dtype;
-    p->rows = rows;
-    p->cols = p->ld = cols;
-    p->offset = l->bytes;
-    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
-    l->bytes += (int64_t)gmm__round256((size_t)p->bytes);
-    return p->offset;
+    return gmm__save_part(&l->part[l->count++], &l->bytes, name, dtype, rows, cols);
 }
 static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     const gmm_moe *d = &call->d.moe;

@@ -38,14 +38,13 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     glu->prob = call->product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
-    glu->ffn = args->p.n / 2;
-    glu->block = call->act.interleave ? call->act.interleave : glu->ffn;
+    glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
     glu->drops_d = call->drops_preact;
     if (!args->p.zero_tail) return cudaSuccess;
     memset(&tail, 0, sizeof tail);
     tail.d = glu->h;
     tail.groups = args->groups;
-    tail.n = glu->ffn;
+    tail.n = args->p.n / 2;
     return gmm_launch_tail(plan->grid[0], &tail, stream);
 }
 

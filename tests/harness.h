@@ -30,7 +30,7 @@ typedef struct t_case {
     size_t bytes; /* bytes given to t_needs */
     char name[160];
 } t_case;
-enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE };
+enum { T_ANY_ENGINE, T_HOST_ONLY, T_GPU_ENGINE, T_GPU_ONCE, T_GPU_ALONE };
 
 /* A call that the running case is in, see T_CALL. */
 enum { T_DEPTH = 16 };

@@ -7,7 +7,8 @@ B=${B:-build} JOBS=${JOBS:-$(nproc)} LIMIT=${LIMIT:-120}
 command -v compute-sanitizer > /dev/null || PATH=$PATH:/usr/local/cuda/bin
 command -v compute-sanitizer > /dev/null || { echo 'sanitize: no compute-sanitizer'; exit 1; }
 [ $# -gt 0 ] || set -- initcheck racecheck memcheck synccheck
-export CUDA_MODULE_LOADING=LAZY # the tools instrument every kernel that is loaded, and cases launch few
+# The tools instrument every kernel that is loaded, and cases launch few; a GPU has too few queues for 32 per process.
+export CUDA_MODULE_LOADING=LAZY CUDA_DEVICE_MAX_CONNECTIONS=8
 
 # Runs part $2 of `each` of the cases under tool $1.
 part() {

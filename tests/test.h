@@ -55,11 +55,13 @@ typedef struct t_state {
 extern _Thread_local t_state T; /* of this thread: `make soak` runs cases in several */
 
 /* Adds a case that runs for every engine, once without a context (_host), for every GPU engine (_gpu), or once on a GPU
-   (_gpu_once, for cases that demand engines themselves). `arg` is passed to it; the rest is its name. */
+   (_gpu_once, for cases that demand engines themselves; _gpu_alone, for ranks that share it: after all other cases).
+   `arg` is passed to it; the rest is its name. */
 void t_add(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_host(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
+void t_add_gpu_alone(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
 /* What the program does instead of running cases when a case has started it with --rank ARGUMENT (process_ranks.h). The
    file that adds such cases sets it; it returns the status of the program. */

@@ -1650,30 +1650,30 @@ static void silence(int arg) {
 void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
-    t_add_gpu_once(one_gpu, 0, "gtp on GPUs: one, with graphs and without");
+    t_add_gpu_alone(one_gpu, 0, "gtp on GPUs: one, with graphs and without");
     for (int v = NCCL; v <= PEERS; v++) {
-        t_add_gpu_once(trains, v, "gtp on GPUs: %s equals one GPU", transport_name[v]);
-        t_add_gpu_once(quantized, v, "gtp on GPUs: %s, quantized bytes, maxima", transport_name[v]);
-        t_add_gpu_once(casts, v, "gtp on GPUs: %s, quantized, then gathered", transport_name[v]);
-        t_add_gpu_once(integers, v, "gtp on GPUs: %s, integers", transport_name[v]);
-        t_add_gpu_once(large_layers, v, "gtp on GPUs: %s, layers of 1024 x 1024", transport_name[v]);
-        t_add_gpu_once(random_sums, v, "gtp on GPUs: %s, sums beside fp64", transport_name[v]);
-        t_add_gpu_once(mlps, v, "gtp on GPUs: %s, an MLP", transport_name[v]);
-        t_add_gpu_once(poisoned, v, "gtp on GPUs: %s, poisoned between steps", transport_name[v]);
-        t_add_gpu_once(depths, v, "gtp on GPUs: %s, prefetch 0 to 3", transport_name[v]);
-        t_add_gpu_once(reductions, v, "gtp on GPUs: %s, wires and reductions", transport_name[v]);
-        t_add_gpu_once(variants, v, "gtp on GPUs: %s, variants", transport_name[v]);
-        t_add_gpu_once(replays, v, "gtp on GPUs: %s, graphs", transport_name[v]);
+        t_add_gpu_alone(trains, v, "gtp on GPUs: %s equals one GPU", transport_name[v]);
+        t_add_gpu_alone(quantized, v, "gtp on GPUs: %s, quantized bytes, maxima", transport_name[v]);
+        t_add_gpu_alone(casts, v, "gtp on GPUs: %s, quantized, then gathered", transport_name[v]);
+        t_add_gpu_alone(integers, v, "gtp on GPUs: %s, integers", transport_name[v]);
+        t_add_gpu_alone(large_layers, v, "gtp on GPUs: %s, layers of 1024 x 1024", transport_name[v]);
+        t_add_gpu_alone(random_sums, v, "gtp on GPUs: %s, sums beside fp64", transport_name[v]);
+        t_add_gpu_alone(mlps, v, "gtp on GPUs: %s, an MLP", transport_name[v]);
+        t_add_gpu_alone(poisoned, v, "gtp on GPUs: %s, poisoned between steps", transport_name[v]);
+        t_add_gpu_alone(depths, v, "gtp on GPUs: %s, prefetch 0 to 3", transport_name[v]);
+        t_add_gpu_alone(reductions, v, "gtp on GPUs: %s, wires and reductions", transport_name[v]);
+        t_add_gpu_alone(variants, v, "gtp on GPUs: %s, variants", transport_name[v]);
+        t_add_gpu_alone(replays, v, "gtp on GPUs: %s, graphs", transport_name[v]);
     }
-    t_add_gpu_once(on_one_gpu, 0, "gtp on GPUs: peers, two ranks on one of them");
-    t_add_gpu_once(no_multicast, NCCL, "gtp on GPUs: nccl, with windows and without, no multicast");
+    t_add_gpu_alone(on_one_gpu, 0, "gtp on GPUs: peers, two ranks on one of them");
+    t_add_gpu_alone(no_multicast, NCCL, "gtp on GPUs: nccl, with windows and without, no multicast");
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
-        t_add_gpu_once(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);
+        t_add_gpu_alone(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
-        t_add_gpu_once(many_steps, v, "gtp on GPUs: %s, 10000 steps", transport_name[v]);
-    t_add_gpu_once(one_fails, PEERS, "gtp on GPUs: peers, one rank fails");
-    t_add_gpu_once(silence, PEERS, "gtp on GPUs: peers, a rank is gone");
-    t_add_gpu_once(silence, NCCL, "gtp on GPUs: nccl, a rank is gone");
+        t_add_gpu_alone(many_steps, v, "gtp on GPUs: %s, 10000 steps", transport_name[v]);
+    t_add_gpu_alone(one_fails, PEERS, "gtp on GPUs: peers, one rank fails");
+    t_add_gpu_alone(silence, PEERS, "gtp on GPUs: peers, a rank is gone");
+    t_add_gpu_alone(silence, NCCL, "gtp on GPUs: nccl, a rank is gone");
 }
 #else
 void tests_gtp_gpu(void) {

@@ -465,9 +465,11 @@ static int train(trainer *t) {
     config.threads = 1;
 #ifdef HAVE_CUDA
     if (on_gpu(t)) {
+        cudaError_t e;
         config.space = GMM_SPACE_CUDA;
         config.device = t->job->place == ON_GPUS ? t->process.rank : 0;
-        if (cudaSetDevice(config.device) != cudaSuccess) return failed(t, GMM_E_CUDA, "cudaSetDevice", "no GPU");
+        e = cudaSetDevice(config.device);
+        if (e != cudaSuccess) return failed(t, GMM_E_CUDA, "cudaSetDevice", cudaGetErrorString(e));
     }
 #endif
     if (gmm_create(&t->ctx, &config, &error)) return failed(t, error.status, "gmm_create", error.text);
@@ -624,12 +626,12 @@ void tests_gtp_processes(void) {
     t_rank_program = rank_program;
     for (int p = ON_CPU; p <= ON_GPUS; p++) {
         for (int kind = GMM_RECIPE_NONE; kind <= GMM_RECIPE_NVFP4; kind++)
-            (p == ON_CPU ? t_add_host : t_add_gpu_once)(equals_one, p + 4 * kind + 64 * 2,
+            (p == ON_CPU ? t_add_host : t_add_gpu_alone)(equals_one, p + 4 * kind + 64 * 2,
                                                         "gtp processes: %s equals one rank, %s", places[p],
                                                         kind ? ref_recipe_name((gmm_recipe_kind)kind) : "bf16");
         for (int f = KILLED_IN_CALL; f <= STOPPED; f++)
             if (p == ON_CPU || f != KILLED_IN_CALL)
-                (p == ON_CPU ? t_add_host : t_add_gpu_once)(ends, p + 4 * f, "gtp processes: %s, %s", places[p],
+                (p == ON_CPU ? t_add_host : t_add_gpu_alone)(ends, p + 4 * f, "gtp processes: %s, %s", places[p],
                                                             fates[f]);
     }
     t_add_host(out_of_step, 0, "gtp processes: shared memory, a rank out of step");

@@ -68,6 +68,13 @@ void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) {
     va_end(list);
 }
 
+void t_add_gpu_alone(void (*run)(int arg), int arg, const char *name, ...) {
+    va_list list;
+    va_start(list, name);
+    t_append(run, arg, T_GPU_ALONE, name, list);
+    va_end(list);
+}
+
 void t_needs(size_t bytes) { H.cases[H.count - 1].bytes = bytes; }
 void t_random(int weight) { H.cases[H.count - 1].weight = weight; }
 
@@ -184,10 +191,11 @@ static size_t t_memory_free(size_t *total) {
     return free_bytes;
 }
 
-/* Whether a case runs after all others, when the other processes have freed their memory: it needs more than a quarter
-   of all memory, or more than their arenas and CUDA contexts leave. */
+/* Whether a case runs after all others, when the other processes have freed their memory: ranks share the GPU, or it
+   needs more than a quarter of all memory, or more than their arenas and CUDA contexts leave. */
 static int t_apart(const t_case *c) {
     const size_t context = (size_t)1 << 30, taken = T.gpu ? (size_t)H.jobs * (((size_t)O.arena << 20) + context) : 0;
+    if (H.jobs > 1 && c->where == T_GPU_ALONE) return 1;
     if (H.jobs == 1 || !H.memory || !c->bytes) return 0;
     return c->bytes > H.memory / 4 || taken > H.memory - c->bytes;
 }
@@ -314,8 +322,9 @@ int t_engine_wanted(size_t e) {
 
 /* Whether a case runs on an engine; `later`: another GPU engine has run the cases that run on one alone. */
 static int t_runs_on(const t_case *c, int gpu, int later) {
-    return t_wanted(c->name) && (c->where == T_ANY_ENGINE || (gpu && (c->where == T_GPU_ENGINE ||
-                                                                     (c->where == T_GPU_ONCE && !later))));
+    const int once = c->where == T_GPU_ONCE || c->where == T_GPU_ALONE;
+    return t_wanted(c->name) &&
+           (c->where == T_ANY_ENGINE || (gpu && (c->where == T_GPU_ENGINE || (once && !later))));
 }
 
 static long t_cases_on(int gpu, int later) {
@@ -421,6 +430,13 @@ static int t_process(int first) {
     return 0;
 }
 
+/* Ranks that share a GPU need a hardware queue for each of their streams, and no launch may wait for the GPU while a
+   kernel is loaded (gmm_peers_config). CUDA reads both when it starts. A GPU has too few queues for all processes. */
+static void t_ready_for_ranks(void) {
+    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
+    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
 /* Forks `count` processes and waits for them. */
 static int t_forked(int count) {
     int status, worst = 0;
@@ -447,9 +463,11 @@ static int t_forked(int count) {
 /* Starts the processes of --jobs, before CUDA and OpenMP are initialised, which a fork does not inherit; then one more
    for the cases that must run alone. */
 static int t_processes(void) {
-    int large = 0, worst = t_forked(H.jobs);
-    for (size_t i = 0; i < H.count; i++) large |= H.cases[i].bytes > 0 && t_wanted(H.cases[i].name);
-    if (!large) return worst;
+    int alone = 0, worst = t_forked(H.jobs);
+    for (size_t i = 0; i < H.count; i++)
+        alone |= (H.cases[i].bytes > 0 || H.cases[i].where == T_GPU_ALONE) && t_wanted(H.cases[i].name);
+    if (!alone) return worst;
+    t_ready_for_ranks();
     H.last = 1;
     t_tally->taken = 0;
     return t_forked(1) | worst;
@@ -515,12 +533,7 @@ int main(int argc, char **argv) {
     if (H.jobs < 1) H.jobs = 1;
     if (H.jobs > 1 && !T.threads) T.threads = processors > H.jobs ? (int)(processors / H.jobs) : 1;
     H.command = t_command(argv[0]);
-#ifdef HAVE_CUDA
-    /* For ranks that are threads and share a GPU (test_gtp_gpu.c, gmm_peers_config): none of their streams may share a
-       hardware queue, and no launch may wait for the GPU while a kernel is loaded. CUDA reads both when it starts. */
-    (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
-    (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
-#endif
+    if (H.jobs == 1) t_ready_for_ranks();
     status = t_register();
     if (O.list)
         for (size_t i = 0; i < H.count; i++)

@@ -628,8 +628,8 @@ typedef struct gmm_mlp_quant {
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
    Gathered rows (gmm_linear): with x_index, x is [index_rows, hidden], and its row x_index[r] / index_div stands for
        x[r]; dy_index does the same for dy. gmm_permute.slot_of with index_div = topk takes tokens and the gradients of
-       combined tokens that were not permuted, with the bits of permuted copies. Needs config.recipe NONE. A queued
-       weight gradient reads the indices in gmm_mlp_wgrad.
+       combined tokens that were not permuted, with the bits of permuted copies. What a recipe quantizes is gathered by
+       its cast (gmm_quantization.src_index). A queued weight gradient reads the indices in gmm_mlp_wgrad.
    dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
        be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {
@@ -961,11 +961,12 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Rows of x
-             are permuted in the workspace, or in `deferred` where queued weight gradients read them, and again in bwd
-             where it reads them. Without a recipe products gather them instead (gmm_linear.x_index) in CPU contexts,
-             with options.workspace_limit, and in a bwd that delays weight gradients; there they also gather rows of
-             dout that have the dtype of x and are not weighted.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
+             recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
+             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
+             gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
+             them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
+             are not weighted.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -1200,6 +1201,8 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 }
 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+   Gathered rows: with src_index, src is [index_rows, cols], and its row src_index[r] / index_div (rounded down) stands
+       for row r, as gmm_linear.x_index says. db is that of the gathered rows. Needs groups; not for gmm_requantize.
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
    Aliasing: rowwise.amax and columnwise.amax may be one array, except in formats with a transform; else none. */
@@ -1220,6 +1223,10 @@ typedef struct gmm_quantization {
     const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
+    const int32_t *src_index; /* [T], context memory: rows of src are gathered; NULL = they are not */
+    int64_t index_rows;       /* with src_index: rows of src, 0 to 2^31 - 1 */
+    int32_t index_div;        /* divisor of the entries of src_index, >= 1; 0 = 1 */
+    int32_t reserved;         /* 0 */
 } gmm_quantization;
 
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */
@@ -3753,16 +3760,14 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     }
 }
 
-/* db of a call from its dy. `linear`: of a linear call, which may have bias_scale and dy_index; else NULL. */
+/* db of a call from its dy; `linear` has bias_scale and dy_index. */
 static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const gmm_linear *linear) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (linear) {
-        job.bias_scale = linear->bias_scale;
-        job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
-    }
+    job.bias_scale = linear->bias_scale;
+    job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,
@@ -4803,10 +4808,6 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
 static gmm_status gmm__mlp_check_indices(gmm__call *call) {
     gmm_mlp *d = &call->d.mlp;
     if (call->op == GMM_OP_MLP_FWD) d->dy_index = NULL;
-    if ((d->x_index || d->dy_index) && call->config.recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_UNSUPPORTED, d->x_index ? "x_index" : "dy_index",
-                           "config.recipe %d must be none: rows of what a recipe quantizes are not gathered; permute "
-                           "them", (int)call->config.recipe);
     return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
 }
 
@@ -4989,6 +4990,7 @@ static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
 /* An operand of the products, and its copies in the formats of the recipe. */
 typedef struct gmm__mlp_operand {
     const gmm_mat *source;  /* as the caller or an earlier step has it */
+    const int32_t *index;   /* of gathered rows of the source; NULL: they are not gathered */
     int64_t rows, cols;     /* of each matrix; rows 0: a token matrix, which has the rows of the groups */
     gmm_format format[2];   /* of the copies by direction; dtype NONE: the recipe leaves the operand as it is */
     gmm_mat copy[2];        /* by direction; dtype NONE: absent */
@@ -5025,6 +5027,8 @@ typedef struct gmm__mlp_steps {
     void *offsets;
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
+    int64_t index_rows; /* of operands with an index */
+    int32_t index_div;
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
@@ -5199,12 +5203,18 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
-/* Gives a product of x or dy the index of its gathered rows. */
-static void gmm__mlp_gather(gmm_linear *l, const int32_t *x_index, const int32_t *dy_index, int64_t rows, int32_t div) {
-    l->x_index = x_index;
-    l->dy_index = dy_index;
-    l->index_rows = rows;
-    l->index_div = div;
+/* The index of an operand's rows for a step that reads `mat`: its source, rather than a copy, whose rows are not
+   gathered. */
+static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, const gmm_mat *mat) {
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    return mat == o->source ? o->index : NULL;
+}
+/* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
+static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
+    l->x_index = gmm__mlp_index_of(steps, x, l->x);
+    l->dy_index = gmm__mlp_index_of(steps, dy, l->dy);
+    l->index_rows = steps->index_rows;
+    l->index_div = steps->index_div;
 }
 
 /* Begins the steps of a call. `offsets` and `tiles` hold its split. */
@@ -5277,6 +5287,10 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     gmm__mlp_fill_weight(steps, GMM_SLOT_W2);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
+    steps->operand[GMM_SLOT_X].index = d->x_index;
+    steps->operand[GMM_SLOT_DY].index = d->dy_index;
+    steps->index_rows = d->index_rows;
+    steps->index_div = d->index_div;
 
     steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
@@ -5320,11 +5334,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
 
-    gmm__mlp_gather(&steps->fc1, d->x_index, NULL, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->wgrad1, d->x_index, NULL, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->dgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->wgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->bgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
 }
 
 /* --- the list of steps --- */
@@ -5484,6 +5494,9 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             d->options = &steps->options;
             d->format = f;
             d->src = o->source;
+            d->src_index = o->index;
+            d->index_rows = steps->index_rows;
+            d->index_div = steps->index_div;
             d->skip = skip;
             if (steps->amax_slots >> slot & 1) d->phase = GMM_QUANT_CAST;
             if (f->delayed && quant->scale) d->scale = quant->scale + (int64_t)slot * steps->call->groups.count;
@@ -5664,10 +5677,15 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
     }
 }
 
-/* Adds FC1 or FC2 of forward. */
-static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+/* Fills in what FC1 or FC2 of forward reads. */
+static void gmm__mlp_fill_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     linear->x = gmm__mlp_copies_of(steps, x);
     linear->w = gmm__mlp_copies_of(steps, w);
+    gmm__mlp_gather(steps, linear, x, GMM_SLOT_DY);
+}
+/* Adds FC1 or FC2 of forward. */
+static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+    gmm__mlp_fill_forward(steps, linear, x, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
@@ -5693,8 +5711,7 @@ static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
     step.descriptor = &steps->fc1;
     step.product_act = &steps->act;
     step.drops_preact = drops_preact;
-    steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
-    steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
+    gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
     /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
        counts, unless hooks.need sets w1 later. */
     s = gmm__mlp_prepare_step(steps, &step, 1, &product);
@@ -5776,6 +5793,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
+    gmm__mlp_gather(steps, linear, GMM_SLOT_X, dy);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -5783,6 +5801,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
+    gmm__mlp_gather(steps, linear, x, dy);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
     gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
@@ -5799,16 +5818,18 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
-/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source. Without
-   a saved copy, that of x is one for FC1's second run, in the workspace. */
-static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
+/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
+   *index, that of its gathered rows. Without a saved copy, that of x is one for FC1's second run, in the workspace. */
+static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, const int32_t **index) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
     const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
-    gmm_mat m = copy->dtype != GMM_NONE && remains &&
-                        steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
-                    ? *copy : *o->source;
+    const gmm_mat *read = copy->dtype != GMM_NONE && remains &&
+                                  steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+                              ? copy : o->source;
+    gmm_mat m = *read;
     m.columnwise = NULL;
+    *index = gmm__mlp_index_of(steps, slot, read);
     return m;
 }
 
@@ -5936,13 +5957,15 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
     for (k = 0; k < 2; k++) {
         gmm__mlp_operand *o = &steps->operand[slots[i][k]];
         gmm__mlp_fill_operand(steps, slots[i][k], source[k], 0, cols[k]);
+        o->index = k ? q->dy_index[i] : q->x_index[i];
         if (source[k]->scaling == GMM_SCALING_NONE) continue;
         memset(o->copy, 0, sizeof o->copy);
         o->copy[gmm__mlp_backward_direction(call)] = *source[k];
     }
     steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
     steps->wgrad2.dw = dw;
-    gmm__mlp_gather(&steps->wgrad2, q->x_index[i], q->dy_index[i], q->index_rows, q->index_div);
+    steps->index_rows = q->index_rows;
+    steps->index_div = q->index_div;
     gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
     return steps->status;
 }
@@ -6237,13 +6260,11 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
     for (i = 0; i < 2; i++) {
         q.in[i] = linear[i]->in_features;
         q.out[i] = linear[i]->out_features;
-        q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0]);
-        q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1]);
-        q.x_index[i] = linear[i]->x_index;
-        q.dy_index[i] = linear[i]->dy_index;
-        q.index_rows = linear[i]->index_rows;
-        q.index_div = linear[i]->index_div;
+        q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0], &q.x_index[i]);
+        q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1], &q.dy_index[i]);
     }
+    q.index_rows = steps->index_rows;
+    q.index_div = steps->index_div;
     return q;
 }
 
@@ -7777,7 +7798,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 typedef struct gmm__moe_wants {
     int weights_rows; /* the MLP weights FC2's input by probs */
     int weights_sum;  /* the combine weights rows of y by probs, and saves them */
-    int permutes;     /* rows of x are permuted instead of gathered */
+    int permutes;     /* rows of x are permuted instead of gathered by products or casts */
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
     int mlp;          /* the MLP's backward runs */
@@ -7790,12 +7811,18 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
-/* Whether rows of x and dout are permuted though products could gather them: on GPUs, where several products read them
-   and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or weight gradients that
-   are queued and would keep the rows, speak against it. */
-static int gmm__moe_prefers_rows(const gmm__call *call) {
-    const int queues = call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
-    return call->ctx->config.space == GMM_SPACE_CUDA && !call->options.workspace_limit && !queues;
+/* Whether rows of x (of `input`) or dout are permuted though products could gather them: on GPUs, where several
+   products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or
+   weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is read by one
+   cast instead, which gathers it at no cost. */
+static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
+    const int bwd = call->op == GMM_OP_MOE_BWD;
+    const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    const gmm_backward_override override = call->quant.backward_override;
+    const int by_recipe = !bwd || override == GMM_BACKWARD_BY_RECIPE || (input && override == GMM_BACKWARD_DEQUANTIZED);
+    const int casts = call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
+                      (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
+    return call->ctx->config.space == GMM_SPACE_CUDA && !casts && !call->options.workspace_limit && !queues;
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
@@ -7821,11 +7848,12 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = c->recipe != GMM_RECIPE_NONE || gmm__moe_prefers_rows(call);
+    w.permutes = gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
-    w.gathers_dy = w.mlp && !w.permutes && !w.weights_sum && call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
+    w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
+                   call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;
 }
 
@@ -8734,6 +8762,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_format *f = &call->format;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     gmm_error error = GMM_ZERO;
+    gmm__extents src;
     int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
@@ -8760,9 +8789,13 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            call->path);
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
-    if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
-    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if (d->src_index && (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE))
+        return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
+    if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
+    src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
+    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__DY, "src", d->src, src, GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, src, GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -8791,7 +8824,9 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
     if (f->stochastic) gmm__add_span(call, "random", "", 0, d->random, 2 * (int64_t)sizeof *d->random);
-    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
+    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK ||
+        (s = gmm__check_array(call, "src_index", d->src_index, 0, call->rows)) != GMM_OK)
+        return s;
     return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
 }
 
@@ -9043,6 +9078,7 @@ typedef struct gmm__quant_job {
     float *amax[2], *strips[2], *row_amax, *col_amax;
     gmm__quant_scratch *scratch;
     int64_t units, strip_count, col_tiles;
+    gmm__cpu_index index; /* of gathered rows of the source */
 } gmm__quant_job;
 
 /* A strip of a unit (a group or a matrix) of `rows` rows: its rows [row, row + m), at most GMM_TILE. */
@@ -9063,14 +9099,15 @@ static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, g
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* n elements of a row of the source as fp32; a quantized source is dequantized. */
+/* n elements of a row of a unit as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
                             float *dst) {
     const gmm_mat *m = &job->call->mat[GMM__DY];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
-        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col),
-                      dst, n);
+        const int64_t at = gmm__cpu_indexed_row(&job->index, (grouped ? job->offsets[s->unit] : 0) + row);
+        if (at < 0) memset(dst, 0, (size_t)n * sizeof *dst);
+        else gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, at, col), dst, n);
     } else {
         const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
         gmm__qview_load(&v, row, col, n, 1, dst);
@@ -9297,6 +9334,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
+    gmm_linear bgrad = GMM_ZERO;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -9311,6 +9349,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     copy[0] = &call->mat[GMM__Y];
     copy[1] = &call->mat[GMM__DX];
     live = gmm__quant_offsets(call, offsets, starts);
+    bgrad.dy_index = d->src_index;
+    bgrad.index_rows = d->index_rows;
+    bgrad.index_div = d->index_div;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.units = gmm__units(call);
@@ -9318,6 +9359,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.index = gmm__cpu_index_of(&bgrad, GMM__DY);
+    gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
@@ -9366,7 +9409,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
                 gmm__quant_tail(copy[k], live, call->rows, call->in);
-    if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
+    if (d->db) gmm__cpu_bgrad(call, offsets, &bgrad);
     return GMM_OK;
 }
 
@@ -10514,6 +10557,9 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     l.in_features = 1;
     l.out_features = call->in;
     l.dy = &call->mat[GMM__DY];
+    l.dy_index = call->d.quant.src_index;
+    l.index_rows = call->d.quant.index_rows;
+    l.index_div = call->d.quant.index_div;
     l.db = grad;
     return l;
 }
@@ -10667,6 +10713,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
+    a.index.at = d->src_index;
+    a.index.fault = call->groups.fault;
+    a.index.div = d->index_div;
+    a.index.rows = (int32_t)d->index_rows;
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
@@ -12222,6 +12272,8 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
       "quantization.phase") \
     X(QUANT_DB, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.db, 1, 0, 1, 0, "quantization.db") \
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
+    X(QUANT_INDEX, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.src_index, 1, 0, 1, 0, \
+      "quantization.src_index") \
     X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast joined to an activation") \
     X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act joined to its product") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
@@ -12458,16 +12510,30 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of the indices of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
-static gmm_status gmm__verify_indices(const gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
-                                      int64_t limit, gmm_stream stream) {
+/* Entries of an index of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
+static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t limit,
+                                    gmm_stream stream) {
     int64_t live;
     gmm_status s;
-    if (!x_index && !dy_index) return GMM_OK;
+    if (!index) return GMM_OK;
     s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
-    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", x_index, live, limit, 1, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", dy_index, live, limit, 1, stream);
-    return s;
+    return s == GMM_OK ? gmm__verify_values(call, name, index, live, limit, 1, stream) : s;
+}
+static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
+    const gmm_linear *l = &call->d.linear; /* these are of other operations too, which do not read them */
+    const gmm_mlp *m = &call->d.mlp;
+    const gmm_quantization *q = &call->d.quant;
+    const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
+    const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
+    gmm_status s;
+    if (call->op == GMM_OP_QUANTIZE)
+        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
+    if (!linear && !mlp) return GMM_OK;
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index,
+                          mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
+    if (s != GMM_OK) return s;
+    return gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index,
+                             mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
@@ -12491,8 +12557,6 @@ static gmm_status gmm__verify_table(const gmm__call *call, int role, const char 
 /* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
 static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm_linear *linear = &call->d.linear; /* these are of other operations too, which do not read them */
-    const gmm_mlp *mlp = &call->d.mlp;
     gmm_status s = GMM_OK;
     int64_t live = 0;
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
@@ -12501,11 +12565,7 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (call->op == GMM_OP_MOE_FWD && !call->d.moe.route) /* a router's indices are in range */
         s = gmm__verify_map(call, "indices", call->d.moe.indices, call->d.moe.tokens * call->d.moe.topk,
                             call->d.moe.experts, stream);
-    if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
-        s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
-                                stream);
-    if (s == GMM_OK && (call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD))
-        s = gmm__verify_indices(call, mlp->x_index, mlp->dy_index, mlp->index_rows * mlp->index_div, stream);
+    if (s == GMM_OK) s = gmm__verify_indices(call, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

@@ -1889,6 +1889,12 @@ GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t r) {
     if (index->div != 1 && row >= 0) row = (int32_t)((uint32_t)row / (uint32_t)index->div);
     return row >= 0 && row < index->rows ? row : -1;
 }
+/* The same, and an entry past the matrix is reported. */
+GMM__DEVICE int32_t gmm_checked_row(const gmm_row_index *index, int64_t r) {
+    const int32_t row = gmm_indexed_row(index, r);
+    if (row < 0 && index->at[r] >= 0 && index->fault) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
+    return row;
+}
 /* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
    rows of a call begin at different ones. */
 GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {
@@ -5807,6 +5813,7 @@ typedef struct gmm__quant_args {
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
     gmm__act_source act;
+    gmm_row_index index;              /* of gathered rows of the source */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -6472,6 +6479,34 @@ GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int
 
 /* --- load --- */
 
+/* Loads `words` words of a row to x; zeros unless it exists. */
+GMM__DEVICE void gmm_cast_load_row(const uint8_t *src, int32_t exists, int32_t words, uint32_t *x) {
+    int32_t k;
+#pragma unroll
+    for (k = 0; k < words; k += 4) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (exists) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+        x[k] = v.x;
+        x[k + 1] = v.y;
+        x[k + 2] = v.z;
+        x[k + 3] = v.w;
+    }
+}
+/* gmm_cast_load_rows of gathered rows. A lane looks up one of the warp's 32 rows, and the others get it from there. */
+GMM__DEVICE void gmm_cast_gather_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride,
+                                      uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2;
+    const uint8_t *src = gmm_cast_data(&a->src, 0, 0) + (t->c0 + t->col0) * size;
+    const int32_t line = (t->row0 & ~31) + gmm__lane();
+    const int32_t own = line < t->p.m ? gmm_checked_row(&a->index, t->p.source_row + t->p.row + line) : -1;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < rows; i++) {
+        const int32_t row = __shfl_sync(0xFFFFFFFFu, own, (t->row0 & 31) + i);
+        gmm_cast_load_row(src + row * a->src.ld * size, t->in_cols && row >= 0, words, x + i * stride);
+    }
+}
 /* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
 GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
     const gmm__quant_args *a = t->a;
@@ -6479,18 +6514,13 @@ GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_
     const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
                          (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
     const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
-    int32_t i, k;
+    int32_t i;
+    if (a->index.at) {
+        gmm_cast_gather_rows(t, rows, words, stride, x);
+        return;
+    }
 #pragma unroll
-    for (i = 0; i < rows; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < words; k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i * stride + k] = v.x;
-            x[i * stride + k + 1] = v.y;
-            x[i * stride + k + 2] = v.z;
-            x[i * stride + k + 3] = v.w;
-        }
+    for (i = 0; i < rows; i++, src += pitch) gmm_cast_load_row(src, i < valid_rows, words, x + i * stride);
 }
 GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
     gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
@@ -6504,8 +6534,9 @@ GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t
 /* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
 GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
     const gmm__quant_args *a = t->a;
-    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit),
-                    (t->p.source_row + t->p.row + (t->row0 + i)) * a->src.ld + (t->c0 + t->col0 + j));
+    int64_t row = t->p.source_row + t->p.row + (t->row0 + i);
+    if (a->index.at) row = gmm_indexed_row(&a->index, row); /* a row of zeros is not read again */
+    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit), row * a->src.ld + (t->c0 + t->col0 + j));
 }
 
 /* --- amax --- */
@@ -12421,13 +12452,15 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *src = base + ((p->source_row + p->row) * a->src.ld + c0) * size;
+        const int64_t first = p->source_row + p->row;
+        const char *src = base + ((a->index.at ? 0 : first) * a->src.ld + c0) * size;
         const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (r < p->m && count > 0)
-                gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
+            const int32_t row = a->index.at && r < p->m ? gmm_checked_row(&a->index, first + r) : r;
+            if (r < p->m && row >= 0 && count > 0)
+                gmm_read4(GMM__STATIC_DTYPE, src + (row * a->src.ld + 4 * lane) * size, count, vec4, u);
             amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }

@@ -479,6 +479,11 @@ static void quant_overlaps(int arg) {
     row.amax = scale + 2;
     OVERLAP(gmm_quantize(T.ctx, &d, ws, WS, T.stream), "gmm_quantize", "rowwise.scale", "rowwise.amax");
     row.amax = amax;
+    d.src_index = (const int32_t *)(const void *)memory;
+    d.index_rows = ROWS;
+    OVERLAP(gmm_quantize(T.ctx, &d, ws, WS, T.stream), "gmm_quantize", "rowwise", "src_index");
+    d.src_index = NULL;
+    row.amax = amax;
     row.data = src.data;
     OVERLAP(gmm_quantize(T.ctx, &d, ws, WS, T.stream), "gmm_quantize", "rowwise", "src");
     row.data = memory;

@@ -1157,8 +1157,6 @@ static void *large;
 
 static void gather_refused(int arg) {
     const mlp_spec s = usual(GMM_F32);
-    const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK);
-    gmm_mlp_quant quant = GMM_ZERO;
     uint32_t zero = 0, fault;
     int32_t *at;
     mlp_run r;
@@ -1178,16 +1176,6 @@ static void gather_refused(int arg) {
     T_REFUSED(GMM_E_ARG, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.reserved: 0 and reserved1 3",
               NULL);
     r.d.reserved1 = 0;
-    quant.recipe = &recipe;
-    r.d.quant = &quant;
-    r.config.recipe = recipe.kind;
-    r.config.hidden = r.config.ffn = 128;
-    T_REFUSED(GMM_E_UNSUPPORTED, gmm_mlp_fwd(T.ctx, &r.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.x_index: config.recipe",
-              "must be none", NULL);
-    r.d.quant = NULL;
-    r.config.recipe = GMM_RECIPE_NONE;
-    r.config.hidden = s.hidden;
-    r.config.ffn = s.ffn;
     r.groups.fault = (uint32_t *)t_alloc(sizeof fault);
     t_upload(r.groups.fault, &zero, sizeof zero);
     run_fwd(&r, 0);

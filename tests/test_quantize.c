@@ -110,12 +110,15 @@ typedef struct quant_case {
     int loose;               /* byte-sized scales at any address; otherwise as aligned as their number allows */
     int first_group;
     gmm_tail tail;
+    int32_t gathered;        /* divisor of the entries of src_index; 0: rows are not gathered */
 } quant_case;
 
 typedef struct quant_run {
     quant_case c;
     int64_t capacity, live, padded;
-    t_mat src;
+    t_mat src;               /* its values are those of the quantized rows */
+    t_mat tokens;            /* which are gathered from here where c.gathered is set */
+    int32_t *index;
     gmm_groups groups;
     gmm_mat copy[2];
     ref_image want[2];
@@ -148,6 +151,26 @@ static void build_source(quant_run *r) {
     r->scale_values = (float *)t_host((size_t)c->units * 4);
     for (int32_t u = 0; u < c->units; u++) r->scale_values[u] = (float)(1.0 + fabs(t_real()) * 30.0);
     r->scale_in = (float *)t_in(r->scale_values, (size_t)c->units * 4);
+}
+
+/* Tokens with the values of some rows, and an index by which the rows are gathered from them: some entries are negative,
+   some are past the tokens, and those behind the live rows must not be read. */
+static void build_tokens(quant_run *r) {
+    const quant_case *c = &r->c;
+    const int64_t cols = c->cols, tokens = r->capacity / 2 + 1;
+    const int32_t past = (int32_t)tokens * c->gathered;
+    r->tokens = t_mat_make(c->source, 1, tokens, cols, c->pad, 0, T_PACKED, T_REALS);
+    for (int64_t i = 0; i < tokens * cols && i < r->live * cols; i++) r->tokens.v[i] = r->src.v[i];
+    t_mat_put(&r->tokens);
+    r->index = (int32_t *)t_host((size_t)r->capacity * sizeof *r->index + 1);
+    for (int64_t i = 0; i < r->capacity; i++) {
+        const int64_t token = t_int(0, tokens - 1);
+        const int zeros = i >= r->live || i % 9 == 4;
+        r->index[i] = !zeros ? (int32_t)(token * c->gathered + t_int(0, c->gathered - 1)) : i % 2 ? past : -1 - (int)i;
+        if (i >= r->live) r->index[i] = INT32_MAX;
+        for (int64_t j = 0; j < cols && i < r->live; j++)
+            r->src.v[i * cols + j] = zeros ? 0.0 : r->tokens.v[token * cols + j];
+    }
 }
 
 /* A poisoned destination of layout l, and its expected bytes before anything is stored. */
@@ -310,6 +333,7 @@ static void build(quant_run *r, const quant_case *c) {
             (long long)c->cols, (long long)c->pad);
     if (c->grouped) t_splits(c->sizes, c->units);
     build_source(r);
+    if (c->gathered) build_tokens(r);
     build_copy(r, 0);
     if (!f->row_amax) build_copy(r, 1);
     r->groups.count = c->units;
@@ -328,6 +352,11 @@ static void build(quant_run *r, const quant_case *c) {
     r->d.columnwise = f->row_amax ? NULL : &r->copy[1];
     r->d.scale = f->delayed ? r->scale_in : NULL;
     r->d.random = r->random;
+    if (!c->gathered) return;
+    r->d.src = &r->tokens.mat;
+    r->d.src_index = (const int32_t *)t_in(r->index, (size_t)r->capacity * sizeof *r->index);
+    r->d.index_rows = r->tokens.rows;
+    r->d.index_div = c->gathered == 1 ? 0 : c->gathered;
 }
 
 static gmm_status quantize(const gmm_quantization *d, gmm_op op) {
@@ -381,6 +410,35 @@ static void activations(int arg) {
         if (i % 4 == 1 && c.f.dtype != GMM_E2M1) c.cols++; /* rows at misaligned addresses */
         if (c.f.hadamard) c.specials = 0; /* an infinity becomes NaNs in its run of 16, whose order is not specified */
         run_case(&c);
+    }
+}
+
+/* Gathered rows have the copies of rows that are there, and an entry past the tokens is reported. */
+static void gathers(int arg) {
+    static const int64_t splits[][5] = { { 1, 0, 300, 33, 0 }, { 0, 129, 127, 0, 128 }, { 0, 0, 0, 5, 0 },
+                                         { 0, 0, 0, 0, 0 } };
+    static const int64_t widths[] = { 128, 288, 97, 32 };
+    static const int32_t divisors[] = { 1, 3, 8, 2 };
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int i = 0; i < 12; i++) {
+        quant_case c = { .f = v[arg].format, .grouped = 1, .units = 5, .sizes = splits[i % 4],
+                         .cols = widths[i / 2 % 4], .extra = i % 3 * 40, .pad = i % 2 * 8,
+                         .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .gathered = divisors[i % 4] };
+        quant_run r;
+        uint32_t fault = 0;
+        int past = 0;
+        c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
+        if (c.f.dtype == GMM_E2M1) c.cols = up(c.cols, 32);
+        build(&r, &c);
+        for (int64_t k = 0; k < r.live; k++) past |= r.index[k] >= (int32_t)r.tokens.rows * c.gathered;
+        r.groups.fault = (uint32_t *)t_alloc(sizeof fault);
+        t_upload(r.groups.fault, &fault, sizeof fault);
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, 0);
+        check_copy(&r, 1);
+        t_download(&fault, r.groups.fault, sizeof fault);
+        T_CHECK(fault == (past ? (uint32_t)GMM_FAULT_INDEX : 0u), "fault word %u", (unsigned)fault);
     }
 }
 
@@ -923,7 +981,8 @@ static void padded(int arg) {
 static void skip_and_sums(int recipe) {
     static const int64_t sizes[4] = { 70, 0, 33, 150 };
     const gmm_recipe_kind kind = (gmm_recipe_kind)recipe;
-    quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 30 };
+    quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 30,
+                     .gathered = recipe % 2 * 4 };
     quant_run r;
     int32_t word = 1;
     int32_t *skip = (int32_t *)t_alloc(4);
@@ -956,7 +1015,10 @@ static void skip_and_sums(int recipe) {
     lin.groups = &r.groups;
     lin.in_features = 32;
     lin.out_features = 96;
-    lin.dy = &r.src.mat;
+    lin.dy = r.d.src;
+    lin.dy_index = r.d.src_index;
+    lin.index_rows = r.d.index_rows;
+    lin.index_div = r.d.index_div;
     lin.db = &db2;
     T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_BGRAD, &lin, &info));
     T_OK(gmm_linear_bgrad(T.ctx, &lin, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
@@ -1185,6 +1247,7 @@ static void refusals(int arg) {
     gmm_format f;
     gmm_mat m;
     gmm_info info = GMM_ZERO;
+    const int32_t *index = (const int32_t *)t_alloc(60 * sizeof *index);
     (void)arg;
     c.f = gmm_recipe_of(GMM_RECIPE_NVFP4).grad;
     build(&r, &c);
@@ -1223,6 +1286,13 @@ static void refusals(int arg) {
              "Hadamard");
     QREFUSED(GMM_E_OVERFLOW, (d.groups = NULL, d.count = 1, d.rows = INT64_MAX), "rows");
     QREFUSED(GMM_E_VERSION, d.struct_size = 4096, "struct_size");
+    QREFUSED(GMM_E_ARG, d.reserved = 7, "reserved: 7");
+    QREFUSED(GMM_E_ARG, d.index_div = -3, "index_div: -3");
+    QREFUSED(GMM_E_ARG, (d.src_index = index, d.index_rows = -2), "index_rows: -2");
+    QREFUSED(GMM_E_NULL, (d.src_index = index, d.index_rows = 5, d.src = NULL), "src");
+    QREFUSED(GMM_E_ALIGN, (d.src_index = (const int32_t *)((uintptr_t)index + 2), d.index_rows = 5), "src_index");
+    QREFUSED(GMM_E_CONFIG, (d.groups = NULL, d.count = 1, d.rows = 48, d.src_index = index, d.index_rows = 5),
+             "src_index", "goes with groups");
     QREFUSED(GMM_E_WORKSPACE, (void)0, "workspace");
     {
         gmm_groups none = r.groups; /* no rows: copies with one scale per tensor or column still have scales */
@@ -1239,6 +1309,9 @@ static void refusals(int arg) {
         t_mat wide = t_mat_in(GMM_F32, 1, r.capacity, 96, T_REALS);
         QREFUSED(GMM_E_DTYPE, d.src = &wide.mat, "src", "bf16");
     }
+    d = r.d;
+    d.src_index = index;
+    T_REFUSED(GMM_E_CONFIG, gmm_requantize(T.ctx, &d, NULL, 0, T.stream), "gmm_requantize", "src_index", NULL);
     d = r.d;
     T_REFUSED(GMM_E_ARG, gmm_quantize_query(T.ctx, GMM_OP_CONVERT, &d, &info), "gmm_quantize_query", "op", NULL);
     {
@@ -1758,6 +1831,8 @@ void tests_quantize(void) {
     t_add_host(valid_variants, 0, "quantize variants are valid formats");
     for (int i = 0; i < n; i++)
         if (of_groups(&v[i].format)) t_add(activations, i, "quantize activations %s", v[i].name);
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format)) t_add(gathers, i, "quantize gathered rows %s", v[i].name);
     for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
     for (int i = 0; i < n; i++)
         if (of_groups(&v[i].format)) t_add(apart, i, "quantize apart %s", v[i].name);

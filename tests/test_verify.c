@@ -125,6 +125,44 @@ static void sound(int arg) {
     T_CHECK(memcmp(got, l.before, sizeof got), "y was not computed");
 }
 
+/* The index of a cast's rows. */
+static void cast_index(int arg) {
+    gmm_context *ctx = verifying();
+    enum { INDEX_ROWS = 40, DIV = 3 };
+    const gmm_format format = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK).input;
+    static int64_t sizes[GROUPS];
+    int32_t at[ROWS];
+    gmm_quantization d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_layout size = GMM_ZERO;
+    gmm_mat copy;
+    void *workspace;
+    layer l;
+    (void)arg;
+    build(&l, GMM_SPLIT_SIZES, GMM_I32);
+    for (int g = 0; g < GROUPS; g++) sizes[g] = 2;
+    put(&l, sizes);
+    for (int i = 0; i < ROWS; i++) at[i] = i % (INDEX_ROWS * DIV);
+    at[123] = INDEX_ROWS * DIV;
+    T_CHECK(gmm_layout_of_groups(format.dtype, format.scaling, format.order, GMM_ROWWISE, GROUPS, ROWS, K, &size,
+                                 NULL) == GMM_OK, "layout");
+    copy = gmm_mat_quantized(&format, GMM_ROWWISE, t_alloc((size_t)size.data_bytes), t_alloc((size_t)size.scale_bytes),
+                             NULL);
+    d.groups = &l.groups;
+    d.cols = K;
+    d.format = &format;
+    d.src = &l.x;
+    d.rowwise = &copy;
+    d.src_index = (const int32_t *)t_in(at, sizeof at);
+    d.index_rows = INDEX_ROWS;
+    d.index_div = DIV;
+    T_OK_TEXT(gmm_quantize_query(ctx, GMM_OP_QUANTIZE, &d, &info), gmm_last_error(ctx));
+    workspace = t_workspace(info.workspace_bytes);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_quantize(ctx, &d, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx),
+                   "gmm_quantize: quantization.src_index", "[123] is 120", NULL);
+    untouched(&l);
+}
+
 /* Without it a call does not look at the split: the fault is a bit, or for the CPU, without a fault word, a status. */
 static void without(int arg) {
     int64_t sizes[GROUPS];
@@ -329,6 +367,7 @@ void tests_verify(void) {
     for (int i = 0; i < 4; i++)
         t_add(indices, i, "verify gathered rows, %s",
               ((const char *[]){"sound", "x_index", "x_index and a split on the host", "dy_index"})[i]);
+    t_add(cast_index, 0, "verify gathered rows of a cast");
     t_add(maps, 4, "verify maps of permute, behind live rows");
     t_add(without, 0, "verify off");
     for (int i = 0; i < 2; i++) t_add(mlp, i, "verify mlp_fwd%s", i ? " fp8" : "");

@@ -176,8 +176,8 @@ typedef struct gmm_mlp_quant {
        act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
    Gathered rows (gmm_linear): with x_index, x is [index_rows, hidden], and its row x_index[r] / index_div stands for
        x[r]; dy_index does the same for dy. gmm_permute.slot_of with index_div = topk takes tokens and the gradients of
-       combined tokens that were not permuted, with the bits of permuted copies. Needs config.recipe NONE. A queued
-       weight gradient reads the indices in gmm_mlp_wgrad.
+       combined tokens that were not permuted, with the bits of permuted copies. What a recipe quantizes is gathered by
+       its cast (gmm_quantization.src_index). A queued weight gradient reads the indices in gmm_mlp_wgrad.
    dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
        be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
 typedef struct gmm_mlp {

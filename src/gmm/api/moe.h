@@ -8,11 +8,12 @@
    Routing   route NULL: the caller gives indices and probs. Else the layer runs gmm_topk_fwd and gmm_topk_bwd on it.
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
-   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Rows of x
-             are permuted in the workspace, or in `deferred` where queued weight gradients read them, and again in bwd
-             where it reads them. Without a recipe products gather them instead (gmm_linear.x_index) in CPU contexts,
-             with options.workspace_limit, and in a bwd that delays weight gradients; there they also gather rows of
-             dout that have the dtype of x and are not weighted.
+   Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
+             recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
+             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
+             gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
+             them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
+             are not weighted.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is

@@ -24,6 +24,8 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 }
 
 /* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+   Gathered rows: with src_index, src is [index_rows, cols], and its row src_index[r] / index_div (rounded down) stands
+       for row r, as gmm_linear.x_index says. db is that of the gathered rows. Needs groups; not for gmm_requantize.
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
    Values are multiplied by fp32 scales and rounded once; the arithmetic is gmm_quant.h's. amax ignores NaN.
    Aliasing: rowwise.amax and columnwise.amax may be one array, except in formats with a transform; else none. */
@@ -44,6 +46,10 @@ typedef struct gmm_quantization {
     const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
+    const int32_t *src_index; /* [T], context memory: rows of src are gathered; NULL = they are not */
+    int64_t index_rows;       /* with src_index: rows of src, 0 to 2^31 - 1 */
+    int32_t index_div;        /* divisor of the entries of src_index, >= 1; 0 = 1 */
+    int32_t reserved;         /* 0 */
 } gmm_quantization;
 
 /* Engine and workspace of GMM_OP_QUANTIZE or GMM_OP_REQUANTIZE.  Stream, graph: none. Errors: as the operation. */

@@ -116,13 +116,11 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
     for (i = 0; i < 2; i++) {
         q.in[i] = linear[i]->in_features;
         q.out[i] = linear[i]->out_features;
-        q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0]);
-        q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1]);
-        q.x_index[i] = linear[i]->x_index;
-        q.dy_index[i] = linear[i]->dy_index;
-        q.index_rows = linear[i]->index_rows;
-        q.index_div = linear[i]->index_div;
+        q.x[i] = gmm__mlp_queued_operand(steps, slots[i][0], &q.x_index[i]);
+        q.dy[i] = gmm__mlp_queued_operand(steps, slots[i][1], &q.dy_index[i]);
     }
+    q.index_rows = steps->index_rows;
+    q.index_div = steps->index_div;
     return q;
 }
 

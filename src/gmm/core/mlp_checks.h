@@ -158,10 +158,6 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
 static gmm_status gmm__mlp_check_indices(gmm__call *call) {
     gmm_mlp *d = &call->d.mlp;
     if (call->op == GMM_OP_MLP_FWD) d->dy_index = NULL;
-    if ((d->x_index || d->dy_index) && call->config.recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_UNSUPPORTED, d->x_index ? "x_index" : "dy_index",
-                           "config.recipe %d must be none: rows of what a recipe quantizes are not gathered; permute "
-                           "them", (int)call->config.recipe);
     return gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div);
 }
 

@@ -94,6 +94,9 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             d->options = &steps->options;
             d->format = f;
             d->src = o->source;
+            d->src_index = o->index;
+            d->index_rows = steps->index_rows;
+            d->index_div = steps->index_div;
             d->skip = skip;
             if (steps->amax_slots >> slot & 1) d->phase = GMM_QUANT_CAST;
             if (f->delayed && quant->scale) d->scale = quant->scale + (int64_t)slot * steps->call->groups.count;

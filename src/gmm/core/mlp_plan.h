@@ -48,6 +48,7 @@ static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
 /* An operand of the products, and its copies in the formats of the recipe. */
 typedef struct gmm__mlp_operand {
     const gmm_mat *source;  /* as the caller or an earlier step has it */
+    const int32_t *index;   /* of gathered rows of the source; NULL: they are not gathered */
     int64_t rows, cols;     /* of each matrix; rows 0: a token matrix, which has the rows of the groups */
     gmm_format format[2];   /* of the copies by direction; dtype NONE: the recipe leaves the operand as it is */
     gmm_mat copy[2];        /* by direction; dtype NONE: absent */
@@ -84,6 +85,8 @@ typedef struct gmm__mlp_steps {
     void *offsets;
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
+    int64_t index_rows; /* of operands with an index */
+    int32_t index_div;
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
@@ -258,12 +261,18 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
     return l;
 }
 
-/* Gives a product of x or dy the index of its gathered rows. */
-static void gmm__mlp_gather(gmm_linear *l, const int32_t *x_index, const int32_t *dy_index, int64_t rows, int32_t div) {
-    l->x_index = x_index;
-    l->dy_index = dy_index;
-    l->index_rows = rows;
-    l->index_div = div;
+/* The index of an operand's rows for a step that reads `mat`: its source, rather than a copy, whose rows are not
+   gathered. */
+static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, const gmm_mat *mat) {
+    const gmm__mlp_operand *o = &steps->operand[slot];
+    return mat == o->source ? o->index : NULL;
+}
+/* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
+static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
+    l->x_index = gmm__mlp_index_of(steps, x, l->x);
+    l->dy_index = gmm__mlp_index_of(steps, dy, l->dy);
+    l->index_rows = steps->index_rows;
+    l->index_div = steps->index_div;
 }
 
 /* Begins the steps of a call. `offsets` and `tiles` hold its split. */
@@ -336,6 +345,10 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     gmm__mlp_fill_weight(steps, GMM_SLOT_W2);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DY, &call->mat[GMM__DY], 0, call->out);
     gmm__mlp_fill_operand(steps, GMM_SLOT_DZ, &steps->dz, 0, F1);
+    steps->operand[GMM_SLOT_X].index = d->x_index;
+    steps->operand[GMM_SLOT_DY].index = d->dy_index;
+    steps->index_rows = d->index_rows;
+    steps->index_div = d->index_div;
 
     steps->fc1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->fc1.bias = c->bias1 ? &call->mat[GMM__BIAS] : NULL;
@@ -379,11 +392,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
 
-    gmm__mlp_gather(&steps->fc1, d->x_index, NULL, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->wgrad1, d->x_index, NULL, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->dgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->wgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
-    gmm__mlp_gather(&steps->bgrad2, NULL, d->dy_index, d->index_rows, d->index_div);
+    gmm__mlp_gather(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
 }
 
 /* --- the list of steps --- */

@@ -74,10 +74,15 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
     }
 }
 
-/* Adds FC1 or FC2 of forward. */
-static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+/* Fills in what FC1 or FC2 of forward reads. */
+static void gmm__mlp_fill_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     linear->x = gmm__mlp_copies_of(steps, x);
     linear->w = gmm__mlp_copies_of(steps, w);
+    gmm__mlp_gather(steps, linear, x, GMM_SLOT_DY);
+}
+/* Adds FC1 or FC2 of forward. */
+static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+    gmm__mlp_fill_forward(steps, linear, x, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
@@ -103,8 +108,7 @@ static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
     step.descriptor = &steps->fc1;
     step.product_act = &steps->act;
     step.drops_preact = drops_preact;
-    steps->fc1.x = gmm__mlp_copies_of(steps, GMM_SLOT_X);
-    steps->fc1.w = gmm__mlp_copies_of(steps, GMM_SLOT_W1);
+    gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
     /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
        counts, unless hooks.need sets w1 later. */
     s = gmm__mlp_prepare_step(steps, &step, 1, &product);
@@ -186,6 +190,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
+    gmm__mlp_gather(steps, linear, GMM_SLOT_X, dy);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -193,6 +198,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
+    gmm__mlp_gather(steps, linear, x, dy);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
     gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
@@ -209,16 +215,18 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     gmm__mlp_cast(steps, slot, directions, NULL);
 }
 
-/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source. Without
-   a saved copy, that of x is one for FC1's second run, in the workspace. */
-static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot) {
+/* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
+   *index, that of its gathered rows. Without a saved copy, that of x is one for FC1's second run, in the workspace. */
+static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, const int32_t **index) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
     const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
-    gmm_mat m = copy->dtype != GMM_NONE && remains &&
-                        steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
-                    ? *copy : *o->source;
+    const gmm_mat *read = copy->dtype != GMM_NONE && remains &&
+                                  steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
+                              ? copy : o->source;
+    gmm_mat m = *read;
     m.columnwise = NULL;
+    *index = gmm__mlp_index_of(steps, slot, read);
     return m;
 }
 
@@ -346,13 +354,15 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
     for (k = 0; k < 2; k++) {
         gmm__mlp_operand *o = &steps->operand[slots[i][k]];
         gmm__mlp_fill_operand(steps, slots[i][k], source[k], 0, cols[k]);
+        o->index = k ? q->dy_index[i] : q->x_index[i];
         if (source[k]->scaling == GMM_SCALING_NONE) continue;
         memset(o->copy, 0, sizeof o->copy);
         o->copy[gmm__mlp_backward_direction(call)] = *source[k];
     }
     steps->wgrad2 = gmm__mlp_linear(steps, q->in[i], q->out[i]);
     steps->wgrad2.dw = dw;
-    gmm__mlp_gather(&steps->wgrad2, q->x_index[i], q->dy_index[i], q->index_rows, q->index_div);
+    steps->index_rows = q->index_rows;
+    steps->index_div = q->index_div;
     gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
     return steps->status;
 }

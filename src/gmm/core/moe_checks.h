@@ -5,7 +5,7 @@
 typedef struct gmm__moe_wants {
     int weights_rows; /* the MLP weights FC2's input by probs */
     int weights_sum;  /* the combine weights rows of y by probs, and saves them */
-    int permutes;     /* rows of x are permuted instead of gathered */
+    int permutes;     /* rows of x are permuted instead of gathered by products or casts */
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
     int mlp;          /* the MLP's backward runs */
@@ -18,12 +18,18 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
-/* Whether rows of x and dout are permuted though products could gather them: on GPUs, where several products read them
-   and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or weight gradients that
-   are queued and would keep the rows, speak against it. */
-static int gmm__moe_prefers_rows(const gmm__call *call) {
-    const int queues = call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
-    return call->ctx->config.space == GMM_SPACE_CUDA && !call->options.workspace_limit && !queues;
+/* Whether rows of x (of `input`) or dout are permuted though products could gather them: on GPUs, where several
+   products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or
+   weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is read by one
+   cast instead, which gathers it at no cost. */
+static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
+    const int bwd = call->op == GMM_OP_MOE_BWD;
+    const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    const gmm_backward_override override = call->quant.backward_override;
+    const int by_recipe = !bwd || override == GMM_BACKWARD_BY_RECIPE || (input && override == GMM_BACKWARD_DEQUANTIZED);
+    const int casts = call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
+                      (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
+    return call->ctx->config.space == GMM_SPACE_CUDA && !casts && !call->options.workspace_limit && !queues;
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
@@ -49,11 +55,12 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = c->recipe != GMM_RECIPE_NONE || gmm__moe_prefers_rows(call);
+    w.permutes = gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
-    w.gathers_dy = w.mlp && !w.permutes && !w.weights_sum && call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
+    w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
+                   call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;
 }
 

@@ -78,6 +78,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_format *f = &call->format;
     gmm_status s = gmm__open(call, ctx, op, function, query);
     gmm_error error = GMM_ZERO;
+    gmm__extents src;
     int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
@@ -104,9 +105,13 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            call->path);
     if (f->row_amax && d->columnwise)
         return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
-    if (op == GMM_OP_REQUANTIZE)
-        s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE);
-    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, gmm__unit_extents(call), GMM__FLOATS);
+    if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
+    if (d->src_index && (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE))
+        return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
+    if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
+    src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
+    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__DY, "src", d->src, src, GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, src, GMM__FLOATS);
     if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
         (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
@@ -135,7 +140,9 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
     if (f->stochastic) gmm__add_span(call, "random", "", 0, d->random, 2 * (int64_t)sizeof *d->random);
-    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK) return s;
+    if ((s = gmm__check_array(call, "skip", d->skip, 0, 1)) != GMM_OK ||
+        (s = gmm__check_array(call, "src_index", d->src_index, 0, call->rows)) != GMM_OK)
+        return s;
     return gmm__check_array(call, "scale", d->scale, 0, gmm__units(call));
 }
 

@@ -84,16 +84,30 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of the indices of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
-static gmm_status gmm__verify_indices(const gmm__call *call, const int32_t *x_index, const int32_t *dy_index,
-                                      int64_t limit, gmm_stream stream) {
+/* Entries of an index of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
+static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t limit,
+                                    gmm_stream stream) {
     int64_t live;
     gmm_status s;
-    if (!x_index && !dy_index) return GMM_OK;
+    if (!index) return GMM_OK;
     s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
-    if (s == GMM_OK) s = gmm__verify_values(call, "x_index", x_index, live, limit, 1, stream);
-    if (s == GMM_OK) s = gmm__verify_values(call, "dy_index", dy_index, live, limit, 1, stream);
-    return s;
+    return s == GMM_OK ? gmm__verify_values(call, name, index, live, limit, 1, stream) : s;
+}
+static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
+    const gmm_linear *l = &call->d.linear; /* these are of other operations too, which do not read them */
+    const gmm_mlp *m = &call->d.mlp;
+    const gmm_quantization *q = &call->d.quant;
+    const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
+    const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
+    gmm_status s;
+    if (call->op == GMM_OP_QUANTIZE)
+        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
+    if (!linear && !mlp) return GMM_OK;
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index,
+                          mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
+    if (s != GMM_OK) return s;
+    return gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index,
+                             mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */
@@ -117,8 +131,6 @@ static gmm_status gmm__verify_table(const gmm__call *call, int role, const char 
 /* Refuses a planned call that would set a fault bit. Splits on the host have been checked. */
 static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const gmm_linear *linear = &call->d.linear; /* these are of other operations too, which do not read them */
-    const gmm_mlp *mlp = &call->d.mlp;
     gmm_status s = GMM_OK;
     int64_t live = 0;
     if (!call->ctx->config.verify || gmm__capturing(call->ctx, stream)) return GMM_OK;
@@ -127,11 +139,7 @@ static gmm_status gmm__verify(const gmm__plan *plan, gmm_stream stream) {
     if (call->op == GMM_OP_MOE_FWD && !call->d.moe.route) /* a router's indices are in range */
         s = gmm__verify_map(call, "indices", call->d.moe.indices, call->d.moe.tokens * call->d.moe.topk,
                             call->d.moe.experts, stream);
-    if (s == GMM_OK && call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD)
-        s = gmm__verify_indices(call, linear->x_index, linear->dy_index, linear->index_rows * linear->index_div,
-                                stream);
-    if (s == GMM_OK && (call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD))
-        s = gmm__verify_indices(call, mlp->x_index, mlp->dy_index, mlp->index_rows * mlp->index_div, stream);
+    if (s == GMM_OK) s = gmm__verify_indices(call, stream);
     if (s == GMM_OK && plan->engine == GMM_ENGINE_WGMMA && call->op != GMM_OP_LINEAR_WGRAD)
         s = gmm__verify_table(call, GMM__W, "w.table", stream);
     return s;

@@ -253,16 +253,14 @@ static void gmm__cpu_bias_scale_task(const void *arg, int64_t index, int32_t thr
     }
 }
 
-/* db of a call from its dy. `linear`: of a linear call, which may have bias_scale and dy_index; else NULL. */
+/* db of a call from its dy; `linear` has bias_scale and dy_index. */
 static void gmm__cpu_bgrad(const gmm__call *call, const int64_t *offsets, const gmm_linear *linear) {
     gmm__cpu_linear job;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.offsets = offsets;
-    if (linear) {
-        job.bias_scale = linear->bias_scale;
-        job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
-    }
+    job.bias_scale = linear->bias_scale;
+    job.dy_index = gmm__cpu_index_of(linear, GMM__DY);
     job.col_blocks = gmm__ceil_div(call->out, GMM__CHUNK);
     gmm__cpu_for(call->ctx, call->groups.count * job.col_blocks,
                  (double)call->out * (double)(call->groups.count + offsets[call->groups.count]), gmm__cpu_bgrad_task,

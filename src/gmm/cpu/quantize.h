@@ -21,6 +21,7 @@ typedef struct gmm__quant_job {
     float *amax[2], *strips[2], *row_amax, *col_amax;
     gmm__quant_scratch *scratch;
     int64_t units, strip_count, col_tiles;
+    gmm__cpu_index index; /* of gathered rows of the source */
 } gmm__quant_job;
 
 /* A strip of a unit (a group or a matrix) of `rows` rows: its rows [row, row + m), at most GMM_TILE. */
@@ -41,14 +42,15 @@ static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, g
                          job->offsets[u + 1] - job->offsets[u], job->call->in);
 }
 
-/* n elements of a row of the source as fp32; a quantized source is dequantized. */
+/* n elements of a row of a unit as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
                             float *dst) {
     const gmm_mat *m = &job->call->mat[GMM__DY];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
-        gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, (grouped ? job->offsets[s->unit] : 0) + row, col),
-                      dst, n);
+        const int64_t at = gmm__cpu_indexed_row(&job->index, (grouped ? job->offsets[s->unit] : 0) + row);
+        if (at < 0) memset(dst, 0, (size_t)n * sizeof *dst);
+        else gmm__row_load(m->dtype, gmm__at(m, grouped ? 0 : s->unit, at, col), dst, n);
     } else {
         const gmm__qview v = gmm__quant_view(job, m, GMM_ROWWISE, s->unit);
         gmm__qview_load(&v, row, col, n, 1, dst);
@@ -275,6 +277,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
+    gmm_linear bgrad = GMM_ZERO;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -289,6 +292,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     copy[0] = &call->mat[GMM__Y];
     copy[1] = &call->mat[GMM__DX];
     live = gmm__quant_offsets(call, offsets, starts);
+    bgrad.dy_index = d->src_index;
+    bgrad.index_rows = d->index_rows;
+    bgrad.index_div = d->index_div;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.units = gmm__units(call);
@@ -296,6 +302,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    job.index = gmm__cpu_index_of(&bgrad, GMM__DY);
+    gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
@@ -344,7 +352,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
                 gmm__quant_tail(copy[k], live, call->rows, call->in);
-    if (d->db) gmm__cpu_bgrad(call, offsets, NULL);
+    if (d->db) gmm__cpu_bgrad(call, offsets, &bgrad);
     return GMM_OK;
 }
 

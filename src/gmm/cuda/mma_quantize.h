@@ -32,6 +32,9 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     l.in_features = 1;
     l.out_features = call->in;
     l.dy = &call->mat[GMM__DY];
+    l.dy_index = call->d.quant.src_index;
+    l.index_rows = call->d.quant.index_rows;
+    l.index_div = call->d.quant.index_div;
     l.db = grad;
     return l;
 }
@@ -185,6 +188,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
+    a.index.at = d->src_index;
+    a.index.fault = call->groups.fault;
+    a.index.div = d->index_div;
+    a.index.rows = (int32_t)d->index_rows;
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);

@@ -14,6 +14,12 @@ GMM__DEVICE int32_t gmm_indexed_row(const gmm_row_index *index, int64_t r) {
     if (index->div != 1 && row >= 0) row = (int32_t)((uint32_t)row / (uint32_t)index->div);
     return row >= 0 && row < index->rows ? row : -1;
 }
+/* The same, and an entry past the matrix is reported. */
+GMM__DEVICE int32_t gmm_checked_row(const gmm_row_index *index, int64_t r) {
+    const int32_t row = gmm_indexed_row(index, r);
+    if (row < 0 && index->at[r] >= 0 && index->fault) atomicOr(index->fault, (uint32_t)GMM_FAULT_INDEX);
+    return row;
+}
 /* Reports entries past the matrix among those of rows begin, begin + step, ... below `end`: the threads that share the
    rows of a call begin at different ones. */
 GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t begin, int64_t end, int64_t step) {

@@ -35,13 +35,15 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
         const char *base = a->src.table ? (const char *)a->src.table[p->unit]
                                         : (const char *)a->src.data +
                                               (a->grouped ? 0 : p->unit * a->src.group_stride) * size;
-        const char *src = base + ((p->source_row + p->row) * a->src.ld + c0) * size;
+        const int64_t first = p->source_row + p->row;
+        const char *src = base + ((a->index.at ? 0 : first) * a->src.ld + c0) * size;
         const int32_t vec4 = gmm_vec4_aligned(GMM__STATIC_DTYPE, src, a->src.ld);
 #pragma unroll 4
         for (r = gmm__warp(); r < GMM_TILE; r += GMM__QUANT_WARPS) {
             float u[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-            if (r < p->m && count > 0)
-                gmm_read4(GMM__STATIC_DTYPE, src + (r * a->src.ld + 4 * lane) * size, count, vec4, u);
+            const int32_t row = a->index.at && r < p->m ? gmm_checked_row(&a->index, first + r) : r;
+            if (r < p->m && row >= 0 && count > 0)
+                gmm_read4(GMM__STATIC_DTYPE, src + (row * a->src.ld + 4 * lane) * size, count, vec4, u);
             amax = gmm__quant_row_amax(amax, u, row_amaxes && r < p->m ? row_amax + r : NULL);
             if (x) gmm__quant_store_row(x, r, u);
         }

@@ -47,6 +47,7 @@ typedef struct gmm__quant_args {
     /* vectorized: bytes between matrices of the copies and the source, and between their scales */
     int64_t step[3], scale_step[2];
     gmm__act_source act;
+    gmm_row_index index;              /* of gathered rows of the source */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {

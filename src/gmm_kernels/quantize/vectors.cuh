@@ -122,6 +122,34 @@ GMM__DEVICE void gmm_cast_store_scales4(uint8_t *dst, gmm_scale_order order, int
 
 /* --- load --- */
 
+/* Loads `words` words of a row to x; zeros unless it exists. */
+GMM__DEVICE void gmm_cast_load_row(const uint8_t *src, int32_t exists, int32_t words, uint32_t *x) {
+    int32_t k;
+#pragma unroll
+    for (k = 0; k < words; k += 4) {
+        uint4 v = make_uint4(0u, 0u, 0u, 0u);
+        if (exists) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
+        x[k] = v.x;
+        x[k + 1] = v.y;
+        x[k + 2] = v.z;
+        x[k + 3] = v.w;
+    }
+}
+/* gmm_cast_load_rows of gathered rows. A lane looks up one of the warp's 32 rows, and the others get it from there. */
+GMM__DEVICE void gmm_cast_gather_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride,
+                                      uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2;
+    const uint8_t *src = gmm_cast_data(&a->src, 0, 0) + (t->c0 + t->col0) * size;
+    const int32_t line = (t->row0 & ~31) + gmm__lane();
+    const int32_t own = line < t->p.m ? gmm_checked_row(&a->index, t->p.source_row + t->p.row + line) : -1;
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < rows; i++) {
+        const int32_t row = __shfl_sync(0xFFFFFFFFu, own, (t->row0 & 31) + i);
+        gmm_cast_load_row(src + row * a->src.ld * size, t->in_cols && row >= 0, words, x + i * stride);
+    }
+}
 /* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
 GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
     const gmm__quant_args *a = t->a;
@@ -129,18 +157,13 @@ GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_
     const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
                          (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
     const int32_t valid_rows = t->in_cols ? t->valid_rows : 0;
-    int32_t i, k;
+    int32_t i;
+    if (a->index.at) {
+        gmm_cast_gather_rows(t, rows, words, stride, x);
+        return;
+    }
 #pragma unroll
-    for (i = 0; i < rows; i++, src += pitch)
-#pragma unroll
-        for (k = 0; k < words; k += 4) {
-            uint4 v = make_uint4(0u, 0u, 0u, 0u);
-            if (i < valid_rows) v = __ldg((const uint4 *)(const void *)(src + 4 * k));
-            x[i * stride + k] = v.x;
-            x[i * stride + k + 1] = v.y;
-            x[i * stride + k + 2] = v.z;
-            x[i * stride + k + 3] = v.w;
-        }
+    for (i = 0; i < rows; i++, src += pitch) gmm_cast_load_row(src, i < valid_rows, words, x + i * stride);
 }
 GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
     gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
@@ -154,8 +177,9 @@ GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t
 /* Reads one element of the lane's part again from device memory, for codecs that NaN or saturation need. */
 GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
     const gmm__quant_args *a = t->a;
-    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit),
-                    (t->p.source_row + t->p.row + (t->row0 + i)) * a->src.ld + (t->c0 + t->col0 + j));
+    int64_t row = t->p.source_row + t->p.row + (t->row0 + i);
+    if (a->index.at) row = gmm_indexed_row(&a->index, row); /* a row of zeros is not read again */
+    return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit), row * a->src.ld + (t->c0 + t->col0 + j));
 }
 
 /* --- amax --- */

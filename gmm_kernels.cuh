@@ -11029,8 +11029,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
    last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
-   seven times as long for a kernel where it is. It is unrolled where mainloops are slower otherwise: for packed weights,
-   by 1 to 3%. */
+   seven times as long for a kernel where it is. It is unrolled for packed weights, whose mainloops are 1 to 3% slower
+   otherwise. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(tile_b) ? PARTS : 1 };

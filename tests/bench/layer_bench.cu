@@ -1,7 +1,8 @@
 /* layer_bench - a mixture-of-experts layer on a GPU: gmm_moe beside the separate calls that it stands for (map,
-   permute, MLP, unpermute, and their backward), alternating, in bf16 with weight gradients added into fp32. One row per
+   permute, MLP, unpermute, and their backward), alternating, with weight gradients added into fp32. One row per
    configuration: TFLOP/s of both and their ratio; bytes per token that are kept from forward to backward beside weights
    and tokens (kept), and of workspace and matrices of permuted rows (space). Results are compared bit by bit.
+   bf16; with --recipe=NAME (fp8-current, ...) products of quantized operands, GMM_SAVE_QUANTIZED, weights in a cache.
    --ms=200: milliseconds per contender; --rows=TEXT: configurations whose name contains it; --csv. */
 #include "gmm.h"
 
@@ -23,6 +24,11 @@ enum { SHAPE_COUNT = sizeof SHAPES / sizeof *SHAPES };
 enum { LAYER, SEPARATE, WAYS };
 enum { FORWARD, BACKWARD, PASSES };
 enum { ROUNDS = 20 };
+
+static const struct { const char *name; gmm_recipe_kind kind; } RECIPES[] = {
+    {"bf16", GMM_RECIPE_NONE}, {"fp8-delayed", GMM_RECIPE_FP8_DELAYED}, {"fp8-current", GMM_RECIPE_FP8_CURRENT},
+    {"fp8-block", GMM_RECIPE_FP8_BLOCK}, {"mxfp8", GMM_RECIPE_MXFP8}, {"nvfp4", GMM_RECIPE_NVFP4}};
+static int recipe; /* of RECIPES */
 
 static gmm_context *ctx;
 
@@ -76,6 +82,9 @@ static void need(gmm_status s, const gmm_info *info) {
 /* One configuration, and both ways to run it. */
 static struct {
     gmm_mlp_config config;
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
+    int32_t *skip; /* of the cache of weights, which both ways share */
     gmm_groups groups;
     gmm_mlp mlp, experts; /* of the separate calls; of the layer */
     gmm_moe moe;
@@ -166,9 +175,29 @@ static void set_up_separate(const shape *s) {
     L.mlp.saved = device_alloc((int64_t)info.saved_bytes);
     need(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &L.mlp, &info), &info);
     if (info.workspace_bytes > largest) largest = info.workspace_bytes;
-    /* kept: the permuted tokens, what the MLP saves, maps, probabilities; then y and dy, and the gradient of rows */
-    L.kept[SEPARATE] = rows + (int64_t)L.mlp.saved_bytes + 12 * slots + 4 * s->experts;
+    /* kept: the permuted tokens unless their copies are saved, what the MLP saves, maps, probabilities; then y and dy,
+       and the gradient of rows */
+    L.kept[SEPARATE] = (recipe ? 0 : rows) + (int64_t)L.mlp.saved_bytes + 12 * slots + 4 * s->experts;
     L.peak[SEPARATE] = (int64_t)largest + 2 * rows + 4 * slots;
+}
+
+/* Gives both ways the recipe. The first forward casts the weights into the cache. */
+static void set_up_recipe() {
+    static const uint64_t random[4] = {1, 0, 2, 0};
+    void *const on_device = device_alloc(sizeof random);
+    if (!recipe) return;
+    cuda(cudaMemcpy(on_device, random, sizeof random, cudaMemcpyHostToDevice), "copy");
+    L.skip = (int32_t *)device_alloc(4);
+    cuda(cudaMemset(L.skip, 0, 4), "memset");
+    L.recipe = gmm_recipe_of(RECIPES[recipe].kind);
+    L.config.recipe = L.recipe.kind, L.config.save = GMM_SAVE_QUANTIZED;
+    L.quant.recipe = &L.recipe, L.quant.random = (const uint64_t *)on_device;
+    L.experts.quant = &L.quant;
+}
+static void set_up_cache(size_t bytes) {
+    if (!recipe) return;
+    L.quant.weight_cache = device_alloc((int64_t)bytes), L.quant.weight_cache_bytes = bytes;
+    L.quant.weight_skip = L.skip;
 }
 
 static void set_up_layer(const shape *s) {
@@ -177,6 +206,8 @@ static void set_up_layer(const shape *s) {
     L.moe.experts = s->experts, L.moe.tokens = s->tokens, L.moe.topk = s->topk, L.moe.mlp = &L.experts;
     L.moe.indices = L.indices, L.moe.probs = L.probs, L.moe.dprobs = L.dprobs;
     L.moe.x = &L.x, L.moe.out = &L.out[LAYER], L.moe.dout = &L.dout, L.moe.dx = &L.dx[LAYER];
+    need(gmm_moe_query(ctx, GMM_OP_MOE_FWD, &L.moe, &info), &info);
+    set_up_cache(info.weight_cache_bytes);
     need(gmm_moe_query(ctx, GMM_OP_MOE_FWD, &L.moe, &info), &info);
     largest = info.workspace_bytes;
     L.moe.saved_bytes = info.saved_bytes;
@@ -210,9 +241,13 @@ static void set_up(const shape *s) {
     L.config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
     L.experts.config = &L.config, L.experts.w1 = &L.w1, L.experts.w2 = &L.w2;
     L.experts.dw1 = &L.gw1, L.experts.dw2 = &L.gw2;
+    set_up_recipe();
     set_up_layer(s);
     set_up_separate(s);
     L.workspace = device_alloc((int64_t)workspace_bytes);
+    if (!recipe) return;
+    run(LAYER, FORWARD);
+    cuda(cudaMemset(L.skip, 1, 4), "memset");
 }
 
 static int ascending(const void *a, const void *b) {
@@ -285,13 +320,18 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[i], "--ms=", 5)) ms = atof(argv[i] + 5);
         else if (!strncmp(argv[i], "--rows=", 7)) rows = argv[i] + 7;
         else if (!strcmp(argv[i], "--csv")) csv = 1;
+        else if (!strncmp(argv[i], "--recipe=", 9)) {
+            for (recipe = sizeof RECIPES / sizeof *RECIPES - 1; recipe >= 0; recipe--)
+                if (!strcmp(RECIPES[recipe].name, argv[i] + 9)) break;
+            if (recipe < 0) return fprintf(stderr, "layer_bench: no recipe %s\n", argv[i] + 9), 2;
+        }
         else return fprintf(stderr, "layer_bench: unknown option %s\n", argv[i]), 2;
     config.space = GMM_SPACE_CUDA;
     if (gmm_create(&ctx, &config, &error) != GMM_OK) return fprintf(stderr, "layer_bench: %s\n", error.text), 1;
     cuda(cudaGetDeviceProperties(&prop, 0), "properties");
     if (!csv)
-        printf("# %s; bf16, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
-               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name,
+        printf("# %s; %s, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
+               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name, RECIPES[recipe].name,
                "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls",
                "space", "calls");
     for (int i = 0; i < SHAPE_COUNT; i++)

@@ -38,6 +38,7 @@ plugin() {
     grep -qw gmm__transpose_format "$1/gmm.h" || former="$former -DCASE_FORMER_TRANSPOSITION"
     grep -qw x_index "$1/gmm.h" || former="$former -DCASE_FORMER_INDEX"
     grep -qw gmm_moe_fwd "$1/gmm.h" || former="$former -DCASE_FORMER_LAYER"
+    grep -qw src_index "$1/gmm.h" || former="$former -DCASE_FORMER_CAST_INDEX"
     grep -qw bias_scale "$1/gmm.h" || former="$former -Dbias_scale=row_scale -Dd_bias_scale=d_row_scale"
     for f in cases cases_ops; do
         $CC -std=c11 -O2 -fPIC $former -I"$1" -Itests/tools -c -o "${3%.so}.$f.o" tests/tools/$f.c || return 1

@@ -5,8 +5,9 @@
  *     a dtype or format    f32 f16 bf16, or a quantized format (cases.c, FORMATS); f16 and f32 beside a quantized
  *                          format name the dtype of its source, which otherwise is bf16
  *     sizes                g groups, t rows of all groups, k in features or columns, n out features or ffn, past rows
- *                          behind the last group, top experts per token (in linear operations: rows are gathered,
- *                          and the entries of the index divided by it), align, block, count, tile (gmm_options.tile)
+ *                          behind the last group, top experts per token (in linear operations and casts: rows are
+ *                          gathered, and the entries of the index divided by it), align, block, count, tile
+ *                          (gmm_options.tile)
  *     a split              even, skew (falling sizes, every fifth group empty), odd (uneven odd sizes), one (all rows
  *                          in group 0), none (no rows)
  *     an engine            auto cpu mma wgmma cublaslt

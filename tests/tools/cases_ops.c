@@ -592,6 +592,13 @@ static int quantize_fill(case_run *r, const gmm_mat *src, int requantize) {
         d->columnwise = case_storage(r, "columnwise", &r->format, GMM_COLUMNWISE, count, r->rows, r->K);
     if (r->format.delayed) d->scale = case_floats(r, count ? count : r->groups, 64.0f, 128.0f);
     if (r->format.stochastic) d->random = (const uint64_t *)case_put(r, state, sizeof state);
+#ifndef CASE_FORMER_CAST_INDEX
+    if (r->top > 0 && !count && !requantize) {
+        d->src_index = gathered(r, 103);
+        d->index_rows = r->g.capacity;
+        d->index_div = (int32_t)r->top;
+    }
+#endif
     if (r->flags & CASE_DB) d->db = gradient(r, 0, "db", 1, r->K);
     if (r->status != GMM_OK) return 1;
     return ready(r, gmm_quantize_query(case_context, requantize ? GMM_OP_REQUANTIZE : GMM_OP_QUANTIZE, d, &info),

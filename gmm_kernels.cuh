@@ -6424,7 +6424,6 @@ typedef struct gmm_cast_tile {
     int32_t in_cols;     /* whether the lane's columns exist */
     int32_t valid_rows;  /* rows from row0 on that exist; below 1 or above 8 where none or more than the lane's do */
     int32_t padded_rows; /* rows of the unit as its scales count them */
-    int32_t warp_row;    /* row of the source that is the lane's of the warp's 32 rows; -1: zeros */
 } gmm_cast_tile;
 
 /* What all tiles of a lane have in common. */
@@ -6448,15 +6447,11 @@ GMM__DEVICE void gmm_cast_tile_at(gmm_cast_tile *t, int32_t c0) {
 GMM__DEVICE void gmm_cast_tile_move(gmm_cast_tile *t, const gmm_warp_split *w, int32_t index, int32_t cta_tiles) {
     const gmm__quant_args *a = t->a;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    int32_t row;
     t->cols = (int32_t)a->cols;
     gmm_cast_tile_at(t, tile * cta_tiles * GMM_TILE);
     t->p = gmm_cast_strip_of(a, w, a->backward ? w->total - 1 - index : index);
     t->valid_rows = t->p.m - t->row0;
     t->padded_rows = a->grouped ? (t->p.rows + 127) & ~127 : t->p.rows;
-    row = (t->row0 & ~31) + gmm__lane();
-    t->warp_row = row < t->p.m ? t->p.source_row + t->p.row + row : -1;
-    if (a->index.at && row < t->p.m) t->warp_row = gmm_checked_row(&a->index, t->warp_row);
 }
 
 /* --- addresses --- */
@@ -6497,21 +6492,43 @@ GMM__DEVICE void gmm_cast_load_row(const uint8_t *src, int32_t exists, int32_t w
         x[k + 3] = v.w;
     }
 }
-/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
+/* Loads gathered rows. A lane looks up one of the warp's 32 rows, and the others get it from there. */
+GMM__DEVICE void gmm_cast_gather_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride,
+                                      uint32_t *x) {
     const gmm__quant_args *a = t->a;
     const int64_t size = gmm__words8(t->source) / 2;
-    const uint32_t pitch16 = (uint32_t)(a->src.ld * size / 16);
-    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) + (t->c0 + t->col0) * size;
+    const uint8_t *src = gmm_cast_data(&a->src, 0, 0) + (t->c0 + t->col0) * size;
+    const int32_t line = (t->row0 & ~31) + gmm__lane();
+    const int32_t own = line < t->p.m ? gmm_checked_row(&a->index, t->p.source_row + t->p.row + line) : -1;
     int32_t i;
 #pragma unroll
     for (i = 0; i < rows; i++) {
-        const int32_t row = __shfl_sync(0xFFFFFFFFu, t->warp_row, (t->row0 & 31) + i);
-        gmm_cast_load_row(src + (uint64_t)(uint32_t)row * pitch16 * 16, t->in_cols && row >= 0, words, x + i * stride);
+        const int32_t row = __shfl_sync(0xFFFFFFFFu, own, (t->row0 & 31) + i);
+        gmm_cast_load_row(src + row * a->src.ld * size, t->in_cols && row >= 0, words, x + i * stride);
     }
 }
-GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
-    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. `ahead`: a
+   constant. 1 lets ptxas move loads of rows that are not gathered ahead of what stands before them, since there is no
+   branch between the two; but FP8 kernels would spill a register. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, const int ahead, int32_t rows, int32_t words,
+                                    int32_t stride, uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
+                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
+    const int gathers = a->index.at != NULL;
+    const int32_t valid_rows = t->in_cols && !(ahead && gathers) ? t->valid_rows : 0;
+    int32_t i;
+    if (!ahead && gathers) {
+        gmm_cast_gather_rows(t, rows, words, stride, x);
+        return;
+    }
+#pragma unroll
+    for (i = 0; i < rows; i++, src += pitch) gmm_cast_load_row(src, i < valid_rows, words, x + i * stride);
+    if (ahead && gathers) gmm_cast_gather_rows(t, rows, words, stride, x);
+}
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, const int ahead, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, ahead, 8, gmm__words8(t->source), 8, x[0]);
 }
 /* Values of the lane's row or column number l. */
 GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {
@@ -11017,11 +11034,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
    last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
-   seven times as long for a kernel where it is. It is unrolled for packed weights, whose mainloops are 1 to 3% slower
-   otherwise. */
+   seven times as long for a kernel where it is. For packed weights it is, by three: otherwise, or by six or all parts,
+   their mainloops are 1 to 7% slower. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = !GMM__CFG(tile_b) ? 1 : GMM__CFG(tile_b) == gmm_sm90_b_format_nv4 ? 1/*TRY*/ : PARTS };
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(tile_b) ? 3 : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
@@ -12590,7 +12607,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
-        gmm_cast_load(&t, x);
+        gmm_cast_load(&t, 0, x);
         if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);
@@ -12645,7 +12662,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         float tile_scale = 1.0f;
         gmm_cast_tile_move(&t, &split, strip, 1);
         if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
-        else gmm_cast_load(&t, x);
+        else gmm_cast_load(&t, 0, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
@@ -12717,7 +12734,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, GMM_CAST_TILES);
         gmm_cast_nv16_move(&c, &t);
         end = t.cols - t.c0 < GMM_CAST_TILES * GMM_TILE ? t.cols : t.c0 + GMM_CAST_TILES * GMM_TILE;
-        gmm_cast_load(&t, x);
+        gmm_cast_load(&t, 1, x);
         gmm_cast_nv16_tables(&t, separate_amax, encodes);
         __syncthreads();
         for (; t.c0 < end; t.c0 += GMM_TILE) {
@@ -12737,7 +12754,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (t.columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
             else if (t.columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
             gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
-            if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
+            if (next.c0 < end) gmm_cast_load(&next, 1, x); /* while codes are stored */
             if (t.columnwise) gmm_cast_nv16_store_cols(&c, &t);
         }
         __syncthreads();
@@ -12775,7 +12792,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[16][4], row[16], square_max = 0, lane_scales = 0, scales4[4];
         if (strip >= split.total) break;
         gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
-        gmm_cast_load_rows(&t, 16, 4, 4, x[0]);
+        gmm_cast_load_rows(&t, 1, 16, 4, 4, x[0]);
         if (t.rowwise || a.format.square) {
             gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
             if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);

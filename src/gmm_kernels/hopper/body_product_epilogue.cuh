@@ -187,11 +187,11 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, in
 
 /* Stores a tile of D of any dtype and alignment by the threads: slots hold fp32 sums. Two slots alternate, since the
    last one may still be read; wgrad halves one slot. The loop over parts is not unrolled, since ptxas takes two to
-   seven times as long for a kernel where it is. It is unrolled for packed weights, whose mainloops are 1 to 3% slower
-   otherwise. */
+   seven times as long for a kernel where it is. For packed weights it is, by three: otherwise, or by six or all parts,
+   their mainloops are 1 to 7% slower. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = !GMM__CFG(tile_b) ? 1 : GMM__CFG(tile_b) == gmm_sm90_b_format_nv4 ? 1/*TRY*/ : PARTS };
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(tile_b) ? 3 : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;

@@ -24,7 +24,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
-        gmm_cast_load(&t, x);
+        gmm_cast_load(&t, 0, x);
         if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
             if (a.lines) gmm_amax_rows(&t, x, partials[0]);
             if (a.columns) gmm_amax_cols(&t, x, partials[1]);

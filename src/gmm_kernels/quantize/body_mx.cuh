@@ -24,7 +24,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[16][4], row[16], square_max = 0, lane_scales = 0, scales4[4];
         if (strip >= split.total) break;
         gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
-        gmm_cast_load_rows(&t, 16, 4, 4, x[0]);
+        gmm_cast_load_rows(&t, 1, 16, 4, 4, x[0]);
         if (t.rowwise || a.format.square) {
             gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
             if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);

@@ -35,7 +35,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, GMM_CAST_TILES);
         gmm_cast_nv16_move(&c, &t);
         end = t.cols - t.c0 < GMM_CAST_TILES * GMM_TILE ? t.cols : t.c0 + GMM_CAST_TILES * GMM_TILE;
-        gmm_cast_load(&t, x);
+        gmm_cast_load(&t, 1, x);
         gmm_cast_nv16_tables(&t, separate_amax, encodes);
         __syncthreads();
         for (; t.c0 < end; t.c0 += GMM_TILE) {
@@ -55,7 +55,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             if (t.columnwise && GMM__HADAMARD) gmm_cast_nv16_encode_cols_hadamard(&c, &t, x);
             else if (t.columnwise) gmm_cast_nv16_encode_cols(&c, &t, x, square_max, square_codes, has_nan);
             gmm_cast_tile_at(&next, t.c0 + GMM_TILE);
-            if (next.c0 < end) gmm_cast_load(&next, x); /* while codes are stored */
+            if (next.c0 < end) gmm_cast_load(&next, 1, x); /* while codes are stored */
             if (t.columnwise) gmm_cast_nv16_store_cols(&c, &t);
         }
         __syncthreads();

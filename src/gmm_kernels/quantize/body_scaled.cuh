@@ -34,7 +34,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         float tile_scale = 1.0f;
         gmm_cast_tile_move(&t, &split, strip, 1);
         if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
-        else gmm_cast_load(&t, x);
+        else gmm_cast_load(&t, 0, x);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;

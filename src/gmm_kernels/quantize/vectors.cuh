@@ -67,7 +67,6 @@ typedef struct gmm_cast_tile {
     int32_t in_cols;     /* whether the lane's columns exist */
     int32_t valid_rows;  /* rows from row0 on that exist; below 1 or above 8 where none or more than the lane's do */
     int32_t padded_rows; /* rows of the unit as its scales count them */
-    int32_t warp_row;    /* row of the source that is the lane's of the warp's 32 rows; -1: zeros */
 } gmm_cast_tile;
 
 /* What all tiles of a lane have in common. */
@@ -91,15 +90,11 @@ GMM__DEVICE void gmm_cast_tile_at(gmm_cast_tile *t, int32_t c0) {
 GMM__DEVICE void gmm_cast_tile_move(gmm_cast_tile *t, const gmm_warp_split *w, int32_t index, int32_t cta_tiles) {
     const gmm__quant_args *a = t->a;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    int32_t row;
     t->cols = (int32_t)a->cols;
     gmm_cast_tile_at(t, tile * cta_tiles * GMM_TILE);
     t->p = gmm_cast_strip_of(a, w, a->backward ? w->total - 1 - index : index);
     t->valid_rows = t->p.m - t->row0;
     t->padded_rows = a->grouped ? (t->p.rows + 127) & ~127 : t->p.rows;
-    row = (t->row0 & ~31) + gmm__lane();
-    t->warp_row = row < t->p.m ? t->p.source_row + t->p.row + row : -1;
-    if (a->index.at && row < t->p.m) t->warp_row = gmm_checked_row(&a->index, t->warp_row);
 }
 
 /* --- addresses --- */
@@ -140,21 +135,43 @@ GMM__DEVICE void gmm_cast_load_row(const uint8_t *src, int32_t exists, int32_t w
         x[k + 3] = v.w;
     }
 }
-/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. */
-GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride, uint32_t *x) {
+/* Loads gathered rows. A lane looks up one of the warp's 32 rows, and the others get it from there. */
+GMM__DEVICE void gmm_cast_gather_rows(const gmm_cast_tile *t, int32_t rows, int32_t words, int32_t stride,
+                                      uint32_t *x) {
     const gmm__quant_args *a = t->a;
     const int64_t size = gmm__words8(t->source) / 2;
-    const uint32_t pitch16 = (uint32_t)(a->src.ld * size / 16);
-    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) + (t->c0 + t->col0) * size;
+    const uint8_t *src = gmm_cast_data(&a->src, 0, 0) + (t->c0 + t->col0) * size;
+    const int32_t line = (t->row0 & ~31) + gmm__lane();
+    const int32_t own = line < t->p.m ? gmm_checked_row(&a->index, t->p.source_row + t->p.row + line) : -1;
     int32_t i;
 #pragma unroll
     for (i = 0; i < rows; i++) {
-        const int32_t row = __shfl_sync(0xFFFFFFFFu, t->warp_row, (t->row0 & 31) + i);
-        gmm_cast_load_row(src + (uint64_t)(uint32_t)row * pitch16 * 16, t->in_cols && row >= 0, words, x + i * stride);
+        const int32_t row = __shfl_sync(0xFFFFFFFFu, own, (t->row0 & 31) + i);
+        gmm_cast_load_row(src + row * a->src.ld * size, t->in_cols && row >= 0, words, x + i * stride);
     }
 }
-GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, uint32_t x[8][8]) {
-    gmm_cast_load_rows(t, 8, gmm__words8(t->source), 8, x[0]);
+/* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. `ahead`: a
+   constant. 1 lets ptxas move loads of rows that are not gathered ahead of what stands before them, since there is no
+   branch between the two; but FP8 kernels would spill a register. */
+GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, const int ahead, int32_t rows, int32_t words,
+                                    int32_t stride, uint32_t *x) {
+    const gmm__quant_args *a = t->a;
+    const int64_t size = gmm__words8(t->source) / 2, pitch = a->src.ld * size;
+    const uint8_t *src = gmm_cast_data(&a->src, a->step[2], t->p.unit) +
+                         (t->p.source_row + t->p.row + t->row0) * pitch + (t->c0 + t->col0) * size;
+    const int gathers = a->index.at != NULL;
+    const int32_t valid_rows = t->in_cols && !(ahead && gathers) ? t->valid_rows : 0;
+    int32_t i;
+    if (!ahead && gathers) {
+        gmm_cast_gather_rows(t, rows, words, stride, x);
+        return;
+    }
+#pragma unroll
+    for (i = 0; i < rows; i++, src += pitch) gmm_cast_load_row(src, i < valid_rows, words, x + i * stride);
+    if (ahead && gathers) gmm_cast_gather_rows(t, rows, words, stride, x);
+}
+GMM__DEVICE void gmm_cast_load(const gmm_cast_tile *t, const int ahead, uint32_t x[8][8]) {
+    gmm_cast_load_rows(t, ahead, 8, gmm__words8(t->source), 8, x[0]);
 }
 /* Values of the lane's row or column number l. */
 GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t columnwise, int32_t l, float v[8]) {

@@ -11182,6 +11182,78 @@ enum {
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
+/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
+static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
+                                                                                            : call->rows;
+    return gmm__ceil_div(hint, call->groups.count);
+}
+
+/* A product as the price models see it. Groups have equal sizes there. */
+typedef struct gmm__wgmma_shape {
+    gmm_gemm_op op;
+    int64_t groups, rows, m, n; /* rows per group; extents of D per group */
+    int64_t contraction;
+    int64_t copied;             /* bytes per row of the copies of gathered rows */
+    double weight_elements;
+    int32_t processors;
+    int gathers;                /* A has an index by which gather warps can load it */
+    int f32, drops_d;           /* D is fp32; a glu product does not store D */
+} gmm__wgmma_shape;
+
+static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op op, int32_t processors) {
+    const int role_a = gmm__mma_role_a(op);
+    const int role_d = op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
+    gmm__wgmma_shape s;
+    s.op = op;
+    s.groups = call->groups.count;
+    s.rows = gmm__wgmma_rows_per_group(call);
+    s.m = op == gmm_gemm_wgrad ? call->out : s.rows;
+    if (s.m < 1) s.m = 1;
+    s.n = op == gmm_gemm_fwd ? call->out : call->in;
+    s.contraction = op == gmm_gemm_wgrad ? s.rows : op == gmm_gemm_fwd ? call->in : call->out;
+    s.copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, gmm__mma_role_b(op));
+    s.weight_elements = (double)(s.groups * call->in) * (double)call->out;
+    s.processors = processors;
+    /* a gather warp counts rows in units of 16 bytes */
+    s.gathers = gmm__index_of(call, role_a) &&
+                (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
+    s.f32 = call->mat[role_d].dtype == GMM_F32;
+    s.drops_d = call->drops_preact;
+    return s;
+}
+
+/* How tiles of a kernel cover D. */
+typedef struct gmm__wgmma_tiling {
+    int64_t tiles_m, tiles_n; /* tiles of a group along the rows and the columns of D */
+    int64_t waves;            /* tiles that the busiest CTA computes */
+} gmm__wgmma_tiling;
+
+/* Tiles of tile_m x tile_n on `ctas` CTAs. narrows: where a group fits one tile, tiles are narrowed until the last wave
+   is full (gmm_sm90_tiles_n): as many columns of tiles as all waves can hold, an even number. */
+static gmm__wgmma_tiling gmm__wgmma_tiling_of(const gmm__wgmma_shape *s, int64_t tile_m, int64_t tile_n, int64_t ctas,
+                                              int narrows) {
+    gmm__wgmma_tiling t;
+    int64_t filling;
+    t.tiles_m = gmm__ceil_div(s->m, tile_m);
+    t.tiles_n = gmm__ceil_div(s->n, tile_n);
+    t.waves = gmm__ceil_div(s->groups * t.tiles_m * t.tiles_n, ctas);
+    filling = t.waves * s->processors / s->groups / 2 * 2;
+    if (narrows && t.tiles_m == 1 && filling > t.tiles_n) t.tiles_n = filling;
+    return t;
+}
+
+/* Clocks of a step of a tile with m16 blocks of 16 rows. */
+static double gmm__wgmma_step_clocks(const gmm_sm90_kernel *k, double m16) {
+    const double n128 = k->tile_n / 128.0;
+    const double mma = k->b_format ? gmm__wgmma_packed_step + gmm__wgmma_packed_m16 * m16
+                                   : gmm__wgmma_mma_m16 * n128 * m16;
+    const double smem_a = k->consumers == 2 ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
+                                            : gmm__wgmma_smem_a_pingpong;
+    const double smem = gmm__wgmma_smem_b * n128 + smem_a * m16 + (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
+    return mma > smem ? mma : smem;
+}
+
 /* Clocks of a tile of wgrad: a mainloop of k_tiles steps of `step` clocks, and the store of m16 blocks of 16 rows. */
 static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_tiles, double step, double m16, int f32) {
     const double store = m16 * (f32 ? gmm__wgmma_wgrad_store_f32 : gmm__wgmma_wgrad_store_half) *
@@ -11190,11 +11262,85 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
     return mainloop > store ? mainloop + gmm__wgmma_wgrad_exposed * store : store + gmm__wgmma_wgrad_exposed * mainloop;
 }
 
-/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
-static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
-    return gmm__ceil_div(hint, call->groups.count);
+/* What multiplies the clocks of a mainloop of forward or dgrad. */
+static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
+    if (k->consumers != 2) /* ping-pong */
+        return (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) + k_tiles / gmm__wgmma_k_tiles_scale;
+    if (k->deferred) return gmm__wgmma_deferred_slowdown;
+    return k->tile_n == 128 && s->rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
+}
+/* Clocks of storing a tile of forward or dgrad. */
+static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
+    const double half = k->deferred          ? gmm__wgmma_store_deferred
+                        : k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
+    return k->tile_n / 128.0 * m16 *
+           (s->f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks : half);
+}
+/* Clocks of a tile. Consumers of a cooperative tile store it together; of ping-pong tiles one is stored while the other
+   is multiplied, so that a part of the store bounds it. */
+static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
+    const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
+    const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles, m16);
+    const double store = gmm__wgmma_store_clocks(k, s, m16), exposed = gmm__wgmma_store_exposed * store;
+    const double glu = s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
+    if (s->op == gmm_gemm_wgrad) return gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, s->f32);
+    if (k->consumers == 2) return mainloop + store + gmm__wgmma_fixed_cooperative;
+    return (mainloop > exposed ? mainloop : exposed) + gmm__wgmma_fixed_pingpong +
+           (k->op == gmm_gemm_glu ? glu * m16 : 0.0);
+}
+/* Clocks of reading all weights from memory, whose rate grows with the bytes in flight. */
+static double gmm__wgmma_weight_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s,
+                                       const gmm__wgmma_tiling *t) {
+    const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)s->n / (double)t->tiles_n;
+    return 2.0 * s->weight_elements / (gmm__wgmma_weight_rate * s->processors) *
+           (1.0 + gmm__wgmma_latency_bytes / in_flight);
+}
+/* The price of a kernel with tiles of at most max_m16 blocks of 16 rows: the waves of its tiles times the clocks of a
+   tile, and what copies of operands take before; or the clocks of reading all weights if they are more. b_format: of
+   the weights, which other kernels do not read. */
+static double gmm__wgmma_cost(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, int32_t b_format, int32_t max_m16) {
+    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, 16 * max_m16, k->tile_n, s->processors * k->ctas_per_sm, 1);
+    const double m16 = (double)gmm__ceil_div(s->m, 16) / (double)t.tiles_m;
+    const double tiles = (double)t.waves * gmm__wgmma_tile_clocks(k, s, m16) *
+                         (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0);
+    const double dequantize = b_format && !k->b_format ? s->weight_elements / gmm__wgmma_dequantize_rate : 0.0;
+    const double copy = k->gather ? 0.0 : (double)(s->rows * s->groups * s->copied) / gmm__wgmma_copy_rate;
+    const double compute = tiles + dequantize + copy;
+    const double weights = s->op == gmm_gemm_wgrad || b_format ? 0.0 : gmm__wgmma_weight_clocks(k, s, &t);
+    return compute > weights ? compute : weights;
+}
+
+/* Index of the kernel for operation `kernel_op` that is estimated to be fastest, or -1. All kernels give the same bits.
+   Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between them by the group sizes,
+   unless groups are so small that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`; for
+   other kernels the cost of their conversion is added.
+   Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
+   is added; without `copies` they are left out. *least becomes the cost of the choice. */
+static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
+                                 int32_t b_format, int32_t processors, int copies, double *least) {
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
+    int32_t choice = -1, index = 0, i, max_m16;
+    for (i = 0; i < GMM_SM90_KERNELS; i++) {
+        const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
+        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
+        const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
+        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format) ||
+            (k->gather && !s.gathers) || (!k->gather && s.copied && !copies))
+            continue;
+        if (++index == call->options.tile) return i;
+        if (k->tile_choice == 2) {
+            if (s.rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
+                choice = i;
+            continue;
+        }
+        for (max_m16 = k->m16; max_m16 >= min_m16; max_m16--) {
+            const double cost = gmm__wgmma_cost(k, &s, b_format, max_m16);
+            if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;
+            *least = cost;
+            choice = i;
+        }
+    }
+    return choice;
 }
 
 /* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
@@ -11210,140 +11356,48 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
-/* Index of the kernel for operation `kernel_op` that is estimated to be fastest for groups of equal size, or -1. All
-   kernels give the same bits. Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between
-   them by the group sizes, unless groups are so small that memory bandwidth bounds them. Packed weights are read by
-   kernels of `b_format`; for other kernels the cost of their conversion is added.
-   Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
-   is added; without `copies` they are left out.
-   The cost of a kernel is the larger of two: the waves of its tiles times the clocks of a tile (`compute`), and the
-   clocks of reading all weights from memory (`weights`). *least becomes that of the choice. */
-static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
-                                 int32_t b_format, int32_t processors, int copies, double *least) {
-    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t steps = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 64);
-    const double k_tiles = (double)steps;
-    const int f32 = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW].dtype == GMM_F32;
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
-    const int64_t copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, role_b); /* bytes per row */
-    /* a gather warp counts rows in units of 16 bytes */
-    const int gathers = gmm__index_of(call, role_a) &&
-                        (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
-    const double glu_m16 = call->drops_preact ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
-    double min_cost = 0.0;
-    int32_t choice = -1, index = 0, i, max_m16;
-    for (i = 0; i < GMM_SM90_KERNELS; i++) {
-        const gmm_sm90_kernel *k = &gmm_sm90_kernels[i];
-        /* the device may choose heights from min_m16 to k->m16 blocks of 16 rows; tiles of wgrad have one height */
-        const int32_t min_m16 = op == gmm_gemm_wgrad ? k->m16 : k->m16 / 2 + 1;
-        if (k->op != kernel_op || k->dtype != dtype || (k->b_format && k->b_format != b_format) ||
-            (k->gather && !gathers) || (!k->gather && copied && !copies))
-            continue;
-        if (++index == call->options.tile) return i;
-        if (k->tile_choice == 2) {
-            if (rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
-                choice = i;
-            continue;
-        }
-        for (max_m16 = k->m16; max_m16 >= min_m16; max_m16--) {
-            const int64_t tiles_m = gmm__ceil_div(m > 0 ? m : 1, 16 * max_m16);
-            const double m16 = (double)gmm__ceil_div(m > 0 ? m : 1, 16) / (double)tiles_m, n128 = k->tile_n / 128.0;
-            const int cooperative = k->consumers == 2;
-            const double mma = k->b_format ? gmm__wgmma_packed_step + gmm__wgmma_packed_m16 * m16
-                                           : gmm__wgmma_mma_m16 * n128 * m16;
-            const double smem = gmm__wgmma_smem_b * n128 +
-                                (cooperative ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
-                                             : gmm__wgmma_smem_a_pingpong) * m16 +
-                                (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
-            const double slowdown =
-                !cooperative ? (m16 < gmm__wgmma_low_m16 ? gmm__wgmma_low_slowdown : 1.0) +
-                                   k_tiles / gmm__wgmma_k_tiles_scale
-                : k->deferred ? gmm__wgmma_deferred_slowdown
-                : k->tile_n == 128 && rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown
-                                                                    : 1.0;
-            const double step = mma > smem ? mma : smem, mainloop = k_tiles * step;
-            const double store_half = k->deferred ? gmm__wgmma_store_deferred
-                                    : cooperative ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
-            const double store = n128 * m16 * (f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks
-                                                   : store_half);
-            const double exposed = gmm__wgmma_store_exposed * store;
-            const double tile = op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, f32)
-                              : cooperative ? mainloop * slowdown + store + gmm__wgmma_fixed_cooperative
-                                            : (mainloop * slowdown > exposed ? mainloop * slowdown : exposed) +
-                                                  gmm__wgmma_fixed_pingpong +
-                                                  (k->op == gmm_gemm_glu ? glu_m16 * m16 : 0.0);
-            const double dequantize = b_format && !k->b_format
-                                          ? (double)(G * call->in) * (double)call->out / gmm__wgmma_dequantize_rate
-                                          : 0.0;
-            const double copy = k->gather ? 0.0 : (double)(rows * G * copied) / gmm__wgmma_copy_rate;
-            const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
-            const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors * k->ctas_per_sm);
-            const double compute = (double)waves * tile * (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0) +
-                                   dequantize + copy;
-            /* Where a group fits one tile, tiles are narrowed until the last wave is full (gmm_sm90_tiles_n): as many
-               columns of tiles as all waves can hold, an even number. The rate of weights grows with the bytes in
-               flight. */
-            const int64_t full_tiles_n = tiles_m == 1 ? waves * processors / G / 2 * 2 : 0;
-            const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
-            const double in_flight = gmm__wgmma_column_bytes * k->stages * (double)n / (double)tiles_n;
-            const double min_weights =
-                2.0 * (double)(G * call->in) * (double)call->out / (gmm__wgmma_weight_rate * processors);
-            const double weights = op == gmm_gemm_wgrad || b_format
-                                       ? 0.0
-                                       : min_weights * (1.0 + gmm__wgmma_latency_bytes / in_flight);
-            const double cost = compute > weights ? compute : weights;
-            if (choice >= 0 && cost >= gmm__wgmma_margin * min_cost) continue;
-            *least = min_cost = cost;
-            choice = i;
-        }
-    }
-    return choice;
-}
-
 /* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
 }
 
 #ifndef GMM_NO_QUANT
-/* Index of the FP8 kernel that is estimated to be fastest for groups of equal size, or -1. All kernels that promote
-   their partial sums to fp32 give the same bits. A step takes the clocks of its products, or of loading its weights
-   where few rows share them. */
+/* The price of an FP8 kernel. A step takes the clocks of its products or, where few rows share the weights, those of
+   loading them: *loads becomes 1. */
+static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shape *s, int *loads) {
+    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n, s->processors,
+                                                     s->op != gmm_gemm_wgrad && k->tile_n == 192);
+    const double k_tiles = (double)gmm__ceil_div(s->contraction, 128);
+    const double m64 = (double)gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS) / (double)t.tiles_m;
+    const double cols = (double)s->n / (double)t.tiles_n;
+    const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+                       (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
+                        : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
+    /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
+    const double load = gmm__wgmma_fp8_load_column * cols / (double)t.tiles_m;
+    *loads = mma < load;
+    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + gmm__wgmma_fp8_fixed);
+}
+
+/* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32
+   give the same bits. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
                                      int32_t processors) {
-    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__wgmma_rows_per_group(call), m = op == gmm_gemm_wgrad ? call->out : rows;
-    const int64_t k_tiles = gmm__ceil_div(op == gmm_gemm_wgrad ? rows : op == gmm_gemm_fwd ? call->in : call->out, 128);
-    const int64_t blocks = gmm__ceil_div(m > 0 ? m : 1, GMM_FP8_BLOCK_ROWS);
-    double min_cost = 0.0;
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
+    double least = 0.0;
     int32_t choice = -1, index = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
-        const int64_t tiles_m = gmm__ceil_div(blocks, k->consumers);
-        const double m64 = (double)blocks / (double)tiles_m;
-        const int64_t min_tiles_n = gmm__ceil_div(n, k->tile_n);
-        const int64_t waves = gmm__ceil_div(G * tiles_m * min_tiles_n, processors);
-        /* where a group fits one tile, tiles of 192 columns are narrowed until the last wave is full */
-        const int narrowed = op != gmm_gemm_wgrad && tiles_m == 1 && k->tile_n == 192;
-        const int64_t full_tiles_n = narrowed ? waves * processors / G / 2 * 2 : 0;
-        const int64_t tiles_n = full_tiles_n > min_tiles_n ? full_tiles_n : min_tiles_n;
-        const double cols = (double)n / (double)tiles_n;
-        const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
-                           (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
-                            : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
-        /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
-        const double load = gmm__wgmma_fp8_load_column * cols / (double)tiles_m;
-        const double mainloop = (double)k_tiles * (mma > load ? mma : load);
-        const double cost = (double)waves * (mainloop + gmm__wgmma_fp8_fixed);
-        /* The tile 192 x 128 has two instances, of which one is skipped. The one with prefetch of the first tile saves
-           4 us per launch, and is up to 4% slower in long products. */
-        const int prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || mma < load);
-        const int skip = k->consumers == 3 && k->prefetch_tile != prefetch;
+        int loads, prefetch;
+        const double cost = gmm__wgmma_fp8_cost(k, &s, &loads);
         if (k->dtype != dtype || k->scaling != scaling) continue;
         if (++index == call->options.tile) return i;
-        if (skip || (choice >= 0 && cost >= gmm__wgmma_margin * min_cost)) continue;
-        min_cost = cost;
+        /* The tile 192 x 128 has two instances. The one with prefetch of the first tile saves 4 us per launch, and is
+           up to 4% slower in long products. */
+        prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
+        if (k->consumers == 3 && k->prefetch_tile != prefetch) continue;
+        if (choice >= 0 && cost >= gmm__wgmma_margin * least) continue;
+        least = cost;
         choice = i;
     }
     return choice;

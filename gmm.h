@@ -966,7 +966,8 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
              gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
              them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
-             are not weighted.
+             are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them
+             there: R hidden elements more memory for a shorter bwd, which then does not read x.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -1007,6 +1008,8 @@ typedef struct gmm_moe {
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
+    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 with a recipe, whose casts gather them */
+    int32_t reserved;         /* 0 */
 } gmm_moe;
 
 /* Engine, sizes and feature alignment of GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD: gmm_mlp_wgrad of what bwd
@@ -1015,8 +1018,8 @@ typedef struct gmm_moe {
 GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_info *info);
 
 /* What gmm_moe.saved holds: "row_of" [T, topk], "slot_of" [R] and "sizes" [E] as in gmm_permute (sizes: where the
-   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows; then the parts of
-   the MLP, as gmm_saved_layout has them. */
+   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows, "x" [R, hidden]
+   with save_rows; then the parts of the MLP, as gmm_saved_layout has them. */
 typedef struct gmm_moe_layout {
     uint32_t struct_size;
     int32_t count;           /* parts, in the order of their offsets */
@@ -7798,6 +7801,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
 typedef struct gmm__moe_wants {
     int weights_rows; /* the MLP weights FC2's input by probs */
     int weights_sum;  /* the combine weights rows of y by probs, and saves them */
+    int saves_x;      /* rows of x are permuted into saved */
     int permutes;     /* rows of x are permuted instead of gathered by products or casts */
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
@@ -7848,10 +7852,11 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = gmm__moe_prefers_rows(call, 1);
+    w.saves_x = d->save_rows;
+    w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
-    w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
+    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;
@@ -7908,6 +7913,9 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
     gmm_status s = gmm__check_slots(call, d->experts, d->tokens, d->topk, &slots);
     if (s != GMM_OK) return s;
     if (d->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", d->align);
+    if ((d->save_rows & ~1) || d->reserved)
+        return gmm__refuse(call, GMM_E_ARG, "save_rows", "%d must be 0 or 1, and reserved %d must be 0", d->save_rows,
+                           d->reserved);
     if (d->align == 0) d->align = 1;
     if (d->capacity == 0) {
         filled = slots < d->experts ? slots : d->experts; /* experts that may have rows of zeros */
@@ -7937,6 +7945,9 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
                            d->topk);
     c->topk = d->topk;
+    if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %d, whose casts gather "
+                           "rows of x", (int)c->recipe);
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
@@ -8054,7 +8065,7 @@ static char *gmm__moe_planned(void) { return (char *)(uintptr_t)GMM__WORKSPACE_A
 /* Offsets in gmm_moe.saved: of the layer's parts, and of the MLP's behind them. */
 typedef struct gmm__moe_saved {
     gmm_moe_layout layout;
-    int64_t row_of, slot_of, sizes, row_probs, y, mlp;
+    int64_t row_of, slot_of, sizes, row_probs, y, x, mlp;
 } gmm__moe_saved;
 
 static int64_t gmm__moe_save_part(gmm_moe_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
@@ -8070,6 +8081,7 @@ static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     s.sizes = gmm__moe_save_part(&s.layout, "sizes", GMM_I32, 1, d->experts);
     if (w.weights_rows) s.row_probs = gmm__moe_save_part(&s.layout, "row_probs", GMM_F32, 1, call->rows);
     if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__moe_dtype(call), call->rows, call->out);
+    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__moe_dtype(call), call->rows, call->in);
     s.mlp = s.layout.bytes;
     return s;
 }
@@ -8153,12 +8165,14 @@ static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char 
     }
 }
 
-/* Adds the permutation of x, or of its probabilities alone where the MLP gathers the rows. */
-static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, gmm__mlp_arena *arena) {
+/* Adds the permutation of x into the saved rows or, where those are NULL, into an arena; or that of its probabilities
+   alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows, gmm__mlp_arena *arena) {
     const gmm__call *call = steps->call;
     gmm_permute *p = &steps->dispatch;
     if (steps->wants.permutes) {
-        steps->x = gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
+        steps->x = saved_rows ? gmm_mat_packed(steps->dtype, saved_rows)
+                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
         steps->mlp.x = &steps->x;
         p->x = &call->mat[GMM__X_];
         p->rows = &steps->x;
@@ -8182,7 +8196,8 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
     if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
     else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
-    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL,
+                          &steps->workspace);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
     gmm__mlp_release(&steps->workspace, GMM__MOE_X);
@@ -8233,7 +8248,11 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->combine.drows || steps->combine.dprobs)
         gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
     if (w->mlp) {
-        if (w->x) gmm__moe_add_dispatch(steps, 0, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->saves_x) {
+            steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
+            m->x = &steps->x;
+        }
         m->dx = d->dx ? &steps->dx : NULL;
         m->dprob = drow_probs;
         gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);
@@ -12292,6 +12311,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(MOE_DPROBS, MOE_BWD, MOE_BWD, call->d.moe.dprobs, 1, 0, 1, 0, "moe.dprobs") \
     X(MOE_SIZES, MOE_FWD, MOE_BWD, call->d.moe.sizes, 1, 0, 1, 0, "moe.sizes") \
     X(MOE_SAVED, MOE_FWD, MOE_FWD, call->d.moe.saved, 1, 0, 1, 0, "moe.saved") \
+    X(MOE_SAVE_ROWS, MOE_FWD, MOE_BWD, call->d.moe.save_rows, 1, 0, 1, 0, "moe.save_rows") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
     X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
     X(ROUTE_SCALE, TOPK_FWD, TOPK_BWD, call->d.route.scale != 0.0f, 1, 0, 1, 0, "route.scale") \

@@ -33,6 +33,7 @@ typedef struct moe_spec {
     int without;                 /* results that are not wanted */
     int prob_on_input;           /* x was weighted already */
     int gathers;                 /* GPUs gather rows in products, as with any limit of the workspace */
+    int save_rows;
     int main_grad;
 } moe_spec;
 
@@ -236,6 +237,7 @@ static void fill_layer(moe_case *c) {
     d->topk = s->topk;
     d->align = s->align;
     d->capacity = s->capacity;
+    d->save_rows = s->save_rows;
     if (s->gathers) {
         c->options.workspace_limit = (int64_t)1 << 40;
         d->options = &c->options;
@@ -280,6 +282,7 @@ static void layer_fwd(moe_case *c, int inference) {
 static void layer_bwd(moe_case *c) {
     gmm_info info = GMM_ZERO;
     void *workspace;
+    if (c->s.save_rows) c->d.x = NULL; /* bwd does not read it */
     T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_BWD, &c->d, &info));
     T_CHECK(info.saved_bytes == c->d.saved_bytes, "saved_bytes %zu of bwd, %zu of fwd", info.saved_bytes,
             c->d.saved_bytes);
@@ -542,6 +545,13 @@ static const moe_spec specs[] = {
       .weighting = ON_ROWS, .save = GMM_SAVE_NOTHING },
     { .name = "db2 alone", .dtype = GMM_BF16, .without = DX | DPROBS | DW1 | DW2 | DB1, .bias = 1,
       .weighting = ON_SUM },
+    { .name = "rows saved", .dtype = GMM_BF16, .save_rows = 1, .weighting = ON_ROWS, .sizes = 1 },
+    { .name = "rows saved, nothing else", .dtype = GMM_F32, .save_rows = 1, .weighting = ON_SUM, .align = 7,
+      .save = GMM_SAVE_NOTHING, .bias = 1, .routed = 1 },
+    { .name = "rows saved, delayed", .dtype = GMM_BF16, .save_rows = 1, .weighting = ON_ROWS, .delay = 1,
+      .dropped = 30, .main_grad = 1 },
+    { .name = "rows saved, capacity 50, without dw1", .dtype = GMM_F16, .save_rows = 1, .weighting = ON_ROWS,
+      .capacity = 50, .without = DW1 },
     { .name = "nothing wanted", .dtype = GMM_BF16, .without = DX | DPROBS | DW1 | DW2, .weighting = ON_ROWS,
       .save = GMM_SAVE_NOTHING },
 };
@@ -649,6 +659,7 @@ static void drawn(int arg) {
     s.capacity = t_int(0, 2) ? 0 : t_int(1, s.tokens * s.topk + 20);
     s.main_grad = (int)t_int(0, 1);
     s.without = t_int(0, 1) ? 0 : (int)t_int(0, 127);
+    s.save_rows = !s.recipe && t_int(0, 2) == 0;
     equals_calls(&s);
 }
 
@@ -763,9 +774,12 @@ static void reference(int arg) {
 static void layout(int arg) {
     const int op = arg % 2 ? GMM_OP_MOE_BWD : GMM_OP_MOE_FWD;
     moe_spec s = complete((moe_spec){ .name = "layout", .dtype = GMM_BF16, .align = 16, .dropped = 10,
-                                      .weighting = arg / 2 ? ON_ROWS : ON_SUM });
+                                      .weighting = arg & 2 ? ON_ROWS : ON_SUM, .save_rows = arg / 4 });
     gmm_moe_layout l = GMM_ZERO, cut = GMM_ZERO;
-    const char *const names[] = { "row_of", "slot_of", "sizes", s.weighting == ON_SUM ? "y" : "row_probs", "preact" };
+    const char *const names[] = { "row_of", "slot_of", "sizes", s.weighting == ON_SUM ? "y" : "row_probs",
+                                  s.save_rows ? "x" : "preact", "preact" };
+    const int count = 5 + s.save_rows;
+    int64_t live = 0;
     moe_case c;
     composed sep;
     const char *saved;
@@ -773,7 +787,8 @@ static void layout(int arg) {
     separate_fwd(&c, &sep, 0);
     layer_fwd(&c, 0);
     T_OK(gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, &l));
-    T_CHECK(l.count == 5 && l.bytes == (int64_t)c.d.saved_bytes, "%d parts, %lld bytes", l.count, (long long)l.bytes);
+    T_CHECK(l.count == count && l.bytes == (int64_t)c.d.saved_bytes, "%d parts, %lld bytes", l.count,
+            (long long)l.bytes);
     for (int i = 0; i < l.count; i++) {
         const gmm_saved_part *p = &l.part[i];
         const int64_t end = i + 1 < l.count ? l.part[i + 1].offset : l.bytes;
@@ -781,12 +796,15 @@ static void layout(int arg) {
         T_CHECK(p->offset % 256 == 0 && p->offset + p->bytes <= end && end - p->offset - p->bytes < 256, "part %s",
                 p->name);
     }
-    T_CHECK(l.part[5].name == NULL && l.part[5].bytes == 0, "parts behind the last");
+    T_CHECK(l.part[count].name == NULL && l.part[count].bytes == 0, "parts behind the last");
     saved = (const char *)t_get(c.d.saved, c.d.saved_bytes);
     t_same("row_of", saved + l.part[0].offset, t_get(sep.map.row_of, (size_t)c.slots * 4), (size_t)c.slots * 4);
     t_same("slot_of", saved + l.part[1].offset, t_get(sep.map.slot_of, (size_t)sep.capacity * 4),
            (size_t)sep.capacity * 4);
     t_same("sizes", saved + l.part[2].offset, t_get(sep.map.sizes, (size_t)s.experts * 4), (size_t)s.experts * 4);
+    for (int e = 0; e < s.experts; e++) live += ((const int32_t *)(const void *)(saved + l.part[2].offset))[e];
+    if (s.save_rows)
+        t_same("x", saved + l.part[4].offset, t_mat_bits(&sep.rows), (size_t)(live * s.hidden * 2));
     cut.struct_size = (uint32_t)sizeof cut + 8;
     T_REFUSED(GMM_E_VERSION, gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, &cut), "gmm_moe_saved_query: layout", NULL);
     T_REFUSED(GMM_E_NULL, gmm_moe_saved_query(T.ctx, (gmm_op)op, &c.d, NULL), "gmm_moe_saved_query: layout", NULL);
@@ -886,6 +904,8 @@ static void refused_fields(int arg) {
     REFUSED(GMM_E_ARG, FWD, r.c.d.tokens = 1 << 30, "moe.tokens: 1073741824 times topk 3");
     REFUSED(GMM_E_ARG, FWD, r.c.d.topk = 0, "moe.topk: 0 must be >= 1");
     REFUSED(GMM_E_ARG, FWD, r.c.d.align = -2, "moe.align: -2 must be >= 0");
+    REFUSED(GMM_E_ARG, FWD, r.c.d.save_rows = 2, "moe.save_rows: 2 must be 0 or 1");
+    REFUSED(GMM_E_ARG, BWD, r.c.d.reserved = 5, "moe.save_rows: 0 must be 0 or 1, and reserved 5");
     REFUSED(GMM_E_ARG, FWD, r.c.d.capacity = -5, "moe.capacity: -5 must be >= 0");
     REFUSED(GMM_E_ARG, FWD, r.c.d.capacity = (int64_t)1 << 31, "moe.capacity: 2147483648");
     REFUSED(GMM_E_ARG, FWD, r.c.d.options = &wrong, "moe.options.engine: 77");
@@ -987,6 +1007,7 @@ static void refused_recipes(int arg) {
     REFUSED(GMM_E_ARG, FWD, r.c.config.hidden = 48, "moe.mlp.config.hidden: 48 must be a multiple of 32");
     REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.quant = NULL, "moe.mlp.config.recipe");
     REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.quant.recipe");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.d.save_rows = 1, "moe.save_rows: 1 must be 0 with mlp.config.recipe");
     REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob = 0, r.c.config.prob_on_input = 1), "moe.mlp.config.prob_on_input");
 }
 
@@ -1269,8 +1290,9 @@ void tests_moe(void) {
     t_add(fused, 0, "moe with the activation joined to its product");
     t_random(20);
     for (int i = 0; i < 4; i++) t_add(reference, i, "moe beside an fp64 reference: %s", forms[i]);
-    for (int i = 0; i < 4; i++)
-        t_add(layout, i, "moe layout of saved, %s, %s", i / 2 ? "row_probs" : "y", i % 2 ? "bwd" : "fwd");
+    for (int i = 0; i < 8; i++)
+        t_add(layout, i, "moe layout of saved, %s, %s%s", i & 2 ? "row_probs" : "y", i & 1 ? "bwd" : "fwd",
+              i & 4 ? ", rows" : "");
     for (int i = 0; i < 2 * T_COUNT(shapes); i++)
         t_add(memory, i, "moe memory of %s%s", shapes[i / 2].name, i % 2 ? ", weighted sum" : "");
     t_add(refused_fields, 0, "moe refused: fields");

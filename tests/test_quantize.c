@@ -153,8 +153,8 @@ static void build_source(quant_run *r) {
     r->scale_in = (float *)t_in(r->scale_values, (size_t)c->units * 4);
 }
 
-/* Tokens with the values of some rows, and an index by which the rows are gathered from them: some entries are negative,
-   some are past the tokens, and those behind the live rows must not be read. */
+/* Tokens with the values of some rows, and an index by which the rows are gathered from them: some entries are
+   negative, some are past the tokens, and those behind the live rows must not be read. */
 static void build_tokens(quant_run *r) {
     const quant_case *c = &r->c;
     const int64_t cols = c->cols, tokens = r->capacity / 2 + 1;

@@ -23,6 +23,7 @@ for a in "$@"; do
     case $a in
     --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
     --ms=*) gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
+    --recipe=* | --save-rows) layer="$layer $a" ;;
     --rows=layer | --rows=layer/*)
         only_layer=yes
         [ "$a" = --rows=layer ] || layer="$layer --rows=${a#--rows=layer/}" ;;

@@ -2,7 +2,8 @@
    permute, MLP, unpermute, and their backward), alternating, with weight gradients added into fp32. One row per
    configuration: TFLOP/s of both and their ratio; bytes per token that are kept from forward to backward beside weights
    and tokens (kept), and of workspace and matrices of permuted rows (space). Results are compared bit by bit.
-   bf16; with --recipe=NAME (fp8-current, ...) products of quantized operands, GMM_SAVE_QUANTIZED, weights in a cache.
+   bf16; with --recipe=NAME (fp8-current, ...) products of quantized operands, GMM_SAVE_QUANTIZED, weights in a cache;
+   with --save-rows the layer saves permuted rows of x, as separate calls do.
    --ms=200: milliseconds per contender; --rows=TEXT: configurations whose name contains it; --csv. */
 #include "gmm.h"
 
@@ -29,6 +30,7 @@ static const struct { const char *name; gmm_recipe_kind kind; } RECIPES[] = {
     {"bf16", GMM_RECIPE_NONE}, {"fp8-delayed", GMM_RECIPE_FP8_DELAYED}, {"fp8-current", GMM_RECIPE_FP8_CURRENT},
     {"fp8-block", GMM_RECIPE_FP8_BLOCK}, {"mxfp8", GMM_RECIPE_MXFP8}, {"nvfp4", GMM_RECIPE_NVFP4}};
 static int recipe; /* of RECIPES */
+static int save_rows;
 
 static gmm_context *ctx;
 
@@ -204,7 +206,7 @@ static void set_up_layer(const shape *s) {
     gmm_info info = GMM_ZERO;
     size_t largest = 0;
     L.moe.experts = s->experts, L.moe.tokens = s->tokens, L.moe.topk = s->topk, L.moe.mlp = &L.experts;
-    L.moe.indices = L.indices, L.moe.probs = L.probs, L.moe.dprobs = L.dprobs;
+    L.moe.save_rows = save_rows, L.moe.indices = L.indices, L.moe.probs = L.probs, L.moe.dprobs = L.dprobs;
     L.moe.x = &L.x, L.moe.out = &L.out[LAYER], L.moe.dout = &L.dout, L.moe.dx = &L.dx[LAYER];
     need(gmm_moe_query(ctx, GMM_OP_MOE_FWD, &L.moe, &info), &info);
     set_up_cache(info.weight_cache_bytes);
@@ -320,6 +322,7 @@ int main(int argc, char **argv) {
         if (!strncmp(argv[i], "--ms=", 5)) ms = atof(argv[i] + 5);
         else if (!strncmp(argv[i], "--rows=", 7)) rows = argv[i] + 7;
         else if (!strcmp(argv[i], "--csv")) csv = 1;
+        else if (!strcmp(argv[i], "--save-rows")) save_rows = 1;
         else if (!strncmp(argv[i], "--recipe=", 9)) {
             for (recipe = sizeof RECIPES / sizeof *RECIPES - 1; recipe >= 0; recipe--)
                 if (!strcmp(RECIPES[recipe].name, argv[i] + 9)) break;
@@ -330,8 +333,9 @@ int main(int argc, char **argv) {
     if (gmm_create(&ctx, &config, &error) != GMM_OK) return fprintf(stderr, "layer_bench: %s\n", error.text), 1;
     cuda(cudaGetDeviceProperties(&prop, 0), "properties");
     if (!csv)
-        printf("# %s; %s, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
+        printf("# %s; %s%s, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
                "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name, RECIPES[recipe].name,
+               save_rows ? ", rows saved" : "",
                "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls",
                "space", "calls");
     for (int i = 0; i < SHAPE_COUNT; i++)

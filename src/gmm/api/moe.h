@@ -13,7 +13,8 @@
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
              gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
              them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
-             are not weighted.
+             are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them
+             there: R hidden elements more memory for a shorter bwd, which then does not read x.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -54,6 +55,8 @@ typedef struct gmm_moe {
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
+    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 with a recipe, whose casts gather them */
+    int32_t reserved;         /* 0 */
 } gmm_moe;
 
 /* Engine, sizes and feature alignment of GMM_OP_MOE_FWD, GMM_OP_MOE_BWD, or GMM_OP_MLP_WGRAD: gmm_mlp_wgrad of what bwd
@@ -62,8 +65,8 @@ typedef struct gmm_moe {
 GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe, gmm_info *info);
 
 /* What gmm_moe.saved holds: "row_of" [T, topk], "slot_of" [R] and "sizes" [E] as in gmm_permute (sizes: where the
-   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows; then the parts of
-   the MLP, as gmm_saved_layout has them. */
+   caller has no array of them), "row_probs" [R] with config.prob, "y" where the combine weights rows, "x" [R, hidden]
+   with save_rows; then the parts of the MLP, as gmm_saved_layout has them. */
 typedef struct gmm_moe_layout {
     uint32_t struct_size;
     int32_t count;           /* parts, in the order of their offsets */

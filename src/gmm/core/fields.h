@@ -61,6 +61,7 @@
     X(MOE_DPROBS, MOE_BWD, MOE_BWD, call->d.moe.dprobs, 1, 0, 1, 0, "moe.dprobs") \
     X(MOE_SIZES, MOE_FWD, MOE_BWD, call->d.moe.sizes, 1, 0, 1, 0, "moe.sizes") \
     X(MOE_SAVED, MOE_FWD, MOE_FWD, call->d.moe.saved, 1, 0, 1, 0, "moe.saved") \
+    X(MOE_SAVE_ROWS, MOE_FWD, MOE_BWD, call->d.moe.save_rows, 1, 0, 1, 0, "moe.save_rows") \
     X(EXPERT_BIAS, TOPK_FWD, TOPK_BWD, call->d.route.expert_bias, 1, 0, 1, 0, "route.expert_bias") \
     X(NORMALIZE, TOPK_FWD, TOPK_BWD, call->d.route.normalize, 1, 0, 1, 0, "route.normalize") \
     X(ROUTE_SCALE, TOPK_FWD, TOPK_BWD, call->d.route.scale != 0.0f, 1, 0, 1, 0, "route.scale") \

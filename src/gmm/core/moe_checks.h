@@ -5,6 +5,7 @@
 typedef struct gmm__moe_wants {
     int weights_rows; /* the MLP weights FC2's input by probs */
     int weights_sum;  /* the combine weights rows of y by probs, and saves them */
+    int saves_x;      /* rows of x are permuted into saved */
     int permutes;     /* rows of x are permuted instead of gathered by products or casts */
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
@@ -55,10 +56,11 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
-    w.permutes = gmm__moe_prefers_rows(call, 1);
+    w.saves_x = d->save_rows;
+    w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
-    w.x = fwd || (w.mlp && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
+    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;
@@ -115,6 +117,9 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
     gmm_status s = gmm__check_slots(call, d->experts, d->tokens, d->topk, &slots);
     if (s != GMM_OK) return s;
     if (d->align < 0) return gmm__refuse(call, GMM_E_ARG, "align", "%d must be >= 0", d->align);
+    if ((d->save_rows & ~1) || d->reserved)
+        return gmm__refuse(call, GMM_E_ARG, "save_rows", "%d must be 0 or 1, and reserved %d must be 0", d->save_rows,
+                           d->reserved);
     if (d->align == 0) d->align = 1;
     if (d->capacity == 0) {
         filled = slots < d->experts ? slots : d->experts; /* experts that may have rows of zeros */
@@ -144,6 +149,9 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
                            d->topk);
     c->topk = d->topk;
+    if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
+        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %d, whose casts gather "
+                           "rows of x", (int)c->recipe);
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);

@@ -38,7 +38,7 @@ static char *gmm__moe_planned(void) { return (char *)(uintptr_t)GMM__WORKSPACE_A
 /* Offsets in gmm_moe.saved: of the layer's parts, and of the MLP's behind them. */
 typedef struct gmm__moe_saved {
     gmm_moe_layout layout;
-    int64_t row_of, slot_of, sizes, row_probs, y, mlp;
+    int64_t row_of, slot_of, sizes, row_probs, y, x, mlp;
 } gmm__moe_saved;
 
 static int64_t gmm__moe_save_part(gmm_moe_layout *l, const char *name, gmm_dtype dtype, int64_t rows, int64_t cols) {
@@ -54,6 +54,7 @@ static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     s.sizes = gmm__moe_save_part(&s.layout, "sizes", GMM_I32, 1, d->experts);
     if (w.weights_rows) s.row_probs = gmm__moe_save_part(&s.layout, "row_probs", GMM_F32, 1, call->rows);
     if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__moe_dtype(call), call->rows, call->out);
+    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__moe_dtype(call), call->rows, call->in);
     s.mlp = s.layout.bytes;
     return s;
 }
@@ -137,12 +138,14 @@ static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char 
     }
 }
 
-/* Adds the permutation of x, or of its probabilities alone where the MLP gathers the rows. */
-static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, gmm__mlp_arena *arena) {
+/* Adds the permutation of x into the saved rows or, where those are NULL, into an arena; or that of its probabilities
+   alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows, gmm__mlp_arena *arena) {
     const gmm__call *call = steps->call;
     gmm_permute *p = &steps->dispatch;
     if (steps->wants.permutes) {
-        steps->x = gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
+        steps->x = saved_rows ? gmm_mat_packed(steps->dtype, saved_rows)
+                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
         steps->mlp.x = &steps->x;
         p->x = &call->mat[GMM__X_];
         p->rows = &steps->x;
@@ -166,7 +169,8 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
     if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
     else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
-    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL,
+                          &steps->workspace);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
     gmm__mlp_release(&steps->workspace, GMM__MOE_X);
@@ -217,7 +221,11 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->combine.drows || steps->combine.dprobs)
         gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
     if (w->mlp) {
-        if (w->x) gmm__moe_add_dispatch(steps, 0, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->saves_x) {
+            steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
+            m->x = &steps->x;
+        }
         m->dx = d->dx ? &steps->dx : NULL;
         m->dprob = drow_probs;
         gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);

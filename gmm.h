@@ -625,7 +625,8 @@ typedef struct gmm_mlp_quant {
 
 /* Tensors of one MLP call.
    Shapes: x, dx [T, hidden]; w1 [G][2 ffn or ffn, hidden] and b1 [G][2 ffn or ffn], gated rows in the order of
-       act.interleave; w2 [G][hidden_out, ffn], b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
+       act.interleave (0: first the ffn gate rows, then the ffn rows that they multiply); w2 [G][hidden_out, ffn],
+       b2 [G][hidden_out]; y, dy [T, hidden_out]; prob, dprob [T] fp32.
    Gathered rows (gmm_linear): with x_index, x is [index_rows, hidden], and its row x_index[r] / index_div stands for
        x[r]; dy_index does the same for dy. gmm_permute.slot_of with index_div = topk takes tokens and the gradients of
        combined tokens that were not permuted, with the bits of permuted copies. What a recipe quantizes is gathered by

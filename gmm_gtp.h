@@ -504,10 +504,9 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
                matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called;
-   chains
-               declare beforehand which bundles are captured. A graph uses the slot contents of the graph before it only
-               where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called.
+               Chains declare beforehand which bundles are captured. A graph uses the slot contents of the graph before
+               it only where that one has prefetched them; such graphs are replayed in the order of their capture.
    Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
                unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
                returns the same status, nothing more is enqueued, and give_up of its communicators is called.

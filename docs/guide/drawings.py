@@ -75,7 +75,8 @@ def layer():
         p.line(x, 122, x, 140)
         p.text(x, 158, words, 13, "middle")
     p.line(355, 140, 635, 140)
-    p.text(495, 158, "formats: recipes.  Gradients: main_grad.  Several GPUs: parallelism.", 13, "middle")
+    p.text(495, 158, "the experts: mlp", 13, "middle")
+    p.text(495, 178, "formats: recipes.  Gradients: main_grad.  Several GPUs: parallelism.", 13, "middle")
     p.text(20, 212, "Around it: vendoring, CUDA graphs, troubleshooting, benchmarks", 13)
     return p
 
@@ -99,6 +100,25 @@ def groups():
     for y, form, values in ((240, "sizes", "2 0 3"), (264, "offsets", "0 2 2 5")):
         p.text(260, y, form, 13)
         p.text(320, y, values, 14, kind="code")
+    return p
+
+
+def mlp():
+    p = Picture(860, 300)
+    p.text(20, 28, "Forward from left to right, backward from right to left", 15, kind="bold")
+    for y, steps in ((50, ("x", "FC1\nw1", "activation", "FC2\nw2", "y")),
+                     (200, ("dx", "FC1\ndx, dw1", "activation", "FC2\ndgrad, dw2", "dy"))):
+        for i, words in enumerate(steps):
+            x = 20 + 172 * i
+            p.rect(x, y, 130, 52, ("green", "blue", "grey", "blue", "green")[i], words)
+            if i:
+                p.arrow(*((x - 40, y + 26, x - 2, y + 26) if y == 50 else (x - 2, y + 26, x - 40, y + 26)))
+    p.rect(192, 132, 302, 38, "orange", "saved: FC1's output")
+    p.arrow(257, 104, 257, 130)
+    p.arrow(429, 172, 429, 198)
+    p.arrow(100, 104, 215, 198)
+    p.text(20, 158, "x itself, or saved", 13)
+    p.text(20, 284, "The workspace is free again after each call. What is saved lives from forward to backward.", 13)
     return p
 
 
@@ -248,8 +268,9 @@ def vendoring():
     return p
 
 
-DRAWINGS = {"README": layer, "groups": groups, "main_grad": main_grad, "parallelism": parallelism, "recipes": recipes,
-            "cuda_graphs": cuda_graphs, "troubleshooting": troubleshooting, "bench": bench, "vendoring": vendoring}
+DRAWINGS = {"README": layer, "groups": groups, "mlp": mlp, "main_grad": main_grad, "parallelism": parallelism,
+            "recipes": recipes, "cuda_graphs": cuda_graphs, "troubleshooting": troubleshooting, "bench": bench,
+            "vendoring": vendoring}
 
 
 def main():

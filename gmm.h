@@ -107,7 +107,8 @@ typedef struct gmm_allocator {
 
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
-    GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning) */
+    GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning). An MLP or a
+                          layer, once per context: delayed scaling without scales */
     GMM_LOG_INFO = 2,  /* gmm_create: the device or processor that the context uses */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
@@ -610,7 +611,8 @@ typedef struct gmm_mlp_quant {
     int32_t reserved;        /* 0 */
     const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
                                 every operation, though only weight gradients are transformed */
-    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
+    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones, of which the
+                                log warns once */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
                                 wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient
@@ -2044,6 +2046,7 @@ struct gmm_context {
     gmm_error error;
     int32_t threads;   /* CPU engine: number of threads */
     int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
+    int32_t warned_of_ones; /* gmm__mlp_warn_of_ones has been written */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
@@ -4783,6 +4786,15 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
     return GMM_OK;
 }
 
+/* Says once per context that delayed scaling has no scales: no call can tell whether ones are meant. */
+static void gmm__mlp_warn_of_ones(const gmm__call *call) {
+    gmm_context *ctx = call->ctx;
+    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_of_ones) return;
+    ctx->warned_of_ones = 1;
+    gmm__log(ctx, GMM_LOG_WARN, "%s: mlp.quant.scale is NULL with recipe fp8-delayed: all scales are 1, by which "
+             "small gradients are rounded to 0 (gmm_update_scales)", call->function);
+}
+
 /* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
    other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
    every operation. */
@@ -4794,6 +4806,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
                          call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
     gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    if (!call->query) gmm__mlp_warn_of_ones(call);
     if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
@@ -4905,8 +4918,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse_member(call, error.status, "config", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (!d->quant && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
-                           "be quantized", (int)c->recipe);
+        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%s needs quant, which is NULL: the products would not "
+                           "be quantized", gmm_recipe_name(c->recipe));
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
@@ -4914,8 +4927,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
-                               "not none", (int)call->recipe.kind, (int)c->recipe);
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %s must be mlp.config.recipe, %s, and "
+                               "not none", gmm_recipe_name(call->recipe.kind), gmm_recipe_name(c->recipe));
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
@@ -6369,9 +6382,10 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                   size_t need) {
     if (!memory && need > 0)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes", (unsigned long long)need);
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
+                           (unsigned long long)need);
     if (bytes < need)
-        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu",
+        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query states",
                            (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
@@ -7947,8 +7961,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
                            d->topk);
     c->topk = d->topk;
     if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %d, whose casts gather "
-                           "rows of x", (int)c->recipe);
+        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %s, whose casts gather "
+                           "rows of x", gmm_recipe_name(c->recipe));
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
@@ -13038,10 +13052,10 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
                                   gmm_stream stream) {
     gmm_status s;
     if (workspace_bytes < plan->workspace_bytes)
-        return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu",
+        return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu, which the query states",
                            (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
     if (!workspace && plan->workspace_bytes > 0)
-        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes",
+        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
                            (unsigned long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,

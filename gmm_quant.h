@@ -214,14 +214,20 @@ typedef enum gmm_scale_order {
    column (the contraction of wgrad). */
 typedef enum gmm_direction { GMM_ROWWISE = 0, GMM_COLUMNWISE = 1, GMM_DIRECTION_MAX = 0x7fffffff } gmm_direction;
 
-/* Families of recipes, in the order of their precision. What each role gets is decided where the recipe is used. */
+/* Families of recipes, in the order of their precision; with NONE operands keep their 16- or 32-bit dtype. What each
+   role gets is decided where the recipe is used. X(name, value, lower-case name) */
+#define GMM_RECIPE_LIST(X) \
+    X(GMM_RECIPE_NONE, 0, "none") \
+    X(GMM_RECIPE_FP8_DELAYED, 1, "fp8-delayed") \
+    X(GMM_RECIPE_FP8_CURRENT, 2, "fp8-current") \
+    X(GMM_RECIPE_FP8_BLOCK, 3, "fp8-block") \
+    X(GMM_RECIPE_MXFP8, 4, "mxfp8") \
+    X(GMM_RECIPE_NVFP4, 5, "nvfp4")
+
 typedef enum gmm_recipe_kind {
-    GMM_RECIPE_NONE = 0, /* operands keep their 16- or 32-bit dtype */
-    GMM_RECIPE_FP8_DELAYED,
-    GMM_RECIPE_FP8_CURRENT,
-    GMM_RECIPE_FP8_BLOCK,
-    GMM_RECIPE_MXFP8,
-    GMM_RECIPE_NVFP4,
+#define GMM__X(name, value, text) name = value,
+    GMM_RECIPE_LIST(GMM__X)
+#undef GMM__X
     GMM_RECIPE_KIND_MAX = 0x7fffffff
 } gmm_recipe_kind;
 
@@ -488,6 +494,7 @@ typedef struct gmm_layout {
 GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype);
 GMMDEF const char *gmm_dtype_name(gmm_dtype dtype);
 GMMDEF const char *gmm_scaling_name(gmm_scaling scaling);
+GMMDEF const char *gmm_recipe_name(gmm_recipe_kind kind); /* "fp8-block" */
 GMMDEF const char *gmm_status_name(gmm_status status);   /* "GMM_E_ARG" */
 GMMDEF const char *gmm_status_string(gmm_status status); /* a sentence */
 
@@ -1589,6 +1596,15 @@ GMMDEF const char *gmm_scaling_name(gmm_scaling scaling) {
     }
 }
 
+GMMDEF const char *gmm_recipe_name(gmm_recipe_kind kind) {
+    switch (kind) {
+#define GMM__X(name, value, text) case name: return text;
+        GMM_RECIPE_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
 GMMDEF const char *gmm_status_name(gmm_status status) {
     switch (status) {
 #define GMM__X(name, value, text) case name: return #name;
@@ -1892,8 +1908,8 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
         const gmm_status s = gmm__check_format(f[i], roles[i], error);
         if (s != GMM_OK) return s;
         if (f[i]->dtype != GMM_NONE && !gmm__recipe_takes(r.kind, i == 1, f[i]))
-            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %d", roles[i],
-                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), (int)r.kind);
+            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %s", roles[i],
+                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), gmm_recipe_name(r.kind));
     }
     if ((r.input.dtype == GMM_NONE) != (r.grad.dtype == GMM_NONE))
         return gmm__fail(error, GMM_E_CONFIG, "grad.dtype: %s and input.dtype %s: both are quantized or none, for the "

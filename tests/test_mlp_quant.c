@@ -543,6 +543,9 @@ static void count_line(void *user, gmm_log_level level, const char *message) {
     (void)message;
     *(int *)user += level == GMM_LOG_TRACE;
 }
+static void count_warning(void *user, gmm_log_level level, const char *message) {
+    *(int *)user += level == GMM_LOG_WARN && strstr(message, "mlp.quant.scale is NULL");
+}
 
 /* Backward casts each operand once: dy and dz, which dgrad and wgrad both read, in one pass. Every operation that it is
    composed of writes one line of the trace. */
@@ -568,6 +571,31 @@ static void casts_once(int arg) {
         casts = lines - (wgrads ? 7 : 5); /* lines of the MLP, its offsets, its activation, two or four products */
         T_CHECK(casts == 2 * (c.recipe.grad.dtype != GMM_NONE) + 2 * (c.recipe.weight.dtype != GMM_NONE) +
                              2 * (wgrads && c.recipe.input.dtype != GMM_NONE), "%d casts, wgrads %d", casts, wgrads);
+    }
+}
+
+/* Delayed scaling without scales is written to the log once per context, and scales are not. */
+static void warns_of_ones(int arg) {
+    (void)arg;
+    for (int scaled = 0; scaled < 2; scaled++) {
+        gmm_config config = T.config;
+        gmm_info info = GMM_ZERO;
+        gmm_context *ctx;
+        mlp_case c;
+        int lines = 0;
+        config.log.level = GMM_LOG_WARN;
+        config.log.user = &lines;
+        config.log.write = count_warning;
+        ctx = t_context(&config);
+        build(&c, REF_FP8_DELAYED, GMM_SAVE_PREACT);
+        if (!scaled) c.quant.scale = NULL;
+        for (int i = 0; i < 2; i++) {
+            T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &c.d, &info), gmm_last_error(ctx));
+            T_CHECK(lines == (i && !scaled), "%d lines after a query", lines);
+            T_OK_TEXT(gmm_mlp_fwd(ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
+                      gmm_last_error(ctx));
+        }
+        T_CHECK(lines == !scaled, "%d lines", lines);
     }
 }
 
@@ -628,7 +656,8 @@ static void refusals(int arg) {
     (void)arg;
     build(&c, REF_NVFP4, GMM_SAVE_PREACT);
     c.config.recipe = GMM_RECIPE_MXFP8;
-    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe: kind ", "5", "4", NULL);
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe: kind nvfp4 must be "
+              "mlp.config.recipe, mxfp8", NULL);
     c.config.recipe = c.recipe.kind;
     c.recipe.grad.hadamard = 0;
     T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe.grad.hadamard: ", NULL);
@@ -709,13 +738,13 @@ static void refusals(int arg) {
     c.d.quant = NULL;
     {
         gmm_info info = GMM_ZERO;
-        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.config.recipe: 5",
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.config.recipe: nvfp4 "
                   "needs quant", NULL);
-        T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.config.recipe: 5", NULL);
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.config.recipe: nvfp4",
+                  NULL);
         for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
             T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info),
-                      "gmm_mlp_query: mlp.config.recipe: 5",
-                      NULL);
+                      "gmm_mlp_query: mlp.config.recipe: nvfp4", NULL);
     }
     c.d.quant = &c.quant;
     c.config.ffn = 40;
@@ -767,6 +796,7 @@ void tests_mlp_quant(void) {
     }
     for (int i = 0; i < REF_RECIPES; i++)
         t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
+    t_add(warns_of_ones, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)
         t_add_gpu(one_split, i, "mlp recipe %s reads the split once", ref_recipe_of(i).name);

@@ -14,6 +14,7 @@ typedef struct gmm_layout {
 GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype);
 GMMDEF const char *gmm_dtype_name(gmm_dtype dtype);
 GMMDEF const char *gmm_scaling_name(gmm_scaling scaling);
+GMMDEF const char *gmm_recipe_name(gmm_recipe_kind kind); /* "fp8-block" */
 GMMDEF const char *gmm_status_name(gmm_status status);   /* "GMM_E_ARG" */
 GMMDEF const char *gmm_status_string(gmm_status status); /* a sentence */
 

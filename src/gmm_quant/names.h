@@ -28,6 +28,15 @@ GMMDEF const char *gmm_scaling_name(gmm_scaling scaling) {
     }
 }
 
+GMMDEF const char *gmm_recipe_name(gmm_recipe_kind kind) {
+    switch (kind) {
+#define GMM__X(name, value, text) case name: return text;
+        GMM_RECIPE_LIST(GMM__X)
+#undef GMM__X
+    default: return "?";
+    }
+}
+
 GMMDEF const char *gmm_status_name(gmm_status status) {
     switch (status) {
 #define GMM__X(name, value, text) case name: return #name;

@@ -119,8 +119,8 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
         const gmm_status s = gmm__check_format(f[i], roles[i], error);
         if (s != GMM_OK) return s;
         if (f[i]->dtype != GMM_NONE && !gmm__recipe_takes(r.kind, i == 1, f[i]))
-            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %d", roles[i],
-                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), (int)r.kind);
+            return gmm__fail(error, GMM_E_CONFIG, "%sscaling: %s%s does not belong to recipe %s", roles[i],
+                             f[i]->delayed ? "delayed " : "", gmm_scaling_name(f[i]->scaling), gmm_recipe_name(r.kind));
     }
     if ((r.input.dtype == GMM_NONE) != (r.grad.dtype == GMM_NONE))
         return gmm__fail(error, GMM_E_CONFIG, "grad.dtype: %s and input.dtype %s: both are quantized or none, for the "

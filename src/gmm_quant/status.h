@@ -90,14 +90,20 @@ typedef enum gmm_scale_order {
    column (the contraction of wgrad). */
 typedef enum gmm_direction { GMM_ROWWISE = 0, GMM_COLUMNWISE = 1, GMM_DIRECTION_MAX = 0x7fffffff } gmm_direction;
 
-/* Families of recipes, in the order of their precision. What each role gets is decided where the recipe is used. */
+/* Families of recipes, in the order of their precision; with NONE operands keep their 16- or 32-bit dtype. What each
+   role gets is decided where the recipe is used. X(name, value, lower-case name) */
+#define GMM_RECIPE_LIST(X) \
+    X(GMM_RECIPE_NONE, 0, "none") \
+    X(GMM_RECIPE_FP8_DELAYED, 1, "fp8-delayed") \
+    X(GMM_RECIPE_FP8_CURRENT, 2, "fp8-current") \
+    X(GMM_RECIPE_FP8_BLOCK, 3, "fp8-block") \
+    X(GMM_RECIPE_MXFP8, 4, "mxfp8") \
+    X(GMM_RECIPE_NVFP4, 5, "nvfp4")
+
 typedef enum gmm_recipe_kind {
-    GMM_RECIPE_NONE = 0, /* operands keep their 16- or 32-bit dtype */
-    GMM_RECIPE_FP8_DELAYED,
-    GMM_RECIPE_FP8_CURRENT,
-    GMM_RECIPE_FP8_BLOCK,
-    GMM_RECIPE_MXFP8,
-    GMM_RECIPE_NVFP4,
+#define GMM__X(name, value, text) name = value,
+    GMM_RECIPE_LIST(GMM__X)
+#undef GMM__X
     GMM_RECIPE_KIND_MAX = 0x7fffffff
 } gmm_recipe_kind;
 

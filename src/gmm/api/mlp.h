@@ -158,7 +158,8 @@ typedef struct gmm_mlp_quant {
     int32_t reserved;        /* 0 */
     const gmm_recipe *recipe;/* its kind must be the configuration's. With hadamard, x, dy and the weights are BF16 in
                                 every operation, though only weight gradients are transformed */
-    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones */
+    const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones, of which the
+                                log warns once */
     float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
                                 wanted */
     const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient

@@ -384,10 +384,10 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
                                   gmm_stream stream) {
     gmm_status s;
     if (workspace_bytes < plan->workspace_bytes)
-        return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu",
+        return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu, which the query states",
                            (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
     if (!workspace && plan->workspace_bytes > 0)
-        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes",
+        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
                            (unsigned long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,

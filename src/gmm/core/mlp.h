@@ -221,9 +221,10 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                   size_t need) {
     if (!memory && need > 0)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes", (unsigned long long)need);
+        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
+                           (unsigned long long)need);
     if (bytes < need)
-        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu",
+        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query states",
                            (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);

@@ -129,6 +129,15 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
     return GMM_OK;
 }
 
+/* Says once per context that delayed scaling has no scales: no call can tell whether ones are meant. */
+static void gmm__mlp_warn_of_ones(const gmm__call *call) {
+    gmm_context *ctx = call->ctx;
+    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_of_ones) return;
+    ctx->warned_of_ones = 1;
+    gmm__log(ctx, GMM_LOG_WARN, "%s: mlp.quant.scale is NULL with recipe fp8-delayed: all scales are 1, by which "
+             "small gradients are rounded to 0 (gmm_update_scales)", call->function);
+}
+
 /* Checks gmm_mlp.quant, and the operands against the formats of the recipe. The products check the same, but only after
    other work has been enqueued. A dtype that the Hadamard transform of weight gradients does not support is refused in
    every operation. */
@@ -140,6 +149,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
                          call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
     gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
+    if (!call->query) gmm__mlp_warn_of_ones(call);
     if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
@@ -251,8 +261,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (gmm_mlp_validate(c, &error) != GMM_OK) return gmm__refuse_member(call, error.status, "config", error.text);
     (void)gmm__copy_sized(&call->act, sizeof call->act, &c->act);
     if (!d->quant && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%d needs quant, which is NULL: the products would not "
-                           "be quantized", (int)c->recipe);
+        return gmm__refuse(call, GMM_E_CONFIG, "config.recipe", "%s needs quant, which is NULL: the products would not "
+                           "be quantized", gmm_recipe_name(c->recipe));
     if (d->quant) {
         if ((s = gmm__read(call, "quant", &call->quant, sizeof call->quant, d->quant)) != GMM_OK ||
             (s = gmm__read(call, "quant.recipe", &call->recipe, sizeof call->recipe, call->quant.recipe)) != GMM_OK)
@@ -260,8 +270,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %d must be mlp.config.recipe, %d, and "
-                               "not none", (int)call->recipe.kind, (int)c->recipe);
+            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %s must be mlp.config.recipe, %s, and "
+                               "not none", gmm_recipe_name(call->recipe.kind), gmm_recipe_name(c->recipe));
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;

@@ -150,8 +150,8 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
                            d->topk);
     c->topk = d->topk;
     if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %d, whose casts gather "
-                           "rows of x", (int)c->recipe);
+        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %s, whose casts gather "
+                           "rows of x", gmm_recipe_name(c->recipe));
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);

@@ -422,7 +422,8 @@ GMMDEF int gmm_act_gated(gmm_act_kind kind);
 
 /* A row-scaled activation: y[r][j] = p_r f(x[r]) over rows of all groups.
    Shapes: x, dx [T, ffn] or, gated, [T, 2 ffn] in the order of gmm_act.interleave; y, dy [T, ffn]; prob, dprob [T].
-   dtypes: F32, F16, BF16, each operand its own; prob and dprob fp32.  Aliasing: none. */
+   dtypes: F32, F16, BF16, each operand its own; prob and dprob fp32.
+   Aliasing: none, but in bwd dx may be x, and y may be dy, with the same address, ld and size of elements. */
 typedef struct gmm_activation {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -2188,7 +2189,7 @@ typedef struct gmm__call {
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
-    int in_place;           /* 1: an output may be one of the inputs, with equal addresses and strides */
+    int in_place;           /* 1: an output may be one of the inputs (gmm__may_replace) */
     gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
     gmm__span span[GMM__SPANS];
@@ -3945,6 +3946,7 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__check_array(call, "prob", d->prob, 0, call->rows)) != GMM_OK)
         return s;
     if (op == GMM_OP_ACT_FWD) return GMM_OK;
+    call->in_place = 1; /* engines read all that belongs to an element before they write any of it */
     if ((s = gmm__read_mat(call, GMM__DY, "dy", d->dy, 1, gmm__matrix(call->rows, call->out), GMM__FLOATS)) != GMM_OK ||
         (s = gmm__read_mat(call, GMM__DX, "dx", d->dx, 0, gmm__matrix(call->rows, call->in), GMM__FLOATS)) != GMM_OK ||
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
@@ -4130,12 +4132,12 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 default: break;
                 }
             }
+            if (backward) gmm__act_load(dy->dtype, dy_row, j, n, g); /* y may be dy */
             if (y->dtype != GMM_NONE) {
                 for (i = 0; i < full; i++) out[i] = p * c.f[i];
                 gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
             }
             if (!backward) continue;
-            gmm__act_load(dy->dtype, dy_row, j, n, g);
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
                 for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
@@ -5888,29 +5890,38 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     }
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. Queued weight gradients read dz and h in
-   `deferred`, unless they read copies. */
+/* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
+   which no later step reads, is in the same memory. */
+static int gmm__mlp_computes_h(const gmm__mlp_gradients *need) { return need->h && !need->h_saved; }
+static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const int queued = gmm__mlp_computes_h(need) && need->defer && !gmm__mlp_backward_reads_copies(call);
+    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(need) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
+                                 queued ? &steps->deferred : &steps->workspace);
+}
+
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of a z in the
+   workspace, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
+    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied;
-    const int h_queued = need->defer && !gmm__mlp_backward_reads_copies(call);
-    const int computes_h = need->h && !need->h_saved;
-    if (need->dz)
+    const int dz_queued = need->defer && d->dw1 && !dz_copied, in_place = need->dz && !saves_z && !dz_queued;
+    const int computes_h = gmm__mlp_computes_h(need);
+    if (in_place) steps->dz = steps->z;
+    else if (need->dz)
         steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
                                           dz_queued ? &steps->deferred : &steps->workspace);
-    if (computes_h)
-        steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn,
-                                         h_queued ? &steps->deferred : &steps->workspace);
+    if (computes_h) steps->h = need->dh ? steps->dh : gmm__mlp_place_dh(steps, need);
     steps->act.dy = &steps->dh;
     steps->act.dx = need->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (!in_place) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
 }
 
@@ -5929,7 +5940,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     gmm__mlp_place_bwd(steps, &need);
     if (need.z) gmm__mlp_add_preact(steps, &need);
 
-    if (need.dh) steps->dh = gmm__mlp_place_tokens(steps, GMM__MLP_DH, call->config.ffn, &steps->workspace);
+    if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
     gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
     if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     gmm__mlp_add_act(steps, &need);
@@ -12885,6 +12896,12 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
+/* Whether the contract lets the output `a` be the input `b`, at the same address and with the same strides. */
+static int gmm__may_replace(const gmm__call *call, const gmm__span *a, const gmm__span *b) {
+    if (!call->in_place || b->writes) return 0;
+    return call->op != GMM_OP_ACT_BWD || (!strcmp(a->name, "dx") && !strcmp(b->name, "x")) ||
+           (!strcmp(a->name, "y") && !strcmp(b->name, "dy"));
+}
 /* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {
     int32_t i, j;
@@ -12894,7 +12911,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t overlap[2];
             char first[72], second[72];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_overlap(a, b, call->in_place, overlap))
+                !gmm__spans_overlap(a, b, gmm__may_replace(call, a, b), overlap))
                 continue;
             gmm__span_name(a, overlap[0], 0, first, sizeof first);
             gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);

@@ -337,6 +337,39 @@ static void act_wanted(int arg) {
     }
 }
 
+/* dx in the place of x and y in that of dy: the bits of apart ones. */
+static void act_in_place(int arg) {
+    static const struct { gmm_act_kind kind; int64_t block, rows, ffn; } forms[] = {
+        { GMM_ACT_SWIGLU, 0, 40, 1160 }, { GMM_ACT_SWIGLU, 1, 17, 64 },  { GMM_ACT_SWIGLU, 8, 33, 520 },
+        { GMM_ACT_GEGLU, 100, 9, 300 },  { GMM_ACT_GEGLU, 0, 21, 13 },   { GMM_ACT_SWIGLU, 64, 5, 2048 },
+        { GMM_ACT_GELU, 0, 31, 260 },    { GMM_ACT_RELU2, 0, 19, 77 },
+    };
+    for (int i = 0; i < (int)T_COUNT(forms); i++)
+        for (int with_dprob = 0; with_dprob < 2; with_dprob++) {
+            const gmm_dtype t = dtypes[arg];
+            act_run r = make(settings(forms[i].kind, forms[i].block), forms[i].rows + 3, forms[i].rows, forms[i].ffn, t,
+                             t, t, t, 0);
+            const int64_t x_bytes = r.live * r.cols * ref_bytes(t), y_bytes = r.live * r.ffn * ref_bytes(t);
+            t_mat x = t_mat_out(t, 1, r.T, r.cols), g = t_mat_out(t, 1, r.T, r.ffn);
+            const void *y, *dx, *dprob;
+            T_OK(launch(T.ctx, GMM_OP_ACT_BWD, bind(&r, 1)));
+            y = t_mat_bits(&r.y);
+            dx = t_mat_bits(&r.dx);
+            dprob = t_get(r.dprob, (size_t)r.live * sizeof(float));
+            t_upload(x.data, t_mat_bits(&r.x), (size_t)x_bytes);
+            t_upload(g.data, t_mat_bits(&r.dy), (size_t)y_bytes);
+            t_poison(r.dprob, 0xFF, (size_t)r.T * sizeof(float));
+            r.d.x = r.d.dx = &x.mat;
+            r.d.y = r.d.dy = &g.mat;
+            if (!with_dprob) r.d.dprob = NULL;
+            T_OK(launch(T.ctx, GMM_OP_ACT_BWD, &r.d));
+            t_same("y", t_mat_bits(&g), y, (size_t)y_bytes);
+            t_same("dx", t_mat_bits(&x), dx, (size_t)x_bytes);
+            if (with_dprob)
+                t_same("dprob", t_get(r.dprob, (size_t)r.live * sizeof(float)), dprob, (size_t)r.live * sizeof(float));
+        }
+}
+
 /* The same bits from any number of threads, and for a row alone. */
 static void act_threads(int arg) {
     act_run r = make(settings(GMM_ACT_SITUGLU, arg), 300, 290, 520, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
@@ -744,6 +777,7 @@ void tests_act(void) {
     t_add(act_wanted, 0, "act bwd only what is asked, halves");
     t_add(act_wanted, 4, "act bwd only what is asked, blocks of 4");
     t_add(act_wanted, 100, "act bwd only what is asked, blocks of 100");
+    for (int k = 0; k < 3; k++) t_add(act_in_place, k, "act bwd in place, %s", gmm_dtype_name(dtypes[k]));
     t_add(act_threads, 0, "act bits do not depend on threads or other rows, halves");
     t_add(act_threads, 13, "act bits do not depend on threads or other rows, blocks of 13");
     t_add(act_threads, 26, "act bits do not depend on threads or other rows, blocks of 26");

@@ -18,7 +18,8 @@ GMMDEF int gmm_act_gated(gmm_act_kind kind);
 
 /* A row-scaled activation: y[r][j] = p_r f(x[r]) over rows of all groups.
    Shapes: x, dx [T, ffn] or, gated, [T, 2 ffn] in the order of gmm_act.interleave; y, dy [T, ffn]; prob, dprob [T].
-   dtypes: F32, F16, BF16, each operand its own; prob and dprob fp32.  Aliasing: none. */
+   dtypes: F32, F16, BF16, each operand its own; prob and dprob fp32.
+   Aliasing: none, but in bwd dx may be x, and y may be dy, with the same address, ld and size of elements. */
 typedef struct gmm_activation {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */

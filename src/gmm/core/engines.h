@@ -217,6 +217,12 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
     (void)snprintf(text, size, "%s%s[%lld]", s->name, s->part[0] ? ".scale_table" : ".table", (long long)i);
 }
 
+/* Whether the contract lets the output `a` be the input `b`, at the same address and with the same strides. */
+static int gmm__may_replace(const gmm__call *call, const gmm__span *a, const gmm__span *b) {
+    if (!call->in_place || b->writes) return 0;
+    return call->op != GMM_OP_ACT_BWD || (!strcmp(a->name, "dx") && !strcmp(b->name, "x")) ||
+           (!strcmp(a->name, "y") && !strcmp(b->name, "dy"));
+}
 /* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {
     int32_t i, j;
@@ -226,7 +232,7 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
             uint64_t overlap[2];
             char first[72], second[72];
             if (!a->writes || (b->writes && j < i) || (i == j && a->count == 1) ||
-                !gmm__spans_overlap(a, b, call->in_place, overlap))
+                !gmm__spans_overlap(a, b, gmm__may_replace(call, a, b), overlap))
                 continue;
             gmm__span_name(a, overlap[0], 0, first, sizeof first);
             gmm__span_name(b, overlap[1], i == j && overlap[0] == overlap[1], second, sizeof second);

@@ -268,29 +268,38 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     }
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. Queued weight gradients read dz and h in
-   `deferred`, unless they read copies. */
+/* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
+   which no later step reads, is in the same memory. */
+static int gmm__mlp_computes_h(const gmm__mlp_gradients *need) { return need->h && !need->h_saved; }
+static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+    const gmm__call *call = steps->call;
+    const int queued = gmm__mlp_computes_h(need) && need->defer && !gmm__mlp_backward_reads_copies(call);
+    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(need) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
+                                 queued ? &steps->deferred : &steps->workspace);
+}
+
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of a z in the
+   workspace, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
+    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied;
-    const int h_queued = need->defer && !gmm__mlp_backward_reads_copies(call);
-    const int computes_h = need->h && !need->h_saved;
-    if (need->dz)
+    const int dz_queued = need->defer && d->dw1 && !dz_copied, in_place = need->dz && !saves_z && !dz_queued;
+    const int computes_h = gmm__mlp_computes_h(need);
+    if (in_place) steps->dz = steps->z;
+    else if (need->dz)
         steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
                                           dz_queued ? &steps->deferred : &steps->workspace);
-    if (computes_h)
-        steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn,
-                                         h_queued ? &steps->deferred : &steps->workspace);
+    if (computes_h) steps->h = need->dh ? steps->dh : gmm__mlp_place_dh(steps, need);
     steps->act.dy = &steps->dh;
     steps->act.dx = need->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (!in_place) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
 }
 
@@ -309,7 +318,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     gmm__mlp_place_bwd(steps, &need);
     if (need.z) gmm__mlp_add_preact(steps, &need);
 
-    if (need.dh) steps->dh = gmm__mlp_place_tokens(steps, GMM__MLP_DH, call->config.ffn, &steps->workspace);
+    if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
     gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
     if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     gmm__mlp_add_act(steps, &need);

@@ -155,12 +155,12 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 default: break;
                 }
             }
+            if (backward) gmm__act_load(dy->dtype, dy_row, j, n, g); /* y may be dy */
             if (y->dtype != GMM_NONE) {
                 for (i = 0; i < full; i++) out[i] = p * c.f[i];
                 gmm__act_store(y->dtype, gmm__at(y, 0, r, 0), j, n, out);
             }
             if (!backward) continue;
-            gmm__act_load(dy->dtype, dy_row, j, n, g);
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
                 for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];

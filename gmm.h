@@ -108,7 +108,7 @@ typedef struct gmm_allocator {
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
     GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning). An MLP or a
-                          layer, once per context: delayed scaling without scales */
+                          layer, once per context: delayed scaling without gmm_mlp_quant.scale */
     GMM_LOG_INFO = 2,  /* gmm_create: the device or processor that the context uses */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff
@@ -969,9 +969,10 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
              recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
              gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
-             them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
-             are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them
-             there: R hidden elements more memory for a shorter bwd, which then does not read x.
+             them, and again in bwd where it reads them: in 16 bits, and where backward_override HIGH_PRECISION or a
+             recipe that leaves x as it is has products read x. The same holds for rows of dout that have the dtype of
+             x and are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads
+             them there: R hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -1012,7 +1013,7 @@ typedef struct gmm_moe {
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
-    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 with a recipe, whose casts gather them */
+    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 is better with a recipe that quantizes x */
     int32_t reserved;         /* 0 */
 } gmm_moe;
 
@@ -1044,9 +1045,11 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
 /* Those of dx, dprobs, route.dlogits and the gradients in mlp that are not NULL. Needs dout, saved, and sizes if fwd
    has written them; x where gmm_mlp_bwd needs it, and for its dtype where weights are quantized; probs where they
    weight the combine; with dlogits what gmm_topk_bwd needs.
+   With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: deferred has the permuted rows that the queue reads.
+   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones in
+   deferred or saved.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
@@ -5223,10 +5226,10 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
 }
 
 /* The index of an operand's rows for a step that reads `mat`: its source, rather than a copy, whose rows are not
-   gathered. */
+   gathered. NULL: the step does not read the operand. */
 static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, const gmm_mat *mat) {
     const gmm__mlp_operand *o = &steps->operand[slot];
-    return mat == o->source ? o->index : NULL;
+    return mat && mat == o->source ? o->index : NULL;
 }
 /* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
 static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
@@ -7832,7 +7835,7 @@ typedef struct gmm__moe_wants {
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
     int mlp;          /* the MLP's backward runs */
-    int x;            /* the call reads rows of x */
+    int x;            /* the call reads gmm_moe.x */
 } gmm__moe_wants;
 
 /* Dtype of x, which is that of the MLP's rows. */
@@ -7841,10 +7844,10 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
-/* Whether rows of x (of `input`) or dout are permuted though products could gather them: on GPUs, where several
-   products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or
-   weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is read by one
-   cast instead, which gathers it at no cost. */
+/* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
+   several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
+   workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
+   read by one cast instead, which gathers it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
     const int bwd = call->op == GMM_OP_MOE_BWD;
     const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
@@ -7971,9 +7974,6 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
                            d->topk);
     c->topk = d->topk;
-    if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %s, whose casts gather "
-                           "rows of x", gmm_recipe_name(c->recipe));
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
@@ -7986,7 +7986,9 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     } else if (c->prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
                            "weighted by them");
-    /* its dtype is that of the layer; the MLP's checks read it again */
+    /* the recipe says what casts gather, w2 what dtype rows have; the MLP's checks read both again */
+    if (m.quant && gmm__copy_sized(&call->quant, sizeof call->quant, m.quant) && call->quant.recipe)
+        (void)gmm__copy_sized(&call->recipe, sizeof call->recipe, call->quant.recipe);
     return gmm__read(call, "mlp.w2", &call->mat[GMM__W2], sizeof call->mat[GMM__W2], m.w2);
 }
 
@@ -9379,7 +9381,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
-    gmm_linear bgrad = GMM_ZERO;
+    gmm_linear source = GMM_ZERO; /* index of the gathered rows, for the cast and the bias gradient */
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -9394,9 +9396,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     copy[0] = &call->mat[GMM__Y];
     copy[1] = &call->mat[GMM__DX];
     live = gmm__quant_offsets(call, offsets, starts);
-    bgrad.dy_index = d->src_index;
-    bgrad.index_rows = d->index_rows;
-    bgrad.index_div = d->index_div;
+    source.dy_index = d->src_index;
+    source.index_rows = d->index_rows;
+    source.index_div = d->index_div;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.units = gmm__units(call);
@@ -9404,7 +9406,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.index = gmm__cpu_index_of(&bgrad, GMM__DY);
+    job.index = gmm__cpu_index_of(&source, GMM__DY);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
@@ -9454,7 +9456,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
                 gmm__quant_tail(copy[k], live, call->rows, call->in);
-    if (d->db) gmm__cpu_bgrad(call, offsets, &bgrad);
+    if (d->db) gmm__cpu_bgrad(call, offsets, &source);
     return GMM_OK;
 }
 

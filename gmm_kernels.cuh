@@ -6508,8 +6508,8 @@ GMM__DEVICE void gmm_cast_gather_rows(const gmm_cast_tile *t, int32_t rows, int3
     }
 }
 /* Loads the lane's rows, `words` words of each to x[stride i]; zeros beyond the last row or column. `ahead`: a
-   constant. 1 lets ptxas move loads of rows that are not gathered ahead of what stands before them, since there is no
-   branch between the two; but FP8 kernels would spill a register. */
+   constant. With 1 rows that are not gathered are loaded without a branch, so that ptxas can issue these loads early;
+   but FP8 kernels spill a register with it. */
 GMM__DEVICE void gmm_cast_load_rows(const gmm_cast_tile *t, const int ahead, int32_t rows, int32_t words,
                                     int32_t stride, uint32_t *x) {
     const gmm__quant_args *a = t->a;
@@ -6540,7 +6540,7 @@ GMM__DEVICE void gmm_cast_line(gmm_dtype source, const uint32_t x[8][8], int32_t
 GMM__DEVICE float gmm_cast_reload(const gmm_cast_tile *t, int32_t i, int32_t j) {
     const gmm__quant_args *a = t->a;
     int64_t row = t->p.source_row + t->p.row + (t->row0 + i);
-    if (a->index.at) row = gmm_indexed_row(&a->index, row); /* a row of zeros is not read again */
+    if (a->index.at && (row = gmm_indexed_row(&a->index, row)) < 0) return 0.0f;
     return gmm_load(t->source, gmm_cast_data(&a->src, a->step[2], t->p.unit), row * a->src.ld + (t->c0 + t->col0 + j));
 }
 

@@ -483,7 +483,7 @@ static void quant_overlaps(int arg) {
     d.index_rows = ROWS;
     OVERLAP(gmm_quantize(T.ctx, &d, ws, WS, T.stream), "gmm_quantize", "rowwise", "src_index");
     d.src_index = NULL;
-    row.amax = amax;
+    d.index_rows = 0;
     row.data = src.data;
     OVERLAP(gmm_quantize(T.ctx, &d, ws, WS, T.stream), "gmm_quantize", "rowwise", "src");
     row.data = memory;

@@ -530,7 +530,6 @@ static void gathered(int arg) {
         mlp_spec s = usual(GMM_BF16);
         gmm_wgrad_entry entry[1];
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
-        int32_t *at;
         t_mat tokens[2];
         mlp_run r;
         s.save = (gmm_save)(arg % DELAYED);
@@ -538,21 +537,20 @@ static void gathered(int arg) {
         build(&r, &s);
         r.config.delay_wgrad = arg / DELAYED;
         r.d.queue = &queue;
-        at = (int32_t *)t_host((size_t)all_rows * sizeof *at);
-        for (int i = 0; i < all_rows; i++) at[i] = i % 9 == 4 ? -2 : (int32_t)t_int(0, TOKENS * DIV - 1);
         for (int k = 0; k < 2; k++) { /* x, dy */
             t_mat *const rows = k ? &r.dy : &r.x;
+            int32_t *at = (int32_t *)t_host((size_t)all_rows * sizeof *at);
+            for (int i = 0; i < all_rows; i++) at[i] = i % (9 - k) == 4 ? -2 : (int32_t)t_int(0, TOKENS * DIV - 1);
             tokens[k] = t_mat_make(s.dtype, 1, TOKENS, rows->cols, 5, 0, T_PACKED, T_REALS);
             for (int64_t i = 0; i < live_rows; i++)
                 for (int64_t c = 0; c < rows->cols; c++)
                     rows->v[i * rows->cols + c] = at[i] < 0 ? 0.0 : tokens[k].v[at[i] / DIV * rows->cols + c];
             t_mat_put(rows);
+            if (index) *(k ? &r.d.dy_index : &r.d.x_index) = (const int32_t *)t_in(at, (size_t)all_rows * sizeof *at);
         }
         if (index) {
             r.d.x = &tokens[0].mat;
             r.d.dy = &tokens[1].mat;
-            r.d.x_index = (const int32_t *)t_in(at, (size_t)all_rows * sizeof *at);
-            r.d.dy_index = r.d.x_index;
             r.d.index_rows = TOKENS;
             r.d.index_div = DIV;
         }

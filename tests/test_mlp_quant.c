@@ -446,6 +446,45 @@ static void delayed_wgrad(int arg) {
     t_same("dw2 alone", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
 }
 
+/* Gathered rows of x and dy, by different indices, have the bits of rows that are there: at once and queued (argument:
+   as of equals_steps). */
+static void gathers(int arg) {
+    enum { TOKENS = 40, DIV = 3 };
+    const struct policy *policy = &policies[arg / REF_RECIPES];
+    for (int delay = 0; delay < 2; delay++) {
+        mlp_case runs[2];
+        for (int index = 0; index < 2; index++) {
+            gmm_wgrad_entry entries[2];
+            gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
+            mlp_case *c = &runs[index];
+            t_reseed(8 + (uint64_t)delay);
+            build(c, arg % REF_RECIPES, policy->save);
+            c->quant.backward_override = policy->override;
+            c->config.delay_wgrad = delay;
+            for (int k = 0; k < 2; k++) { /* x, dy */
+                t_mat *rows = k ? &c->dy : &c->x;
+                const t_mat tokens = t_mat_make(GMM_BF16, 1, TOKENS, rows->cols, 8, 0, T_PACKED, T_REALS);
+                int32_t at[ROWS];
+                for (int i = 0; i < ROWS; i++) at[i] = i % (9 - k) == 4 ? -2 : (int32_t)t_int(0, TOKENS * DIV - 1);
+                for (int64_t i = 0; i < ROWS * rows->cols; i++) {
+                    const int32_t token = at[i / rows->cols];
+                    rows->v[i] = token < 0 ? 0.0 : tokens.v[token / DIV * rows->cols + i % rows->cols];
+                }
+                if (!index) t_mat_put(rows);
+                else {
+                    *rows = tokens;
+                    *(k ? &c->d.dy_index : &c->d.x_index) = (const int32_t *)t_in(at, sizeof at);
+                }
+            }
+            c->d.index_rows = TOKENS;
+            c->d.index_div = DIV;
+            forward(c);
+            gradients_of(c, delay ? &queue : NULL);
+        }
+        same_gradients(&runs[0], &runs[1]);
+    }
+}
+
 /* The part of `saved` with a name; NULL if there is none. */
 static const gmm_saved_part *part_named(const gmm_saved_layout *l, const char *name) {
     for (int i = 0; i < l->count; i++)
@@ -788,6 +827,8 @@ void tests_mlp_quant(void) {
         const char *recipe = ref_recipe_of(i % REF_RECIPES).name, *policy = policies[i / REF_RECIPES].name;
         t_add(equals_steps, i, "mlp recipe %s equals its steps, %s", recipe, policy);
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
+        if (!saves_copies(policies[i / REF_RECIPES].save) || ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
+            t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
     }
     for (int i = 0; i < REF_RECIPES; i++) {
         t_add(policy_bits, i, "mlp recipe %s bits of save policies", ref_recipe_of(i).name);

@@ -622,8 +622,9 @@ static void recipes(int arg) {
     }
     equals_calls(&s);
     s.weighting = ON_SUM;
-    s.delay = 1;
+    s.delay = s.save_rows = 1;
     equals_calls(&s);
+    s.save_rows = 0;
     s.weighting = ON_ROWS;
     s.routed = s.cache = s.bias = 1;
     s.align = 16;
@@ -659,7 +660,7 @@ static void drawn(int arg) {
     s.capacity = t_int(0, 2) ? 0 : t_int(1, s.tokens * s.topk + 20);
     s.main_grad = (int)t_int(0, 1);
     s.without = t_int(0, 1) ? 0 : (int)t_int(0, 127);
-    s.save_rows = !s.recipe && t_int(0, 2) == 0;
+    s.save_rows = t_int(0, 2) == 0;
     equals_calls(&s);
 }
 
@@ -1007,7 +1008,6 @@ static void refused_recipes(int arg) {
     REFUSED(GMM_E_ARG, FWD, r.c.config.hidden = 48, "moe.mlp.config.hidden: 48 must be a multiple of 32");
     REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.quant = NULL, "moe.mlp.config.recipe");
     REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.quant.recipe");
-    REFUSED(GMM_E_CONFIG, FWD, r.c.d.save_rows = 1, "moe.save_rows: 1 must be 0 with mlp.config.recipe");
     REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob = 0, r.c.config.prob_on_input = 1), "moe.mlp.config.prob_on_input");
 }
 
@@ -1164,6 +1164,31 @@ static void described(int arg) {
     T_CHECK(strstr(text, "\n    linear_"), "%s", text);
 }
 
+/* Which steps permute rows of x and dout: none in CPU contexts; on GPUs those whose products read the rows, not those
+   whose casts do. */
+static void permuted_rows(int arg) {
+    static const struct { int recipe; gmm_backward_override override; int fwd, bwd; } forms[] = {
+        { 0, GMM_BACKWARD_BY_RECIPE, 1, 1 },
+        { REF_FP8_BLOCK + 1, GMM_BACKWARD_BY_RECIPE, 0, 0 },
+        { REF_NVFP4 + 1, GMM_BACKWARD_BY_RECIPE, 0, 0 },
+        { REF_FP8_BLOCK + 1, GMM_BACKWARD_HIGH_PRECISION, 0, 1 },
+    };
+    (void)arg;
+    for (int i = 0; i < (int)T_COUNT(forms); i++)
+        for (int bwd = 0; bwd < 2; bwd++) {
+            const moe_spec s = complete((moe_spec){ .name = "permuted", .dtype = GMM_BF16, .recipe = forms[i].recipe,
+                                                    .override = forms[i].override });
+            const int permutes = T.gpu && (bwd ? forms[i].bwd : forms[i].fwd);
+            char text[8192];
+            moe_case c;
+            build(&c, &s);
+            fill_layer(&c);
+            T_OK(gmm_describe(T.ctx, bwd ? GMM_OP_MOE_BWD : GMM_OP_MOE_FWD, &c.d, text, sizeof text));
+            T_CHECK(!strstr(text, "\n  permute_fwd: ") == !permutes, "form %d: %s", i, text);
+            T_CHECK(!strstr(text, "\n  unpermute_bwd: ") == !(permutes && bwd), "form %d: %s", i, text);
+        }
+}
+
 /* ----------------------------------------------------------------------------------------------------- Graphs --- */
 
 #ifdef HAVE_CUDA
@@ -1303,6 +1328,7 @@ void tests_moe(void) {
     t_add(faults, 1, "moe fault of an index, verified");
     for (int i = 0; i < 2; i++) t_add(hooks, i, "moe hooks%s", i ? ", delayed" : "");
     for (int i = 0; i < 2; i++) t_add(described, i, "moe described %s", i ? "bwd" : "fwd");
+    t_add(permuted_rows, 0, "moe described: which rows are permuted");
 #ifdef HAVE_CUDA
     for (int i = 0; i < 16; i++)
         t_add_gpu(graphs, i, "moe graph, other tokens and routings: %s%s%s", forms[i & 3], i & 4 ? ", delayed" : "",

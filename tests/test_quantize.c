@@ -423,12 +423,13 @@ static void gathers(int arg) {
     (void)variants(v);
     for (int i = 0; i < 12; i++) {
         quant_case c = { .f = v[arg].format, .grouped = 1, .units = 5, .sizes = splits[i % 4],
-                         .cols = widths[i / 2 % 4], .extra = i % 3 * 40, .pad = i % 2 * 8,
+                         .cols = widths[i / 2 % 4], .extra = i % 3 * 40, .pad = i % 2 * 8, .specials = i / 4 % 2,
                          .tail = i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, .gathered = divisors[i % 4] };
         quant_run r;
         uint32_t fault = 0;
         int past = 0;
         c.source = c.f.hadamard ? GMM_BF16 : floats[i % 3];
+        if (c.f.hadamard) c.specials = 0;
         if (c.f.dtype == GMM_E2M1) c.cols = up(c.cols, 32);
         build(&r, &c);
         for (int64_t k = 0; k < r.live; k++) past |= r.index[k] >= (int32_t)r.tokens.rows * c.gathered;

@@ -30,7 +30,7 @@ typedef struct gmm_allocator {
 typedef enum gmm_log_level {
     GMM_LOG_NONE = 0,
     GMM_LOG_WARN = 1,  /* gmm_create: why the build is slower than the machine allows (gmm_build_warning). An MLP or a
-                          layer, once per context: delayed scaling without scales */
+                          layer, once per context: delayed scaling without gmm_mlp_quant.scale */
     GMM_LOG_INFO = 2,  /* gmm_create: the device or processor that the context uses */
     GMM_LOG_TRACE = 3, /* every operation: the engine that serves it, and why others declined */
     GMM_LOG_LEVEL_MAX = 0x7fffffff

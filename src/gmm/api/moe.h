@@ -12,9 +12,10 @@
              recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
              gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
-             them, and again in bwd where it reads them. The same holds for rows of dout that have the dtype of x and
-             are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them
-             there: R hidden elements more memory for a shorter bwd, which then does not read x.
+             them, and again in bwd where it reads them: in 16 bits, and where backward_override HIGH_PRECISION or a
+             recipe that leaves x as it is has products read x. The same holds for rows of dout that have the dtype of
+             x and are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads
+             them there: R hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -55,7 +56,7 @@ typedef struct gmm_moe {
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
-    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 with a recipe, whose casts gather them */
+    int32_t save_rows;        /* 1: saved has the permuted rows of x too. 0 is better with a recipe that quantizes x */
     int32_t reserved;         /* 0 */
 } gmm_moe;
 
@@ -87,9 +88,11 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
 /* Those of dx, dprobs, route.dlogits and the gradients in mlp that are not NULL. Needs dout, saved, and sizes if fwd
    has written them; x where gmm_mlp_bwd needs it, and for its dtype where weights are quantized; probs where they
    weight the combine; with dlogits what gmm_topk_bwd needs.
+   With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: deferred has the permuted rows that the queue reads.
+   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones in
+   deferred or saved.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,

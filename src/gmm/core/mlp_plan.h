@@ -262,10 +262,10 @@ static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64
 }
 
 /* The index of an operand's rows for a step that reads `mat`: its source, rather than a copy, whose rows are not
-   gathered. */
+   gathered. NULL: the step does not read the operand. */
 static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, const gmm_mat *mat) {
     const gmm__mlp_operand *o = &steps->operand[slot];
-    return mat == o->source ? o->index : NULL;
+    return mat && mat == o->source ? o->index : NULL;
 }
 /* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
 static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {

@@ -10,7 +10,7 @@ typedef struct gmm__moe_wants {
     int gathers_dy;   /* backward gathers rows of dout */
     int dprobs;       /* the gradient of probs is computed */
     int mlp;          /* the MLP's backward runs */
-    int x;            /* the call reads rows of x */
+    int x;            /* the call reads gmm_moe.x */
 } gmm__moe_wants;
 
 /* Dtype of x, which is that of the MLP's rows. */
@@ -19,10 +19,10 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
-/* Whether rows of x (of `input`) or dout are permuted though products could gather them: on GPUs, where several
-   products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the workspace, or
-   weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is read by one
-   cast instead, which gathers it at no cost. */
+/* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
+   several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
+   workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
+   read by one cast instead, which gathers it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
     const int bwd = call->op == GMM_OP_MOE_BWD;
     const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
@@ -149,9 +149,6 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "mlp.config.topk", "%d must be that of the layer, %d, or 0", c->topk,
                            d->topk);
     c->topk = d->topk;
-    if (d->save_rows && c->recipe != GMM_RECIPE_NONE)
-        return gmm__refuse(call, GMM_E_CONFIG, "save_rows", "1 must be 0 with mlp.config.recipe %s, whose casts gather "
-                           "rows of x", gmm_recipe_name(c->recipe));
     if (c->hidden_out == 0) c->hidden_out = c->hidden;
     if (gmm_mlp_validate(c, &error) != GMM_OK)
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
@@ -164,7 +161,9 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     } else if (c->prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
                            "weighted by them");
-    /* its dtype is that of the layer; the MLP's checks read it again */
+    /* the recipe says what casts gather, w2 what dtype rows have; the MLP's checks read both again */
+    if (m.quant && gmm__copy_sized(&call->quant, sizeof call->quant, m.quant) && call->quant.recipe)
+        (void)gmm__copy_sized(&call->recipe, sizeof call->recipe, call->quant.recipe);
     return gmm__read(call, "mlp.w2", &call->mat[GMM__W2], sizeof call->mat[GMM__W2], m.w2);
 }
 

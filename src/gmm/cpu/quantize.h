@@ -277,7 +277,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
-    gmm_linear bgrad = GMM_ZERO;
+    gmm_linear source = GMM_ZERO; /* index of the gathered rows, for the cast and the bias gradient */
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
     int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
@@ -292,9 +292,9 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     copy[0] = &call->mat[GMM__Y];
     copy[1] = &call->mat[GMM__DX];
     live = gmm__quant_offsets(call, offsets, starts);
-    bgrad.dy_index = d->src_index;
-    bgrad.index_rows = d->index_rows;
-    bgrad.index_div = d->index_div;
+    source.dy_index = d->src_index;
+    source.index_rows = d->index_rows;
+    source.index_div = d->index_div;
     memset(&job, 0, sizeof job);
     job.call = call;
     job.units = gmm__units(call);
@@ -302,7 +302,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.index = gmm__cpu_index_of(&bgrad, GMM__DY);
+    job.index = gmm__cpu_index_of(&source, GMM__DY);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
@@ -352,7 +352,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
         for (k = 0; k < 2; k++)
             if (copy[k]->dtype != GMM_NONE && (k == 0 || f->scaling == GMM_SCALING_MX32))
                 gmm__quant_tail(copy[k], live, call->rows, call->in);
-    if (d->db) gmm__cpu_bgrad(call, offsets, &bgrad);
+    if (d->db) gmm__cpu_bgrad(call, offsets, &source);
     return GMM_OK;
 }
 

@@ -3317,6 +3317,12 @@ typedef struct gmm__cpu_operand {
     int64_t first_line, first_row;
     gmm__cpu_index index;
 } gmm__cpu_operand;
+/* A constant where the build has no quantized operands, so that their code is left out. */
+#ifdef GMM_NO_QUANT
+#define GMM__QUANTIZED(operand) ((void)(operand), 0)
+#else
+#define GMM__QUANTIZED(operand) (operand)->quantized
+#endif
 
 /* Address of element (i, k) of an operand of floats; NULL: it is in a row of zeros. */
 static const char *gmm__cpu_element(const gmm__cpu_operand *f, int64_t i, int64_t k) {
@@ -3362,7 +3368,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
     for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
         const int rows = count - i0 < width ? (int)(count - i0) : width;
         int i;
-        if (!f->quantized && f->along_rows) {
+        if (!GMM__QUANTIZED(f) && f->along_rows) {
             for (k = 0; k < kc; k++) {
                 gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0, k0 + k), panel + k * width, rows);
                 for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
@@ -3373,7 +3379,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
                 const int n = rows - i < 4 ? rows - i : 4;
                 int r;
                 for (r = 0; r < n; r++)
-                    if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
+                    if (GMM__QUANTIZED(f)) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
                     else gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0 + i + r, k0), row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
@@ -3448,7 +3454,7 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a,
 static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_operand *A, int64_t m,
                            const gmm__cpu_operand *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
-    const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
+    const int promote = GMM__QUANTIZED(A) && gmm_block_along(A->view.scaling) == 128;
     const int64_t step = promote ? 128 : GMM__KC;
     int64_t i, j, k;
     for (i = 0; i < mp; i++) memset(s->c + i * GMM__NC, 0, (size_t)np * sizeof(float));
@@ -3470,7 +3476,7 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
 /* The scale of line l that applies to whole sums: that of TENSOR or ROW, or the amax of NV16. */
 static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
-    if (!f->quantized) return 1.0f;
+    if (!GMM__QUANTIZED(f)) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
@@ -3478,11 +3484,11 @@ static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
    operand. */
 static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
                                const gmm__cpu_operand *B) {
-    const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
-    const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
+    const float a = GMM__QUANTIZED(A) && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
+    const float b = GMM__QUANTIZED(B) && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer_scale(A, A->first_line + i), inverse = 1.0f / (a * b);
     const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
-    const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
+    const int by_line = GMM__QUANTIZED(B) && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
     for (j = 0; j < n;) { /* consecutive columns with the same scale */
         const float column = gmm__cpu_outer_scale(B, B->first_line + j);
@@ -3557,7 +3563,7 @@ static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role
     f.dtype = m->dtype;
     f.first_line = first_line;
     f.quantized = m->scaling != GMM_SCALING_NONE;
-    if (f.quantized)
+    if (GMM__QUANTIZED(&f))
         f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
                                weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
                                role == GMM__DY ? call->out : call->in);
@@ -3602,8 +3608,8 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     B = gmm__cpu_operand_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
-    if (B.quantized) alpha = 1.0f;
-    for (i = 0; i < m && B.quantized; i++)
+    if (GMM__QUANTIZED(&B)) alpha = 1.0f;
+    for (i = 0; i < m && GMM__QUANTIZED(&B); i++)
         gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++) {
         float *const row = s.c + i * GMM__NC;
@@ -3639,8 +3645,8 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
-    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
-    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < n && rows && GMM__QUANTIZED(&B); i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    if (GMM__QUANTIZED(&B)) alpha = 1.0f;
     for (i = 0; i < n; i++)
         gmm__cpu_store_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }

@@ -2820,10 +2820,12 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #define GMM__ROW (f16, wgrad, "k16.f32.f16.f16", ", 1, 1")
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_QUANT
 #define GMM__ROW (e4m3, add, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
 #define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
+#endif
 
 /* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d = A B + d, or d = A B where `scale_d` is
    0. B is K-major. */
@@ -2845,6 +2847,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
+#ifndef GMM_NO_QUANT
 #define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
@@ -2854,6 +2857,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #include GMM_KERNELS_FILE
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
+#endif
 #undef GMM__BODY
 
 /* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
@@ -8801,24 +8805,28 @@ static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
+#ifndef GMM_NO_QUANT
 static const void *const gmm__act_fwd_amax_kernels[] = {
     (const void *)gmm_act_fwd_amax_bf16,
     GMM__IF_F16((const void *)gmm_act_fwd_amax_f16,)
     (const void *)gmm_act_fwd_amax_f32,
     (const void *)gmm_act_fwd_amax_any
 };
+#endif
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
 };
+#ifndef GMM_NO_QUANT
 static const void *const gmm__act_bwd_amax_kernels[] = {
     (const void *)gmm_act_bwd_amax_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_amax_f16,)
     (const void *)gmm_act_bwd_amax_f32,
     (const void *)gmm_act_bwd_amax_any
 };
+#endif
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
     GMM__IF_F16((const void *)gmm_unpermute_fwd_f16,)
@@ -8911,7 +8919,7 @@ static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) 
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
-    const void *const *kernels = args->amax ? gmm__act_fwd_amax_kernels : gmm__act_fwd_kernels;
+    const void *const *kernels = GMM__IF_QUANT(args->amax ? gmm__act_fwd_amax_kernels :) gmm__act_fwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
@@ -8926,7 +8934,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
-    const void *const *kernels = args->amax ? gmm__act_bwd_amax_kernels : gmm__act_bwd_kernels;
+    const void *const *kernels = GMM__IF_QUANT(args->amax ? gmm__act_bwd_amax_kernels :) gmm__act_bwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     a.layout = gmm__k_act_layout(a.gated, a.interleave);
@@ -10250,10 +10258,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_fwd_rows)(&a, 0);
 }
+#ifndef GMM_NO_QUANT /* casts alone want an amax */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_fwd_rows)(&a, 1);
 }
+#endif
 #undef GMM__SPANS
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
@@ -10316,10 +10326,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_bwd_rows)(&a, 0);
 }
+#ifndef GMM_NO_QUANT /* casts alone want an amax */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
 GMM__NAME(gmm_act_bwd_amax)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_bwd_rows)(&a, 1);
 }
+#endif
 #undef GMM__BWD_PER_SM
 
 /* Rows of a token that a warp loads at once. */

@@ -161,6 +161,12 @@ typedef struct gmm__cpu_operand {
     int64_t first_line, first_row;
     gmm__cpu_index index;
 } gmm__cpu_operand;
+/* A constant where the build has no quantized operands, so that their code is left out. */
+#ifdef GMM_NO_QUANT
+#define GMM__QUANTIZED(operand) ((void)(operand), 0)
+#else
+#define GMM__QUANTIZED(operand) (operand)->quantized
+#endif
 
 /* Address of element (i, k) of an operand of floats; NULL: it is in a row of zeros. */
 static const char *gmm__cpu_element(const gmm__cpu_operand *f, int64_t i, int64_t k) {
@@ -206,7 +212,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
     for (i0 = 0; i0 < count; i0 += width, panel += kc * width) {
         const int rows = count - i0 < width ? (int)(count - i0) : width;
         int i;
-        if (!f->quantized && f->along_rows) {
+        if (!GMM__QUANTIZED(f) && f->along_rows) {
             for (k = 0; k < kc; k++) {
                 gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0, k0 + k), panel + k * width, rows);
                 for (i = rows; i < width; i++) panel[k * width + i] = 0.0f;
@@ -217,7 +223,7 @@ static void gmm__cpu_pack(const gmm__cpu_operand *f, int64_t count, int64_t k0, 
                 const int n = rows - i < 4 ? rows - i : 4;
                 int r;
                 for (r = 0; r < n; r++)
-                    if (f->quantized) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
+                    if (GMM__QUANTIZED(f)) gmm__qview_load(&f->view, f->first_line + i0 + i + r, k0, kc, 0, row[r]);
                     else gmm__cpu_load(f->dtype, gmm__cpu_element(f, i0 + i + r, k0), row[r], kc);
                 gmm__cpu_transpose(row, n, kc, width, panel + i);
             }
@@ -292,7 +298,7 @@ static void gmm__cpu_promote(const gmm__cpu_tile *tile, const gmm__cpu_panel *a,
 static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s, const gmm__cpu_operand *A, int64_t m,
                            const gmm__cpu_operand *B, int64_t n, int64_t K) {
     const int64_t mp = gmm__round_up(m, tile->mr), np = gmm__round_up(n, tile->nr);
-    const int promote = A->quantized && gmm_block_along(A->view.scaling) == 128;
+    const int promote = GMM__QUANTIZED(A) && gmm_block_along(A->view.scaling) == 128;
     const int64_t step = promote ? 128 : GMM__KC;
     int64_t i, j, k;
     for (i = 0; i < mp; i++) memset(s->c + i * GMM__NC, 0, (size_t)np * sizeof(float));
@@ -314,7 +320,7 @@ static void gmm__cpu_block(const gmm__cpu_tile *tile, const gmm__cpu_scratch *s,
 /* The scale of line l that applies to whole sums: that of TENSOR or ROW, or the amax of NV16. */
 static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
     const gmm__qview *v = &f->view;
-    if (!f->quantized) return 1.0f;
+    if (!GMM__QUANTIZED(f)) return 1.0f;
     if (v->scaling == GMM_SCALING_NV16) return v->amax[v->per_line ? l : 0];
     return v->scaling == GMM_SCALING_TENSOR || v->scaling == GMM_SCALING_ROW ? gmm__qview_factor(v, l, 0, 1) : 1.0f;
 }
@@ -322,11 +328,11 @@ static float gmm__cpu_outer_scale(const gmm__cpu_operand *f, int64_t l) {
    operand. */
 static void gmm__cpu_scale_row(float *acc, int64_t n, float alpha, const gmm__cpu_operand *A, int64_t i,
                                const gmm__cpu_operand *B) {
-    const float a = A->quantized && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
-    const float b = B->quantized && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
+    const float a = GMM__QUANTIZED(A) && A->view.scaling == GMM_SCALING_NV16 ? 6.0f * A->view.e4m3_max : 1.0f;
+    const float b = GMM__QUANTIZED(B) && B->view.scaling == GMM_SCALING_NV16 ? 6.0f * B->view.e4m3_max : 1.0f;
     const float outer = gmm__cpu_outer_scale(A, A->first_line + i), inverse = 1.0f / (a * b);
     const int moderate = gmm__scale_moderate(alpha) && gmm__scale_moderate(outer);
-    const int by_line = B->quantized && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
+    const int by_line = GMM__QUANTIZED(B) && (B->view.scaling == GMM_SCALING_ROW || B->view.per_line);
     int64_t j;
     for (j = 0; j < n;) { /* consecutive columns with the same scale */
         const float column = gmm__cpu_outer_scale(B, B->first_line + j);

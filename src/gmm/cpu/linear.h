@@ -39,7 +39,7 @@ static gmm__cpu_operand gmm__cpu_operand_of(const gmm__cpu_linear *job, int role
     f.dtype = m->dtype;
     f.first_line = first_line;
     f.quantized = m->scaling != GMM_SCALING_NONE;
-    if (f.quantized)
+    if (GMM__QUANTIZED(&f))
         f.view = gmm__qview_of(m, call->direction[role], !weight, g, weight ? 0 : job->offsets[g],
                                weight ? 0 : job->padded[g], weight ? call->out : job->offsets[g + 1] - job->offsets[g],
                                role == GMM__DY ? call->out : call->in);
@@ -84,8 +84,8 @@ static void gmm__cpu_rows_task(const void *arg, int64_t index, int32_t thread) {
     B = gmm__cpu_operand_of(job, GMM__W, g, c0, fwd ? c0 : 0, fwd ? 0 : c0, !fwd);
     gmm__cpu_block(job->tile, &s, &A, m, &B, n, K);
     if (bias->dtype != GMM_NONE) gmm__row_load(bias->dtype, gmm__at(bias, g, 0, c0), addend, n);
-    if (B.quantized) alpha = 1.0f;
-    for (i = 0; i < m && B.quantized; i++)
+    if (GMM__QUANTIZED(&B)) alpha = 1.0f;
+    for (i = 0; i < m && GMM__QUANTIZED(&B); i++)
         gmm__cpu_scale_row(s.c + i * GMM__NC, n, gmm__alpha(d, g), &A, i, &B);
     for (i = 0; i < m; i++) {
         float *const row = s.c + i * GMM__NC;
@@ -121,8 +121,8 @@ static void gmm__cpu_wgrad_task(const void *arg, int64_t index, int32_t thread) 
     gmm__cpu_block(job->tile, &s, &A, n, &B, k, x->hadamard ? gmm__round_up(rows, 16) : rows);
     /* an empty sum is +0, whatever the sign of alpha */
     alpha = rows ? gmm__alpha(&call->d.linear, g) : 1.0f;
-    for (i = 0; i < n && rows && B.quantized; i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
-    if (B.quantized) alpha = 1.0f;
+    for (i = 0; i < n && rows && GMM__QUANTIZED(&B); i++) gmm__cpu_scale_row(s.c + i * GMM__NC, k, alpha, &A, i, &B);
+    if (GMM__QUANTIZED(&B)) alpha = 1.0f;
     for (i = 0; i < n; i++)
         gmm__cpu_store_row(s.c + i * GMM__NC, k, alpha, NULL, 0.0f, beta, dw->dtype, gmm__at(dw, g, n0 + i, k0));
 }

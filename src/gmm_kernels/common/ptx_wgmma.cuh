@@ -101,10 +101,12 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 #include GMM_KERNELS_FILE
 #define GMM__ROW (f16, wgrad, "k16.f32.f16.f16", ", 1, 1")
 #include GMM_KERNELS_FILE
+#ifndef GMM_NO_QUANT
 #define GMM__ROW (e4m3, add, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
 #define GMM__ROW (e5m2, add, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
+#endif
 
 /* One wgmma of M = 64, N = 16 n16 and K = 16 with register-sourced A (RS): d = A B + d, or d = A B where `scale_d` is
    0. B is K-major. */
@@ -126,6 +128,7 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
+#ifndef GMM_NO_QUANT
 #define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
@@ -135,5 +138,6 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #include GMM_KERNELS_FILE
 #undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
+#endif
 #undef GMM__BODY
 

@@ -134,10 +134,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_fwd_rows)(&a, 0);
 }
+#ifndef GMM_NO_QUANT /* casts alone want an amax */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
 GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_fwd_rows)(&a, 1);
 }
+#endif
 #undef GMM__SPANS
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
@@ -200,10 +202,12 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
 GMM__NAME(gmm_act_bwd)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_bwd_rows)(&a, 0);
 }
+#ifndef GMM_NO_QUANT /* casts alone want an amax */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, GMM__BWD_PER_SM)
 GMM__NAME(gmm_act_bwd_amax)(const __grid_constant__ gmm__act_args a) {
     GMM__NAME(gmm__act_bwd_rows)(&a, 1);
 }
+#endif
 #undef GMM__BWD_PER_SM
 
 /* Rows of a token that a warp loads at once. */

@@ -32,24 +32,28 @@ static const void *const gmm__act_fwd_kernels[] = {
     (const void *)gmm_act_fwd_f32,
     (const void *)gmm_act_fwd_any
 };
+#ifndef GMM_NO_QUANT
 static const void *const gmm__act_fwd_amax_kernels[] = {
     (const void *)gmm_act_fwd_amax_bf16,
     GMM__IF_F16((const void *)gmm_act_fwd_amax_f16,)
     (const void *)gmm_act_fwd_amax_f32,
     (const void *)gmm_act_fwd_amax_any
 };
+#endif
 static const void *const gmm__act_bwd_kernels[] = {
     (const void *)gmm_act_bwd_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_f16,)
     (const void *)gmm_act_bwd_f32,
     (const void *)gmm_act_bwd_any
 };
+#ifndef GMM_NO_QUANT
 static const void *const gmm__act_bwd_amax_kernels[] = {
     (const void *)gmm_act_bwd_amax_bf16,
     GMM__IF_F16((const void *)gmm_act_bwd_amax_f16,)
     (const void *)gmm_act_bwd_amax_f32,
     (const void *)gmm_act_bwd_amax_any
 };
+#endif
 static const void *const gmm__unpermute_fwd_kernels[] = {
     (const void *)gmm_unpermute_fwd_bf16,
     GMM__IF_F16((const void *)gmm_unpermute_fwd_f16,)
@@ -142,7 +146,7 @@ static GMM__UNUSED int32_t gmm__k_act_layout(int32_t gated, int32_t interleave) 
 
 static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
-    const void *const *kernels = args->amax ? gmm__act_fwd_amax_kernels : gmm__act_fwd_kernels;
+    const void *const *kernels = GMM__IF_QUANT(args->amax ? gmm__act_fwd_amax_kernels :) gmm__act_fwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     int64_t spans; /* spans that a warp processes together */
@@ -157,7 +161,7 @@ static GMM__UNUSED cudaError_t gmm__k_act_fwd(const gmm__act_args *args, gmm__la
 
 static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__launch_limits limits,
                                               cudaStream_t stream) {
-    const void *const *kernels = args->amax ? gmm__act_bwd_amax_kernels : gmm__act_bwd_kernels;
+    const void *const *kernels = GMM__IF_QUANT(args->amax ? gmm__act_bwd_amax_kernels :) gmm__act_bwd_kernels;
     gmm__act_args a = *args;
     gmm_dtype dtype = a.x.dtype;
     a.layout = gmm__k_act_layout(a.gated, a.interleave);

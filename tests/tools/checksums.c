@@ -91,8 +91,8 @@ static const char *const PATTERNS[] = {
     /* gathered rows */
     "linear.{fwd,dgrad,wgrad,bgrad}.{f32,f16,bf16}.g5.k264.n392.t300.skew.past3.top{1,4}",
     "linear.{fwd,dgrad}.{wonly-mx8,wonly-nv4}.g5.k256.n384.t300.skew.top3",
-    "cast.quantize.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8,nv4-plain}.{f32,bf16,f16}.grouped.g5.k{256,97}.t210."
-        "skew.top3",
+    "cast.quantize.{fp8-delayed,fp8-tensor,fp8-row,fp8-1x128,mx8}.{f32,bf16,f16}.grouped.g5.k{256,97}.t210.skew.top3",
+    "cast.quantize.nv4-plain.{f32,bf16,f16}.grouped.g5.k{256,98}.t210.skew.top3",
     "cast.quantize.{fp8-tensor,fp8-1x128,mx8,nv4}.bf16.grad.grouped.g5.k256.t210.odd.past5.zerotail.top2",
 };
 

@@ -1140,6 +1140,9 @@ static void *thread_main(void *argument) {
     gmm_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     char mine = 0, all[RANKS];
+    /* Streams of different priorities share no hardware queue, in which one rank's work could stand behind the wait of
+       another rank of the GPU. */
+    const int apart = r->shared_gpu ? r->index : 0;
     int bad = 0;
     config.space = GMM_SPACE_CUDA;
     config.device = r->device;
@@ -1149,8 +1152,9 @@ static void *thread_main(void *argument) {
     if (cudaSetDevice(r->device) != cudaSuccess) bad = failed(r, GMM_E_CUDA, "cudaSetDevice", "failed");
     if (!bad && gmm_create(&r->ctx, &config, &error)) bad = failed(r, error.status, "gmm_create", error.text);
     if (!bad && gmm_runtime_of(r->ctx, &r->rt)) bad = failed(r, GMM_E_ARG, "gmm_runtime_of", "failed");
-    if (!bad && (r->rt.stream_create(r->rt.self, 0, &r->compute) || r->rt.stream_create(r->rt.self, -5, &r->side[0]) ||
-                 r->rt.stream_create(r->rt.self, -5, &r->side[1])))
+    if (!bad && (r->rt.stream_create(r->rt.self, -apart, &r->compute) ||
+                 r->rt.stream_create(r->rt.self, apart - 5, &r->side[0]) ||
+                 r->rt.stream_create(r->rt.self, apart - 5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (host_allgather(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
     r->out_of_memory = r->c->fault == NO_MEMORY && r->index == 1;

@@ -85,10 +85,13 @@ GMM_QUIET_BEGIN
 #define GMM__UNUSED __attribute__((unused))
 #define GMM__HIDDEN __attribute__((visibility("hidden")))
 #define GMM__FORCE_INLINE __inline__ __attribute__((always_inline))
+/* For functions with many callers, whose copies would take seconds to compile. */
+#define GMM__NOINLINE __attribute__((noinline)) GMM__UNUSED
 #else
 #define GMM__UNUSED
 #define GMM__HIDDEN
 #define GMM__FORCE_INLINE inline
+#define GMM__NOINLINE
 #endif
 
 #ifndef GMMDEF
@@ -1578,7 +1581,7 @@ GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype) {
     }
 }
 
-GMMDEF const char *gmm_dtype_name(gmm_dtype dtype) {
+GMMDEF GMM__NOINLINE const char *gmm_dtype_name(gmm_dtype dtype) {
     switch (dtype) {
 #define GMM__X(name, value, text, bits) case name: return #text;
         GMM_DTYPE_LIST(GMM__X)

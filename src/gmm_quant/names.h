@@ -10,7 +10,7 @@ GMMDEF int32_t gmm_dtype_bits(gmm_dtype dtype) {
     }
 }
 
-GMMDEF const char *gmm_dtype_name(gmm_dtype dtype) {
+GMMDEF GMM__NOINLINE const char *gmm_dtype_name(gmm_dtype dtype) {
     switch (dtype) {
 #define GMM__X(name, value, text, bits) case name: return #text;
         GMM_DTYPE_LIST(GMM__X)

@@ -85,10 +85,13 @@ GMM_QUIET_BEGIN
 #define GMM__UNUSED __attribute__((unused))
 #define GMM__HIDDEN __attribute__((visibility("hidden")))
 #define GMM__FORCE_INLINE __inline__ __attribute__((always_inline))
+/* For functions with many callers, whose copies would take seconds to compile. */
+#define GMM__NOINLINE __attribute__((noinline)) GMM__UNUSED
 #else
 #define GMM__UNUSED
 #define GMM__HIDDEN
 #define GMM__FORCE_INLINE inline
+#define GMM__NOINLINE
 #endif
 
 #ifndef GMMDEF

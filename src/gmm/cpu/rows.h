@@ -46,7 +46,7 @@ static GMM__UNUSED int64_t gmm__cpu_offsets(const gmm_groups *groups, int64_t *o
 }
 
 /* Converts n elements of a float dtype to fp32, and back. Each dtype has its own loop, which vectorises. */
-static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
+static GMM__NOINLINE void gmm__row_load(gmm_dtype dtype, const void *src, float *dst, int64_t n) {
     int64_t i;
     if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *dst);
     else if (dtype == GMM_BF16)
@@ -55,7 +55,7 @@ static GMM__UNUSED void gmm__row_load(gmm_dtype dtype, const void *src, float *d
         for (i = 0; i < n; i++) dst[i] = gmm_f16_to_f32(((const uint16_t *)src)[i]);
 }
 
-static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *dst, const float *src, int64_t n) {
+static GMM__NOINLINE void gmm__row_store(gmm_dtype dtype, void *dst, const float *src, int64_t n) {
     int64_t i;
     if (dtype == GMM_F32) memcpy(dst, src, (size_t)n * sizeof *src);
     else if (dtype == GMM_BF16)
@@ -66,7 +66,7 @@ static GMM__UNUSED void gmm__row_store(gmm_dtype dtype, void *dst, const float *
 
 /* Dequantizes n elements of line l of a quantized matrix from element a on. Without `whole` it leaves out the scales
    that apply to whole sums (gmm__qview_factor). */
-static GMM__UNUSED void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
+static GMM__NOINLINE void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
     const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
     const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
     const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);

@@ -968,11 +968,12 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
    Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
              recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
-             gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
-             them, and again in bwd where it reads them: in 16 bits, and where backward_override HIGH_PRECISION or a
-             recipe that leaves x as it is has products read x. The same holds for rows of dout that have the dtype of
-             x and are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads
-             them there: R hidden elements more memory for a shorter bwd.
+             gradients. Else they are permuted in the workspace, and again in bwd where it reads them: in 16 bits, and
+             where backward_override HIGH_PRECISION or a recipe that leaves x as it is has products read x. The same
+             holds for rows of dout that have the dtype of x and are not weighted. Other rows of dout are permuted in
+             the workspace, or in `deferred` where a queued weight gradient reads them. With save_rows 1 fwd permutes
+             rows of x into saved on every engine, and bwd reads them there: R hidden elements more memory for a shorter
+             bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -1048,8 +1049,8 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
    With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones in
-   deferred or saved.
+   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones, of
+   x in saved and of dout in deferred.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
@@ -2050,7 +2051,7 @@ struct gmm_context {
     gmm_error error;
     int32_t threads;   /* CPU engine: number of threads */
     int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
-    int32_t warned_of_ones; /* gmm__mlp_warn_of_ones has been written */
+    int32_t warned_without_scales; /* 1: gmm__mlp_warn_without_scales has written its line */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
@@ -4798,10 +4799,10 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
 }
 
 /* Says once per context that delayed scaling has no scales: no call can tell whether ones are meant. */
-static void gmm__mlp_warn_of_ones(const gmm__call *call) {
+static void gmm__mlp_warn_without_scales(const gmm__call *call) {
     gmm_context *ctx = call->ctx;
-    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_of_ones) return;
-    ctx->warned_of_ones = 1;
+    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_without_scales) return;
+    ctx->warned_without_scales = 1;
     gmm__log(ctx, GMM_LOG_WARN, "%s: mlp.quant.scale is NULL with recipe fp8-delayed: all scales are 1, by which "
              "small gradients are rounded to 0 (gmm_update_scales)", call->function);
 }
@@ -4817,7 +4818,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
                          call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
     gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
-    if (!call->query) gmm__mlp_warn_of_ones(call);
+    if (!call->query) gmm__mlp_warn_without_scales(call);
     if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "
@@ -7850,18 +7851,25 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
+/* Whether backward queues weight gradients. */
+static int gmm__moe_queues(const gmm__call *call) {
+    return call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+}
+/* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
+static int gmm__moe_casts(const gmm__call *call, int input) {
+    const gmm_backward_override override = call->quant.backward_override;
+    const int by_recipe = call->op == GMM_OP_MOE_FWD || override == GMM_BACKWARD_BY_RECIPE ||
+                          (input && override == GMM_BACKWARD_DEQUANTIZED);
+    return call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
+           (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
+}
 /* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
    several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
    workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
    read by one cast instead, which gathers it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    const int bwd = call->op == GMM_OP_MOE_BWD;
-    const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
-    const gmm_backward_override override = call->quant.backward_override;
-    const int by_recipe = !bwd || override == GMM_BACKWARD_BY_RECIPE || (input && override == GMM_BACKWARD_DEQUANTIZED);
-    const int casts = call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
-                      (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
-    return call->ctx->config.space == GMM_SPACE_CUDA && !casts && !call->options.workspace_limit && !queues;
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) &&
+           !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {
@@ -8199,14 +8207,14 @@ static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char 
     }
 }
 
-/* Adds the permutation of x into the saved rows or, where those are NULL, into an arena; or that of its probabilities
-   alone where the MLP gathers the rows. */
-static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows, gmm__mlp_arena *arena) {
+/* Adds the permutation of x into the saved rows or, where those are NULL, into the workspace; or that of its
+   probabilities alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows) {
     const gmm__call *call = steps->call;
     gmm_permute *p = &steps->dispatch;
     if (steps->wants.permutes) {
         steps->x = saved_rows ? gmm_mat_packed(steps->dtype, saved_rows)
-                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
+                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, &steps->workspace);
         steps->mlp.x = &steps->x;
         p->x = &call->mat[GMM__X_];
         p->rows = &steps->x;
@@ -8230,8 +8238,7 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
     if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
     else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
-    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL,
-                          &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
     gmm__mlp_release(&steps->workspace, GMM__MOE_X);
@@ -8241,20 +8248,13 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_FWD, &steps->combine);
 }
 
-/* Whether a queued weight gradient reads the MLP's dy itself, rather than a copy that backward casts. */
-static int gmm__moe_queues_dy(const gmm__call *call, const gmm_mlp *m, int defer) {
-    const int cast = call->recipe.kind != GMM_RECIPE_NONE && call->recipe.grad.dtype != GMM_NONE &&
-                     call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
-    return defer && m->dw2 && !cast;
-}
-
-/* Lists the steps of backward. Rows that queued weight gradients read are in gmm_moe.deferred. */
+/* Lists the steps of backward. Permuted rows of dout that a queued weight gradient reads are in gmm_moe.deferred; it
+   reads rows of x by their index, or those in saved. */
 static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
     const gmm__call *call = steps->call;
     const gmm_moe *d = &call->d.moe;
     const gmm__moe_wants *w = &steps->wants;
     gmm_mlp *m = &steps->mlp;
-    const int defer = call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
     float *dprobs = d->dprobs, *drow_probs = NULL;
     gmm__moe_place_maps(steps, at, saved);
     gmm__moe_fill(steps, at, saved);
@@ -8269,8 +8269,9 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
         m->dy = &call->mat[GMM__DY];
         m->dy_index = steps->slot_of;
     } else if (w->mlp) {
-        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out, gmm__moe_queues_dy(call, m, defer)
-                                                                           ? &steps->deferred : &steps->workspace);
+        const int queues_dy = gmm__moe_queues(call) && m->dw2 && !gmm__moe_casts(call, 0); /* else a copy */
+        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out,
+                                        queues_dy ? &steps->deferred : &steps->workspace);
         m->dy = steps->combine.drows = &steps->dy;
     }
     if (w->weights_sum) steps->combine.probs = steps->probs;
@@ -8282,7 +8283,7 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->combine.drows || steps->combine.dprobs)
         gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
     if (w->mlp) {
-        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL);
         if (w->saves_x) {
             steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
             m->x = &steps->x;
@@ -12633,15 +12634,14 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
+    const int64_t limit = mlp ? m->index_rows * m->index_div : linear ? l->index_rows * l->index_div : 0;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
         return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
     if (!linear && !mlp) return GMM_OK;
-    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index,
-                          mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
-    if (s != GMM_OK) return s;
-    return gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index,
-                             mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, limit, stream);
+    return s != GMM_OK ? s
+                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, limit, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */

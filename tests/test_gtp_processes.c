@@ -627,12 +627,12 @@ void tests_gtp_processes(void) {
     for (int p = ON_CPU; p <= ON_GPUS; p++) {
         for (int kind = GMM_RECIPE_NONE; kind <= GMM_RECIPE_NVFP4; kind++)
             (p == ON_CPU ? t_add_host : t_add_gpu_alone)(equals_one, p + 4 * kind + 64 * 2,
-                                                        "gtp processes: %s equals one rank, %s", places[p],
-                                                        kind ? ref_recipe_name((gmm_recipe_kind)kind) : "bf16");
+                                                         "gtp processes: %s equals one rank, %s", places[p],
+                                                         kind ? ref_recipe_name((gmm_recipe_kind)kind) : "bf16");
         for (int f = KILLED_IN_CALL; f <= STOPPED; f++)
             if (p == ON_CPU || f != KILLED_IN_CALL)
                 (p == ON_CPU ? t_add_host : t_add_gpu_alone)(ends, p + 4 * f, "gtp processes: %s, %s", places[p],
-                                                            fates[f]);
+                                                             fates[f]);
     }
     t_add_host(out_of_step, 0, "gtp processes: shared memory, a rank out of step");
     t_add_host(equals_one, ON_CPU + 4 * GMM_RECIPE_MXFP8 + 64 * 4, "gtp processes: four ranks over shared memory");

@@ -614,7 +614,7 @@ static void casts_once(int arg) {
 }
 
 /* Delayed scaling without scales is written to the log once per context, and scales are not. */
-static void warns_of_ones(int arg) {
+static void warns_without_scales(int arg) {
     (void)arg;
     for (int scaled = 0; scaled < 2; scaled++) {
         gmm_config config = T.config;
@@ -837,7 +837,7 @@ void tests_mlp_quant(void) {
     }
     for (int i = 0; i < REF_RECIPES; i++)
         t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
-    t_add(warns_of_ones, 0, "mlp recipe fp8 delayed without scales");
+    t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)
         t_add_gpu(one_split, i, "mlp recipe %s reads the split once", ref_recipe_of(i).name);

@@ -572,10 +572,13 @@ static void cases(int arg) {
     s.gathers = 1;
     if (T.gpu && !s.recipe) equals_calls(&s);
 }
-/* The layer hands options.fuse to its MLP, and gives its reason for a refusal. */
+/* The layer hands options.fuse to its MLP, and is refused where the MLP alone would be. */
 static void fused(int arg) {
     moe_spec s = complete((moe_spec){ .name = "fused", .dtype = GMM_BF16, .ffn = 128, .weighting = ON_ROWS });
+    const gmm_mat rows = gmm_mat_packed(s.dtype, NULL);
+    gmm_groups groups = { .count = s.experts, .capacity = s.tokens * s.topk, .dtype = GMM_I32 };
     gmm_info info = GMM_ZERO;
+    gmm_mlp alone;
     char text[8192];
     moe_case c;
     (void)arg;
@@ -585,6 +588,9 @@ static void fused(int arg) {
     c.options.fuse = GMM_FUSE_ALWAYS;
     if (gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &c.d, &info) != GMM_OK) {
         T_CHECK(strstr(gmm_last_error(T.ctx), "cannot serve moe_fwd"), "\"%s\"", gmm_last_error(T.ctx));
+        fill_mlp(&c, &alone);
+        alone.groups = &groups, alone.options = &c.options, alone.x = alone.y = &rows;
+        T_CHECK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &alone, &info) == GMM_E_UNSUPPORTED, "its MLP alone is served");
         return;
     }
     T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &c.d, text, sizeof text));

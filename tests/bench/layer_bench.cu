@@ -26,10 +26,7 @@ enum { LAYER, SEPARATE, WAYS };
 enum { FORWARD, BACKWARD, PASSES };
 enum { ROUNDS = 20 };
 
-static const struct { const char *name; gmm_recipe_kind kind; } RECIPES[] = {
-    {"bf16", GMM_RECIPE_NONE}, {"fp8-delayed", GMM_RECIPE_FP8_DELAYED}, {"fp8-current", GMM_RECIPE_FP8_CURRENT},
-    {"fp8-block", GMM_RECIPE_FP8_BLOCK}, {"mxfp8", GMM_RECIPE_MXFP8}, {"nvfp4", GMM_RECIPE_NVFP4}};
-static int recipe; /* of RECIPES */
+static int recipe; /* gmm_recipe_kind */
 static int save_rows;
 
 static gmm_context *ctx;
@@ -191,7 +188,7 @@ static void set_up_recipe() {
     cuda(cudaMemcpy(on_device, random, sizeof random, cudaMemcpyHostToDevice), "copy");
     L.skip = (int32_t *)device_alloc(4);
     cuda(cudaMemset(L.skip, 0, 4), "memset");
-    L.recipe = gmm_recipe_of(RECIPES[recipe].kind);
+    L.recipe = gmm_recipe_of((gmm_recipe_kind)recipe);
     L.config.recipe = L.recipe.kind, L.config.save = GMM_SAVE_QUANTIZED;
     L.quant.recipe = &L.recipe, L.quant.random = (const uint64_t *)on_device;
     L.experts.quant = &L.quant;
@@ -324,9 +321,9 @@ int main(int argc, char **argv) {
         else if (!strcmp(argv[i], "--csv")) csv = 1;
         else if (!strcmp(argv[i], "--save-rows")) save_rows = 1;
         else if (!strncmp(argv[i], "--recipe=", 9)) {
-            for (recipe = sizeof RECIPES / sizeof *RECIPES - 1; recipe >= 0; recipe--)
-                if (!strcmp(RECIPES[recipe].name, argv[i] + 9)) break;
-            if (recipe < 0) return fprintf(stderr, "layer_bench: no recipe %s\n", argv[i] + 9), 2;
+            for (recipe = GMM_RECIPE_NVFP4; recipe > GMM_RECIPE_NONE; recipe--)
+                if (!strcmp(gmm_recipe_name((gmm_recipe_kind)recipe), argv[i] + 9)) break;
+            if (!recipe) return fprintf(stderr, "layer_bench: no recipe %s\n", argv[i] + 9), 2;
         }
         else return fprintf(stderr, "layer_bench: unknown option %s\n", argv[i]), 2;
     config.space = GMM_SPACE_CUDA;
@@ -334,7 +331,8 @@ int main(int argc, char **argv) {
     cuda(cudaGetDeviceProperties(&prop, 0), "properties");
     if (!csv)
         printf("# %s; %s%s, TFLOP/s of gmm_moe and of separate calls, time of these over that of gmm_moe; bytes per "
-               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name, RECIPES[recipe].name,
+               "token\n%-37s %6s %6s  %5s %6s %6s  %5s  %5s %7s %7s %7s %7s bits\n", prop.name,
+               recipe ? gmm_recipe_name((gmm_recipe_kind)recipe) : "bf16",
                save_rows ? ", rows saved" : "",
                "tokens x hidden, experts", "fwd", "calls", "ratio", "bwd", "calls", "ratio", "both", "kept", "calls",
                "space", "calls");

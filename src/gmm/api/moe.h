@@ -11,11 +11,12 @@
    Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
              recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
              (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
-             gradients. Else they are permuted in the workspace, or in `deferred` where queued weight gradients read
-             them, and again in bwd where it reads them: in 16 bits, and where backward_override HIGH_PRECISION or a
-             recipe that leaves x as it is has products read x. The same holds for rows of dout that have the dtype of
-             x and are not weighted. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads
-             them there: R hidden elements more memory for a shorter bwd.
+             gradients. Else they are permuted in the workspace, and again in bwd where it reads them: in 16 bits, and
+             where backward_override HIGH_PRECISION or a recipe that leaves x as it is has products read x. The same
+             holds for rows of dout that have the dtype of x and are not weighted. Other rows of dout are permuted in
+             the workspace, or in `deferred` where a queued weight gradient reads them. With save_rows 1 fwd permutes
+             rows of x into saved on every engine, and bwd reads them there: R hidden elements more memory for a shorter
+             bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -91,8 +92,8 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
    With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones in
-   deferred or saved.
+   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones, of
+   x in saved and of dout in deferred.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,

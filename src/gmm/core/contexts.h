@@ -29,7 +29,7 @@ struct gmm_context {
     gmm_error error;
     int32_t threads;   /* CPU engine: number of threads */
     int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
-    int32_t warned_of_ones; /* gmm__mlp_warn_of_ones has been written */
+    int32_t warned_without_scales; /* 1: gmm__mlp_warn_without_scales has written its line */
     gmm__device device;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */

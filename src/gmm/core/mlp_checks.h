@@ -130,10 +130,10 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
 }
 
 /* Says once per context that delayed scaling has no scales: no call can tell whether ones are meant. */
-static void gmm__mlp_warn_of_ones(const gmm__call *call) {
+static void gmm__mlp_warn_without_scales(const gmm__call *call) {
     gmm_context *ctx = call->ctx;
-    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_of_ones) return;
-    ctx->warned_of_ones = 1;
+    if (call->recipe.kind != GMM_RECIPE_FP8_DELAYED || call->quant.scale || ctx->warned_without_scales) return;
+    ctx->warned_without_scales = 1;
     gmm__log(ctx, GMM_LOG_WARN, "%s: mlp.quant.scale is NULL with recipe fp8-delayed: all scales are 1, by which "
              "small gradients are rounded to 0 (gmm_update_scales)", call->function);
 }
@@ -149,7 +149,7 @@ static gmm_status gmm__mlp_check_quant(gmm__call *call) {
                          call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int64_t values = (int64_t)GMM_SLOTS * call->groups.count;
     gmm_status s = gmm__check_array(call, "quant.scale", call->quant.scale, 0, values);
-    if (!call->query) gmm__mlp_warn_of_ones(call);
+    if (!call->query) gmm__mlp_warn_without_scales(call);
     if (s == GMM_OK) s = gmm__check_array(call, "quant.weight_skip", call->quant.weight_skip, 0, 1);
     if (r->input.hadamard && gmm__mlp_dtype(call) != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, fwd ? "x" : "dy", "dtype %s must be bf16, since quant.recipe transforms "

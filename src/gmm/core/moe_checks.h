@@ -19,18 +19,25 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
     return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
 }
 
+/* Whether backward queues weight gradients. */
+static int gmm__moe_queues(const gmm__call *call) {
+    return call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+}
+/* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
+static int gmm__moe_casts(const gmm__call *call, int input) {
+    const gmm_backward_override override = call->quant.backward_override;
+    const int by_recipe = call->op == GMM_OP_MOE_FWD || override == GMM_BACKWARD_BY_RECIPE ||
+                          (input && override == GMM_BACKWARD_DEQUANTIZED);
+    return call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
+           (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
+}
 /* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
    several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
    workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
    read by one cast instead, which gathers it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    const int bwd = call->op == GMM_OP_MOE_BWD;
-    const int queues = bwd && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
-    const gmm_backward_override override = call->quant.backward_override;
-    const int by_recipe = !bwd || override == GMM_BACKWARD_BY_RECIPE || (input && override == GMM_BACKWARD_DEQUANTIZED);
-    const int casts = call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
-                      (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
-    return call->ctx->config.space == GMM_SPACE_CUDA && !casts && !call->options.workspace_limit && !queues;
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) &&
+           !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
 static gmm_mlp gmm__moe_mlp(const gmm__call *call) {

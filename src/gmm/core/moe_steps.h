@@ -138,14 +138,14 @@ static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char 
     }
 }
 
-/* Adds the permutation of x into the saved rows or, where those are NULL, into an arena; or that of its probabilities
-   alone where the MLP gathers the rows. */
-static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows, gmm__mlp_arena *arena) {
+/* Adds the permutation of x into the saved rows or, where those are NULL, into the workspace; or that of its
+   probabilities alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows) {
     const gmm__call *call = steps->call;
     gmm_permute *p = &steps->dispatch;
     if (steps->wants.permutes) {
         steps->x = saved_rows ? gmm_mat_packed(steps->dtype, saved_rows)
-                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, arena);
+                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, &steps->workspace);
         steps->mlp.x = &steps->x;
         p->x = &call->mat[GMM__X_];
         p->rows = &steps->x;
@@ -169,8 +169,7 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
     if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
     else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
-    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL,
-                          &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
     gmm__mlp_release(&steps->workspace, GMM__MOE_X);
@@ -180,20 +179,13 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_FWD, &steps->combine);
 }
 
-/* Whether a queued weight gradient reads the MLP's dy itself, rather than a copy that backward casts. */
-static int gmm__moe_queues_dy(const gmm__call *call, const gmm_mlp *m, int defer) {
-    const int cast = call->recipe.kind != GMM_RECIPE_NONE && call->recipe.grad.dtype != GMM_NONE &&
-                     call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
-    return defer && m->dw2 && !cast;
-}
-
-/* Lists the steps of backward. Rows that queued weight gradients read are in gmm_moe.deferred. */
+/* Lists the steps of backward. Permuted rows of dout that a queued weight gradient reads are in gmm_moe.deferred; it
+   reads rows of x by their index, or those in saved. */
 static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
     const gmm__call *call = steps->call;
     const gmm_moe *d = &call->d.moe;
     const gmm__moe_wants *w = &steps->wants;
     gmm_mlp *m = &steps->mlp;
-    const int defer = call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
     float *dprobs = d->dprobs, *drow_probs = NULL;
     gmm__moe_place_maps(steps, at, saved);
     gmm__moe_fill(steps, at, saved);
@@ -208,8 +200,9 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
         m->dy = &call->mat[GMM__DY];
         m->dy_index = steps->slot_of;
     } else if (w->mlp) {
-        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out, gmm__moe_queues_dy(call, m, defer)
-                                                                           ? &steps->deferred : &steps->workspace);
+        const int queues_dy = gmm__moe_queues(call) && m->dw2 && !gmm__moe_casts(call, 0); /* else a copy */
+        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out,
+                                        queues_dy ? &steps->deferred : &steps->workspace);
         m->dy = steps->combine.drows = &steps->dy;
     }
     if (w->weights_sum) steps->combine.probs = steps->probs;
@@ -221,7 +214,7 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->combine.drows || steps->combine.dprobs)
         gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
     if (w->mlp) {
-        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL, defer && m->dw1 ? &steps->deferred : &steps->workspace);
+        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL);
         if (w->saves_x) {
             steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
             m->x = &steps->x;

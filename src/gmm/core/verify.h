@@ -99,15 +99,14 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
+    const int64_t limit = mlp ? m->index_rows * m->index_div : linear ? l->index_rows * l->index_div : 0;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
         return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
     if (!linear && !mlp) return GMM_OK;
-    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index,
-                          mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
-    if (s != GMM_OK) return s;
-    return gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index,
-                             mlp ? m->index_rows * m->index_div : l->index_rows * l->index_div, stream);
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, limit, stream);
+    return s != GMM_OK ? s
+                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, limit, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */

@@ -3993,7 +3993,8 @@ typedef struct gmm__act_job {
     const gmm__call *call;
     gmm_act_coef coef;
     int64_t live, rows_per_task;
-    int64_t block; /* GLU block, 0 = halves */
+    int gated;     /* 1: x and dx have columns of a gate and of values */
+    int64_t block; /* GLU block; of halves, and without a gate, all outputs */
     int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
 } gmm__act_job;
 
@@ -4031,16 +4032,12 @@ static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interl
         }
 }
 
-/* Reads the pre-activations a and b of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are converted together and
-   split, larger ones one by one. */
+/* Reads the pre-activations a, and b where `gated`, of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are
+   converted together and split, larger ones one by one. Each conversion is written once, since it is inlined. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
-    const int64_t B = job->block, ffn = job->call->out;
-    if (job->call->in == ffn) gmm__act_load(x->dtype, row, j0, n, a);
-    else if (B == 0) {
-        gmm__act_load(x->dtype, row, j0, n, a);
-        gmm__act_load(x->dtype, row, ffn + j0, n, b);
-    } else if (B <= GMM__ACT_LANES) {
+    const int64_t B = job->block;
+    if (job->gated && B <= GMM__ACT_LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
@@ -4051,22 +4048,19 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
         }
     } else {
         int64_t i, count;
+        int part;
         for (i = 0; i < n; i += count) {
             const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
             count = remaining < n - i ? remaining : n - i;
-            gmm__act_load(x->dtype, row, column, count, a + i);
-            gmm__act_load(x->dtype, row, column + B, count, b + i);
+            for (part = 0; part <= job->gated; part++)
+                gmm__act_load(x->dtype, row, column + part * B, count, (part ? b : a) + i);
         }
     }
 }
 static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_mat *dx, void *row, int64_t j0,
                                              int64_t n, const float *a, const float *b) {
-    const int64_t B = job->block, ffn = job->call->out;
-    if (job->call->in == ffn) gmm__act_store(dx->dtype, row, j0, n, a);
-    else if (B == 0) {
-        gmm__act_store(dx->dtype, row, j0, n, a);
-        gmm__act_store(dx->dtype, row, ffn + j0, n, b);
-    } else if (B <= GMM__ACT_LANES) {
+    const int64_t B = job->block;
+    if (job->gated && B <= GMM__ACT_LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
         case 1: gmm__act_merge(1, n, interleaved, a, b); break;
@@ -4077,11 +4071,12 @@ static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_
         gmm__act_store(dx->dtype, row, 2 * j0, 2 * n, interleaved);
     } else {
         int64_t i, count;
+        int part;
         for (i = 0; i < n; i += count) {
             const int64_t remaining = B - (j0 + i) % B, column = gmm_glu_gate_column(j0 + i, B);
             count = remaining < n - i ? remaining : n - i;
-            gmm__act_store(dx->dtype, row, column, count, a + i);
-            gmm__act_store(dx->dtype, row, column + B, count, b + i);
+            for (part = 0; part <= job->gated; part++)
+                gmm__act_store(dx->dtype, row, column + part * B, count, (part ? b : a) + i);
         }
     }
 }
@@ -4207,15 +4202,16 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const gmm_activation *d = &call->d.act;
     const int backward = call->op == GMM_OP_ACT_BWD;
     gmm__act_job job;
-    int64_t B = call->act.interleave, step = GMM__ACT_LANES;
+    const int64_t B = call->act.interleave ? call->act.interleave : call->out;
+    int64_t step = GMM__ACT_LANES;
     (void)stream;
-    if (B == call->out) B = 0;
-    if (B > 0 && B <= GMM__ACT_LANES)
+    if (B <= GMM__ACT_LANES)
         while (step % B) step += GMM__ACT_LANES; /* at most 15 * 16 */
     job.call = call;
     job.coef = gmm_act_coefficients(&call->act);
     job.live = gmm__cpu_offsets(&call->groups, NULL);
     job.rows_per_task = gmm__rows_per_task(call->in);
+    job.gated = call->in != call->out;
     job.block = B;
     job.chunk = GMM__ACT_CHUNK / step * step;
     gmm__cpu_for(call->ctx, gmm__ceil_div(job.live, job.rows_per_task), (double)job.live * (double)call->in,

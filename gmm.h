@@ -480,7 +480,7 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP. Except for delay_wgrad and overlap_dispatch_wgrad they change nothing that is computed:
+   around the MLP. Except for delay_wgrad, overlap_dispatch_wgrad and overwrite_saved they change nothing that is done:
    gmm_mlp_validate and the operations refuse combinations that would train a wrong model. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
@@ -505,6 +505,8 @@ typedef struct gmm_mlp_config {
     gmm_dispatcher dispatcher;
     int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
+    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved: it then takes less workspace by the size of
+                                       FC1's output gradient, and cannot run twice on what fwd saved */
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
@@ -646,7 +648,8 @@ typedef struct gmm_mlp {
     const float *prob;
     const gmm_mat *y;
     void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
-                               neither accesses it, and it may be NULL, or any aligned address */
+                               neither accesses it, and it may be NULL, or any aligned address. With
+                               config.overwrite_saved its part "preact" is undefined behind bwd */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */
@@ -1010,7 +1013,8 @@ typedef struct gmm_moe {
     int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved or,
                                  for inference, the workspace */
     uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
-    void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With
+                                 mlp.config.overwrite_saved its part "preact" is undefined behind bwd */
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;
@@ -4592,7 +4596,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
             { "delay_wgrad", c.delay_wgrad }, { "overlap_dispatch_wgrad", c.overlap_dispatch_wgrad },
             { "ddp_expects_delay", c.ddp_expects_delay }, { "ddp", c.ddp }, { "prob_on_input", c.prob_on_input },
             { "router_padding", c.router_padding }, { "act_input_fp8", c.act_input_fp8 },
-            { "act_recompute", c.act_recompute }
+            { "act_recompute", c.act_recompute }, { "overwrite_saved", c.overwrite_saved }
         };
         for (i = 0; i < (int)(sizeof switches / sizeof switches[0]); i++)
             if (switches[i].value & ~1)
@@ -5906,15 +5910,16 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of a z in the
-   workspace, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
+   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied, in_place = need->dz && !saves_z && !dz_queued;
+    const int dz_queued = need->defer && d->dw1 && !dz_copied;
+    const int in_place = need->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
     const int computes_h = gmm__mlp_computes_h(need);
     if (in_place) steps->dz = steps->z;
     else if (need->dz)
@@ -6455,7 +6460,9 @@ static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan)
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     gmm_status s = GMM_OK;
-    if (!fwd || d->saved) s = gmm__mlp_buffer(call, "saved", fwd, d->saved, d->saved_bytes, plan->saved_bytes);
+    if (!fwd || d->saved)
+        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, d->saved, d->saved_bytes,
+                            plan->saved_bytes);
     if (s == GMM_OK && !fwd)
         s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
     return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);
@@ -8538,7 +8545,9 @@ static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function
     const gmm_moe *d = &call.d.moe;
     gmm_status s = gmm__moe_prepare(&call, ctx, op, function, moe, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if (!fwd || d->saved) s = gmm__mlp_buffer(&call, "saved", fwd, d->saved, d->saved_bytes, plan.saved_bytes);
+    if (!fwd || d->saved)
+        s = gmm__mlp_buffer(&call, "saved", fwd || call.config.overwrite_saved, d->saved, d->saved_bytes,
+                            plan.saved_bytes);
     if (s == GMM_OK && !fwd)
         s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes);
     if (s == GMM_OK && call.quant.weight_cache)

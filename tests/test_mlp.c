@@ -464,20 +464,33 @@ static void odd_inputs(int arg) {
     check(&r, 1);
 }
 
-/* What is saved changes memory, not results */
+/* What is saved changes memory, not results, nor does whether backward overwrites it: then dz needs no memory of its
+   own, except where z is not saved and both have the same anyhow. */
 static void save_policies(int arg) {
     outputs first, o;
-    for (int save = 0; save < 3; save++) {
+    for (int i = 0; i < 6; i++) {
         mlp_spec s = usual((gmm_dtype)arg);
         mlp_run r;
-        s.save = (gmm_save)save;
+        gmm_info info[2];
+        int64_t dz;
+        s.save = (gmm_save)(i / 2);
         t_reseed(45);
         build(&r, &s);
+        r.config.overwrite_saved = i % 2;
         run_fwd(&r, 0);
         run_bwd(&r);
         o = outputs_of(&r);
-        if (save == 0) first = o;
+        if (i == 0) first = o;
         else outputs_same(&first, &o);
+        memset(info, 0, sizeof info);
+        for (int overwrites = 0; overwrites < 2; overwrites++) {
+            r.config.overwrite_saved = overwrites;
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &info[overwrites]));
+        }
+        dz = s.save == GMM_SAVE_NOTHING ? 0 : (int64_t)all_rows * r.F1 * ref_bytes(s.dtype) / 256 * 256;
+        T_CHECK((int64_t)(info[0].workspace_bytes - info[1].workspace_bytes) >= dz, "save %d: workspace %llu, "
+                "overwriting %llu", (int)s.save, (unsigned long long)info[0].workspace_bytes,
+                (unsigned long long)info[1].workspace_bytes);
     }
 }
 
@@ -1004,6 +1017,9 @@ static void mlp_overlaps(int arg) {
     BWD(r.d.dprob = (float *)(uintptr_t)r.d.prob, r.d.dprob = r.dprob, "dprob", "prob");
     kept = r.dx.mat.data;
     BWD(r.dx.mat.data = r.d.saved, r.dx.mat.data = kept, "dx", "saved");
+    kept = r.x.mat.data;
+    BWD(r.config.overwrite_saved = 1; r.x.mat.data = r.d.saved, r.config.overwrite_saved = 0; r.x.mat.data = kept,
+        "saved", "x");
     {
         gmm_wgrad_entry entry;
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(&entry, 1);
@@ -1402,6 +1418,7 @@ static void configurations(int arg) {
     BAD("act.kind", memset(&c.act, 0, sizeof c.act));
     T_CHECK(strstr(e.text, "no activation"), "%s", e.text);
     BAD("act_recompute", c.act_recompute = 1; c.save = GMM_SAVE_PREACT_AND_ACT);
+    BAD("overwrite_saved", c.overwrite_saved = 2);
 #undef GOOD
 #undef BAD
     T_CHECK(gmm_mlp_validate(NULL, &e) == GMM_E_CONFIG, "NULL accepted");

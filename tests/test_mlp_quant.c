@@ -485,6 +485,44 @@ static void gathers(int arg) {
     }
 }
 
+/* Where backward may overwrite what is saved, gradients keep their bits, and the workspace shrinks (argument: as of
+   equals_steps). */
+static void overwrites_saved(int arg) {
+    const struct policy *policy = &policies[arg / REF_RECIPES];
+    const int64_t preact = (int64_t)sizeof(uint16_t) * ROWS * 2 * FFN;
+    for (int delay = 0; delay < 2; delay++) {
+        mlp_case runs[2];
+        gmm_info info[2];
+        int keeps = !saves_e4m3(policy->save) && policy->save != GMM_SAVE_NOTHING, queued;
+        memset(info, 0, sizeof info);
+        for (int overwrite = 0; overwrite < 2; overwrite++) {
+            gmm_wgrad_entry entries[1];
+            gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 1);
+            mlp_case *c = &runs[overwrite];
+            void *before;
+            t_reseed(11);
+            build(c, arg % REF_RECIPES, policy->save);
+            c->quant.backward_override = policy->override;
+            c->config.delay_wgrad = delay;
+            c->config.overwrite_saved = overwrite;
+            forward(c);
+            before = keeps ? t_get(c->d.saved, (size_t)preact) : NULL;
+            want_gradients(c);
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info[overwrite]));
+            gradients_of(c, delay ? &queue : NULL);
+            queued = delay && (policy->override != GMM_BACKWARD_BY_RECIPE || c->recipe.grad.dtype == GMM_NONE);
+            if (keeps)
+                T_CHECK(!memcmp(before, t_get(c->d.saved, (size_t)preact), (size_t)preact) == !(overwrite && !queued),
+                        "the saved pre-activation %s", overwrite && !queued ? "remains" : "changes");
+        }
+        same_gradients(&runs[0], &runs[1]);
+        T_CHECK(info[0].workspace_bytes >= info[1].workspace_bytes && info[0].saved_bytes == info[1].saved_bytes &&
+                    info[0].deferred_bytes == info[1].deferred_bytes,
+                "workspace %llu, overwriting %llu", (unsigned long long)info[0].workspace_bytes,
+                (unsigned long long)info[1].workspace_bytes);
+    }
+}
+
 /* The part of `saved` with a name; NULL if there is none. */
 static const gmm_saved_part *part_named(const gmm_saved_layout *l, const char *name) {
     for (int i = 0; i < l->count; i++)
@@ -827,8 +865,10 @@ void tests_mlp_quant(void) {
         const char *recipe = ref_recipe_of(i % REF_RECIPES).name, *policy = policies[i / REF_RECIPES].name;
         t_add(equals_steps, i, "mlp recipe %s equals its steps, %s", recipe, policy);
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
-        if (!saves_copies(policies[i / REF_RECIPES].save) || ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
-            t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
+        if (saves_copies(policies[i / REF_RECIPES].save) && !ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
+            continue; /* refused */
+        t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
+        t_add(overwrites_saved, i, "mlp recipe %s overwrites what is saved, %s", recipe, policy);
     }
     for (int i = 0; i < REF_RECIPES; i++) {
         t_add(policy_bits, i, "mlp recipe %s bits of save policies", ref_recipe_of(i).name);

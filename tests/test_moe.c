@@ -33,7 +33,7 @@ typedef struct moe_spec {
     int without;                 /* results that are not wanted */
     int prob_on_input;           /* x was weighted already */
     int gathers;                 /* GPUs gather rows in products, as with any limit of the workspace */
-    int save_rows;
+    int save_rows, overwrite_saved;
     int main_grad;
 } moe_spec;
 
@@ -486,6 +486,7 @@ static void equals_calls(const moe_spec *spec) {
     separate = c.o;
     if (!spec->prob_on_input) c.config.topk = 0; /* the layer's counts */
     c.quant.weight_cache = NULL;
+    c.config.overwrite_saved = spec->overwrite_saved;
     fresh(&c);
     layer_fwd(&c, 0);
     layer_bwd(&c);
@@ -628,9 +629,12 @@ static void recipes(int arg) {
     }
     equals_calls(&s);
     s.weighting = ON_SUM;
-    s.delay = s.save_rows = 1;
+    s.delay = s.save_rows = s.overwrite_saved = 1;
     equals_calls(&s);
-    s.save_rows = 0;
+    s.save_rows = s.delay = 0;
+    equals_calls(&s);
+    s.delay = 1;
+    s.overwrite_saved = 0;
     s.weighting = ON_ROWS;
     s.routed = s.cache = s.bias = 1;
     s.align = 16;
@@ -667,6 +671,7 @@ static void drawn(int arg) {
     s.main_grad = (int)t_int(0, 1);
     s.without = t_int(0, 1) ? 0 : (int)t_int(0, 127);
     s.save_rows = t_int(0, 2) == 0;
+    s.overwrite_saved = (int)t_int(0, 1);
     equals_calls(&s);
 }
 

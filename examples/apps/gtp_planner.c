@@ -139,6 +139,7 @@ static activations activations_of(const struct policy *policy) {
     mlp_config.ffn = opt.ffn;
     mlp_config.act.kind = opt.gated ? GMM_ACT_SWIGLU : GMM_ACT_SILU;
     mlp_config.save = policy->save;
+    mlp_config.overwrite_saved = 1;
     mlp_config.recipe = f->recipe;
     quant.recipe = &recipe;
     grad.mat = &mat;

@@ -1653,6 +1653,7 @@ static void configure_mlp(model *m) {
     c->recipe = recipe_of(opt.recipe);
     m->recipe = gmm_recipe_of(c->recipe);
     c->save = save_of(&m->recipe);
+    c->overwrite_saved = 1; /* each backward reads what one forward saved */
     if (gmm_mlp_validate(c, &error)) die("the expert MLP cannot be configured so: %s", error.text);
 }
 

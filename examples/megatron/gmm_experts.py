@@ -62,16 +62,16 @@ class _Experts(torch.autograd.Function):
         need_dx, *trained = ctx.needs_input_grad[:3]
         x, dy = x.contiguous(), dy.contiguous()
         operands = (dy, x, w1, w2, splits, saved, probs, None, None, None, *owner.settings, need_dx)
-        dw = [None, None]
+        dw, over = [None, None], saved if ops.may_overwrite(saved) else None
         if owner.config.delay_wgrad_compute and any(trained):
             grads = main or tuple(torch.empty_like(w) if t else None for w, t in zip((w1, w2), trained))
             dx, dprobs, _, _, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, bool(main))
             owner.queue.append((grads, bool(main), entry, deferred, (x, dy, saved)))  # they live until backward_dw
         elif main:
-            dx, dprobs, _, _ = ops.mlp_bwd_add(*main, *operands)
+            dx, dprobs, _, _ = ops.mlp_bwd_add(*main, *operands, over)
             dw = owner.added()
         else:
-            dx, *dw, dprobs, _, _ = ops.mlp_bwd(*operands, *trained)
+            dx, *dw, dprobs, _, _ = ops.mlp_bwd(*operands, *trained, over)
         dx, *dw = (g if need else None for g, need in zip((dx, *dw), ctx.needs_input_grad))
         return dx, *dw, None, dprobs if probs is not None else None, None
 

@@ -1,6 +1,7 @@
 /* The derivatives of linear, mlp, topk, permute and unpermute. Forward and backward call other operators of
    torch.ops.gmm through the dispatcher, so that torch.compile sees these. */
 #include <torch/csrc/autograd/custom_function.h>
+#include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
 #include <optional>
@@ -86,6 +87,13 @@ static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, con
     return op.call(x, w1, w2, splits, probs, b1, b2, act, recipe, save, training);
 }
 
+/* Whether the running backward may overwrite what forward saved: no later one reads it, unless the graph is kept
+   (retain_graph). Where torch.compile traces it does not, since a traced graph would make a copy first. */
+static bool may_overwrite(const Tensor &saved) {
+    const bool traced = saved.key_set().has_any(c10::python_ks | c10::DispatchKeySet(c10::DispatchKey::Functionalize));
+    return !traced && !torch::autograd::get_current_graph_task_keep_graph();
+}
+
 struct Mlp : torch::autograd::Function<Mlp> {
     static Tensor forward(AutogradContext *ctx, const Tensor &x, const Tensor &w1, const Tensor &w2,
                           const Tensor &splits, const Maybe &probs, const Maybe &b1, const Maybe &b2,
@@ -101,15 +109,17 @@ struct Mlp : torch::autograd::Function<Mlp> {
     static variable_list backward(AutogradContext *ctx, variable_list grads) {
         GMM_TORCH_OPERATOR("mlp_bwd", Six(
             const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
-            const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text, Text, bool, bool, bool));
+            const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text, Text, bool, bool, bool,
+            const Maybe &));
         static const auto op_add = c10::Dispatcher::singleton().findSchemaOrThrow("gmm::mlp_bwd_add", "").typed<Four(
             const Maybe &, const Maybe &, const Tensor &, const Tensor &, const Tensor &, const Tensor &,
             const Tensor &, const Tensor &, const Maybe &, const Maybe &, const Maybe &, const Maybe &, Text, Text,
-            Text, bool)>();
+            Text, bool, const Maybe &)>();
         const variable_list s = ctx->get_saved_variables();
         const Maybe probs = maybe(s[5]), b1 = maybe(s[6]), b2 = maybe(s[7]), random = maybe(s[8]);
         const std::string act = ctx->saved_data["act"].toStringRef(), recipe = ctx->saved_data["recipe"].toStringRef();
         const std::string save = ctx->saved_data["save"].toStringRef();
+        const Maybe over = may_overwrite(s[4]) ? Maybe(s[4]) : Maybe();
         const bool need_dx = ctx->needs_input_grad(0);
         const bool need_dw1 = ctx->needs_input_grad(1), need_dw2 = ctx->needs_input_grad(2);
         const Maybe main1 = need_dw1 ? ctx->saved_data["main_grad1"].toOptional<Tensor>() : Maybe();
@@ -117,10 +127,11 @@ struct Mlp : torch::autograd::Function<Mlp> {
         Tensor dx, dw1, dw2, dprobs, db1, db2;
         if (main1.has_value() || main2.has_value())
             std::tie(dx, dprobs, db1, db2) = op_add.call(main1, main2, grads[0], s[0], s[1], s[2], s[3], s[4], probs,
-                                                         b1, b2, random, act, recipe, save, need_dx);
+                                                         b1, b2, random, act, recipe, save, need_dx, over);
         else
             std::tie(dx, dw1, dw2, dprobs, db1, db2) = op.call(grads[0], s[0], s[1], s[2], s[3], s[4], probs, b1, b2,
-                                                               random, act, recipe, save, need_dx, need_dw1, need_dw2);
+                                                               random, act, recipe, save, need_dx, need_dw1, need_dw2,
+                                                               over);
         if (!need_dx) dx = Tensor();
         if (!need_dw1) dw1 = Tensor();
         if (!need_dw2) dw2 = Tensor();
@@ -223,6 +234,8 @@ static Tensor unpermute(const Tensor &rows, const Tensor &row_of, const Tensor &
                         const Maybe &probs) {
     return Unpermute::apply(rows, row_of, slot_of, sizes, probs);
 }
+
+TORCH_LIBRARY_FRAGMENT(gmm, m) { m.def("may_overwrite(Tensor saved) -> bool", may_overwrite); }
 
 TORCH_LIBRARY_IMPL(gmm, Autograd, m) {
     m.impl("linear", linear);

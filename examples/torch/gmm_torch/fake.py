@@ -71,14 +71,14 @@ def like(x, t):
 
 @fake("gmm::mlp_bwd")
 def _(dy, x, w1, w2, splits, saved, probs=None, b1=None, b2=None, random=None, act="swiglu", recipe="none",
-      save="preact", need_dx=True, need_dw1=True, need_dw2=True):
+      save="preact", need_dx=True, need_dw1=True, need_dw2=True, overwritten=None):
     dw = w1 if need_dw1 else None, w2 if need_dw2 else None
     return tuple(like(x, t) for t in (x if need_dx else None, *dw, probs, b1, b2))
 
 
 @fake("gmm::mlp_bwd_add")
 def _(main_grad1, main_grad2, dy, x, w1, w2, splits, saved, probs=None, b1=None, b2=None, random=None, act="swiglu",
-      recipe="none", save="preact", need_dx=True):
+      recipe="none", save="preact", need_dx=True, overwritten=None):
     return tuple(like(x, t) for t in (x if need_dx else None, probs, b1, b2))
 
 

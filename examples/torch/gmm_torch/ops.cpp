@@ -244,9 +244,11 @@ struct MlpGradients {
 static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 1;
 
 /* Backward of an MLP. dw1 and dw2 are stored, added to, or undefined; delayed, `entry` says how mlp_wgrad will do it,
-   and what it reads lives in `deferred` and in the caller's x, dy, saved and random. */
+   and what it reads lives in `deferred` and in the caller's x, dy, saved and random. `overwritten` is none, or saved
+   itself where that may be overwritten. */
 static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tensor &saved, const Tensor &random,
-                             Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx) {
+                             Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx, const Maybe &overwritten) {
+    TORCH_CHECK(!overwritten.has_value() || overwritten->is_alias_of(saved), "gmm: overwritten must be saved");
     const Call call(a.x);
     Mlp m(call, a);
     MlpGradients out;
@@ -267,6 +269,7 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
     TORCH_CHECK(!seed.defined() || seed.numel() == 4, "gmm: random must be {seed, offset} of dy and of dz");
     m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
     m.config.delay_wgrad = delay;
+    m.config.overwrite_saved = overwritten.has_value();
 
     gmm_wgrad_queue queue = GMM_ZERO;
     if (delay) {
@@ -301,11 +304,11 @@ using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
                    const Tensor &saved, const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
                    c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw1,
-                   bool need_dw2) {
+                   bool need_dw2, const Maybe &overwritten) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
     const Tensor dw1 = need_dw1 ? at::empty(w1.sizes(), w1.options()) : Tensor();
     const Tensor dw2 = need_dw2 ? at::empty(w2.sizes(), w2.options()) : Tensor();
-    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx);
+    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx, overwritten);
     return {some(g.dx, x), some(dw1, x), some(dw2, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
@@ -313,10 +316,11 @@ using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 static Four mlp_bwd_add(const Maybe &main_grad1, const Maybe &main_grad2, const Tensor &dy, const Tensor &x,
                         const Tensor &w1, const Tensor &w2, const Tensor &splits, const Tensor &saved,
                         const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
-                        c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx) {
+                        c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx,
+                        const Maybe &overwritten) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
     const MlpGradients g = backward(dy, a, saved, value(random), value(main_grad1), value(main_grad2), true, false,
-                                    need_dx);
+                                    need_dx, overwritten);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
@@ -330,7 +334,7 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
     TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
                 "contiguous");
     TORCH_CHECK(dw1.has_value() || dw2.has_value(), "gmm: delayed weight gradients of no weight: use mlp_bwd");
-    const MlpGradients g = backward(dy, a, saved, value(random), value(dw1), value(dw2), add, true, need_dx);
+    const MlpGradients g = backward(dy, a, saved, value(random), value(dw1), value(dw2), add, true, need_dx, {});
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x), g.deferred, g.entry};
 }
 
@@ -525,10 +529,10 @@ TORCH_LIBRARY(gmm, m) {
     m.def("mlp(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS
           ", Tensor? random=None, Tensor? main_grad1=None, Tensor? main_grad2=None) -> Tensor");
     m.def("mlp_fwd(" MLP_OPERANDS MLP_OPTIONAL MLP_SETTINGS ", bool training=True) -> (Tensor, Tensor)");
-    m.def("mlp_bwd(" MLP_BACKWARD "bool need_dx=True, bool need_dw1=True, bool need_dw2=True) -> "
-          "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
-    m.def("mlp_bwd_add(Tensor(a!)? main_grad1, Tensor(b!)? main_grad2, " MLP_BACKWARD "bool need_dx=True) -> "
-          "(Tensor, Tensor, Tensor, Tensor)");
+    m.def("mlp_bwd(" MLP_BACKWARD "bool need_dx=True, bool need_dw1=True, bool need_dw2=True, "
+          "Tensor(a!)? overwritten=None) -> (Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
+    m.def("mlp_bwd_add(Tensor(a!)? main_grad1, Tensor(b!)? main_grad2, " MLP_BACKWARD "bool need_dx=True, "
+          "Tensor(c!)? overwritten=None) -> (Tensor, Tensor, Tensor, Tensor)");
     m.def("mlp_bwd_delayed(Tensor? dw1, Tensor? dw2, " MLP_BACKWARD "bool need_dx=True, bool add=True) -> "
           "(Tensor, Tensor, Tensor, Tensor, Tensor, Tensor)");
     m.def("mlp_wgrad(Tensor(a!)? dw1, Tensor(b!)? dw2, Tensor entry, Tensor deferred) -> ()");

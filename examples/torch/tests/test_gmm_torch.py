@@ -309,6 +309,29 @@ def test_one_main_grad(device, delay):
                       main_grads=(torch.ones_like(w1), None), queue=gmm_torch.WgradQueue() if delay else None)
 
 
+@each(device=DEVICES, main=[False, True])
+def test_overwritten(device, main):
+    """Backward overwrites what forward saved, unless the graph is kept."""
+    torch.manual_seed(11)
+    x, w1, w2 = draw(ROWS, 16, device=device), draw(4, 48, 16, device=device), draw(4, 16, 24, device=device)
+    dy, splits, kept, results = draw(ROWS, 16, device=device, grad=False), splits_of(device), [], []
+    main_grads = tuple(torch.zeros_like(w) for w in (w1, w2)) if main else (None, None)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        y = gmm_torch.mlp(x, w1, w2, splits, main_grads=main_grads)
+    saved, = (t for t in kept if t.dtype == torch.uint8)
+    before = saved.clone()
+    for keep in (True, False):
+        assert torch.equal(saved, before)
+        y.backward(dy, retain_graph=keep)
+        grads = [x.grad, *(main_grads if main else (w1.grad, w2.grad))]
+        results.append([g.clone() for g in grads])
+        [g.zero_() for g in grads]
+    assert not torch.equal(saved, before)
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    with raises("overwritten must be saved"):
+        ops.mlp_bwd(dy, x.detach(), w1.detach(), w2.detach(), splits, saved, overwritten=before)
+
+
 @each(device=DEVICES)
 def test_delayed_random(device):
     """The entry refers to the random words: it keeps a dense copy of others, and the operator refuses these."""

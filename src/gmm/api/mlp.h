@@ -26,7 +26,7 @@ typedef enum gmm_dispatcher {
 } gmm_dispatcher;
 
 /* The configuration of an expert MLP: y = act(x w1^T + b1) p w2^T + b2 (p). Fields below `save` describe the model
-   around the MLP. Except for delay_wgrad and overlap_dispatch_wgrad they change nothing that is computed:
+   around the MLP. Except for delay_wgrad, overlap_dispatch_wgrad and overwrite_saved they change nothing that is done:
    gmm_mlp_validate and the operations refuse combinations that would train a wrong model. */
 typedef struct gmm_mlp_config {
     uint32_t struct_size;
@@ -51,6 +51,8 @@ typedef struct gmm_mlp_config {
     gmm_dispatcher dispatcher;
     int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
+    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved: it then takes less workspace by the size of
+                                       FC1's output gradient, and cannot run twice on what fwd saved */
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
@@ -192,7 +194,8 @@ typedef struct gmm_mlp {
     const float *prob;
     const gmm_mat *y;
     void *saved;            /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With GMM_SAVE_NOTHING
-                               neither accesses it, and it may be NULL, or any aligned address */
+                               neither accesses it, and it may be NULL, or any aligned address. With
+                               config.overwrite_saved its part "preact" is undefined behind bwd */
     size_t saved_bytes;
     const gmm_mat *dy, *dx; /* dx NULL = not wanted */
     const gmm_grad *dw1, *dw2, *db1, *db2; /* each NULL = not wanted */

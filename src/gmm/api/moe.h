@@ -53,7 +53,8 @@ typedef struct gmm_moe {
     int32_t *sizes;           /* rows of each expert, padding included: fwd writes, bwd reads. NULL = in saved or,
                                  for inference, the workspace */
     uint32_t *fault;          /* gmm_groups.fault; also GMM_FAULT_INDEX. NULL = not wanted */
-    void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference */
+    void *saved;              /* fwd writes, bwd reads; 256-byte aligned; NULL in fwd = inference. With
+                                 mlp.config.overwrite_saved its part "preact" is undefined behind bwd */
     size_t saved_bytes;
     void *deferred;           /* bwd with delayed weight gradients: as gmm_mlp.deferred */
     size_t deferred_bytes;

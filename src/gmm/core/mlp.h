@@ -277,7 +277,9 @@ static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan)
     const gmm_mlp *d = &call->d.mlp;
     const int fwd = call->op == GMM_OP_MLP_FWD;
     gmm_status s = GMM_OK;
-    if (!fwd || d->saved) s = gmm__mlp_buffer(call, "saved", fwd, d->saved, d->saved_bytes, plan->saved_bytes);
+    if (!fwd || d->saved)
+        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, d->saved, d->saved_bytes,
+                            plan->saved_bytes);
     if (s == GMM_OK && !fwd)
         s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
     return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);

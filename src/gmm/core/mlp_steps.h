@@ -278,15 +278,16 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of a z in the
-   workspace, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
+/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
+   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied, in_place = need->dz && !saves_z && !dz_queued;
+    const int dz_queued = need->defer && d->dw1 && !dz_copied;
+    const int in_place = need->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
     const int computes_h = gmm__mlp_computes_h(need);
     if (in_place) steps->dz = steps->z;
     else if (need->dz)

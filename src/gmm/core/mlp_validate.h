@@ -49,7 +49,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
             { "delay_wgrad", c.delay_wgrad }, { "overlap_dispatch_wgrad", c.overlap_dispatch_wgrad },
             { "ddp_expects_delay", c.ddp_expects_delay }, { "ddp", c.ddp }, { "prob_on_input", c.prob_on_input },
             { "router_padding", c.router_padding }, { "act_input_fp8", c.act_input_fp8 },
-            { "act_recompute", c.act_recompute }
+            { "act_recompute", c.act_recompute }, { "overwrite_saved", c.overwrite_saved }
         };
         for (i = 0; i < (int)(sizeof switches / sizeof switches[0]); i++)
             if (switches[i].value & ~1)

@@ -197,7 +197,9 @@ static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function
     const gmm_moe *d = &call.d.moe;
     gmm_status s = gmm__moe_prepare(&call, ctx, op, function, moe, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if (!fwd || d->saved) s = gmm__mlp_buffer(&call, "saved", fwd, d->saved, d->saved_bytes, plan.saved_bytes);
+    if (!fwd || d->saved)
+        s = gmm__mlp_buffer(&call, "saved", fwd || call.config.overwrite_saved, d->saved, d->saved_bytes,
+                            plan.saved_bytes);
     if (s == GMM_OK && !fwd)
         s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes);
     if (s == GMM_OK && call.quant.weight_cache)

@@ -16,9 +16,8 @@
 
 #include "gmm.h"
 
-#include <cstdlib>
+#include <memory>
 #include <new>
-#include <utility>
 #ifdef GMM_HPP_CUDA
 #include <cuda_runtime.h>
 #endif
@@ -31,98 +30,77 @@
 
 namespace gmm {
 
-#ifndef GMM_NO_EXCEPTIONS
+#ifdef GMM_NO_EXCEPTIONS
+inline gmm_status check(gmm_status status, const char *) { return status; }
+#else
 /* What a refused call throws: its status, and in what() gmm's sentence. */
 struct Error : std::runtime_error {
     Error(gmm_status s, const char *text) : std::runtime_error(text), status(s) {}
     gmm_status status;
 };
-#endif
-
 inline gmm_status check(gmm_status status, const char *text) {
-#ifdef GMM_NO_EXCEPTIONS
-    (void)text;
-#else
     if (status != GMM_OK) throw Error(status, text);
-#endif
     return status;
 }
+#endif
 
 /* ---- Context */
 
 class Context {
 public:
-    Context() { (void)create(gmm_config{}); }
-    explicit Context(gmm_space space, int32_t device = 0) {
+    explicit Context(gmm_space space = GMM_SPACE_CPU, int32_t device = 0) {
         gmm_config config{};
         config.space = space, config.device = device;
         (void)create(config);
     }
     explicit Context(const gmm_config &config) { (void)create(config); }
-    Context(Context &&other) noexcept : ctx_(std::exchange(other.ctx_, nullptr)), space_(other.space_),
-        device_(other.device_), error_(other.error_) {}
-    Context &operator=(Context &&other) noexcept {
-        std::swap(ctx_, other.ctx_), std::swap(error_, other.error_);
-        std::swap(space_, other.space_), std::swap(device_, other.device_);
-        return *this;
-    }
-    Context(const Context &) = delete;
-    Context &operator=(const Context &) = delete;
-    ~Context() { gmm_destroy(ctx_); }
-
     explicit operator bool() const { return ctx_ != nullptr; } /* false where creation failed without exceptions */
-    gmm_context *get() const { return ctx_; }
+    gmm_context *get() const { return ctx_.get(); }
     gmm_space space() const { return space_; }
     int32_t device() const { return device_; }
-    const char *last_error() const { return ctx_ ? gmm_last_error(ctx_) : error_.text; }
+    const char *last_error() const { return ctx_ ? gmm_last_error(get()) : error_.text; }
 
 private:
+    struct Destroy { void operator()(gmm_context *ctx) const { gmm_destroy(ctx); } };
     gmm_status create(const gmm_config &config) {
+        gmm_context *ctx = nullptr;
         space_ = config.space, device_ = config.device;
-        return check(gmm_create(&ctx_, &config, &error_), error_.text);
+        const gmm_status s = gmm_create(&ctx, &config, &error_);
+        ctx_.reset(ctx);
+        return check(s, error_.text);
     }
-    gmm_context *ctx_ = nullptr;
+    std::unique_ptr<gmm_context, Destroy> ctx_;
     gmm_space space_ = GMM_SPACE_CPU;
     int32_t device_ = 0;
     gmm_error error_{};
 };
 
-/* ---- Memory of a context, aligned to 256 bytes: workspaces, and what an MLP saves */
+/* ---- Memory of a context, aligned to 256 bytes: workspaces, and what calls leave for later ones */
 
 class Memory {
 public:
     explicit Memory(const Context &c) : Memory(c.space(), c.device()) {}
-    Memory(gmm_space space, int32_t device) : space_(space), device_(device) {}
-    Memory(Memory &&other) noexcept : space_(other.space_), device_(other.device_),
-        data_(std::exchange(other.data_, nullptr)), bytes_(std::exchange(other.bytes_, 0)) {}
-    Memory(const Memory &) = delete;
-    Memory &operator=(const Memory &) = delete;
-    ~Memory() { release(); }
-    void *data() const { return data_; }
-    size_t bytes() const { return bytes_; }
-
+    Memory(gmm_space space, int32_t index) : device_(index), data_(nullptr, Free{space}) {}
+    void *data() const { return data_.get(); }
+    size_t bytes() const { return data_ ? bytes_ : 0; }
     /* At least so many bytes; the contents are lost where it grows. On a GPU growing waits for the device. */
-    bool reserve(size_t bytes) {
-        if (data_ && bytes <= bytes_) return true;
-        release();
-        const size_t rounded = bytes ? (bytes + 255) / 256 * 256 : 256;
-        if (space_ == GMM_SPACE_CPU) data_ = ::operator new(rounded, std::align_val_t(256), std::nothrow);
-#ifdef GMM_HPP_CUDA
-        else data_ = device_memory(rounded);
-#endif
-        bytes_ = data_ ? rounded : 0;
-        return data_ != nullptr;
+    GMM_HPP_STATUS reserve(size_t bytes) {
+        if (data_ && bytes <= bytes_) return GMM_OK;
+        data_.reset();
+        bytes_ = bytes ? (bytes + 255) / 256 * 256 : 256;
+        data_.reset(on_cpu() ? ::operator new(bytes_, std::align_val_t(256), std::nothrow) : device_memory(bytes_));
+        return data_ ? GMM_OK : check(GMM_E_MEMORY, failure());
     }
-    /* Why reserve has returned false. */
+    /* Why reserve has failed. */
     const char *failure() const {
-#ifndef GMM_HPP_CUDA
-        if (space_ != GMM_SPACE_CPU) return "gmm.hpp: no memory of a GPU context: define GMM_HPP_CUDA";
-#endif
-        return "gmm.hpp: a workspace, or what fwd saves, could not be allocated";
+        return on_cpu() || has_cuda ? "gmm.hpp: memory of a context could not be allocated"
+                                    : "gmm.hpp: no memory of a GPU context: define GMM_HPP_CUDA";
     }
 
 private:
 #ifdef GMM_HPP_CUDA
+    static constexpr bool has_cuda = true;
+    static void free_device(void *data) { (void)cudaFree(data); }
     void *device_memory(size_t bytes) const { /* of the context's device, whichever is current */
         void *data = nullptr;
         int current = 0;
@@ -131,17 +109,21 @@ private:
         (void)cudaSetDevice(current);
         return allocated ? data : nullptr;
     }
+#else
+    static constexpr bool has_cuda = false;
+    static void free_device(void *) {}
+    void *device_memory(size_t) const { return nullptr; }
 #endif
-    void release() {
-        if (space_ == GMM_SPACE_CPU) ::operator delete(data_, std::align_val_t(256));
-#ifdef GMM_HPP_CUDA
-        else (void)cudaFree(data_);
-#endif
-        data_ = nullptr, bytes_ = 0;
-    }
-    gmm_space space_;
-    int32_t device_;
-    void *data_ = nullptr;
+    struct Free {
+        gmm_space space;
+        void operator()(void *data) const {
+            if (space == GMM_SPACE_CPU) ::operator delete(data, std::align_val_t(256));
+            else free_device(data);
+        }
+    };
+    bool on_cpu() const { return data_.get_deleter().space == GMM_SPACE_CPU; }
+    [[maybe_unused]] int32_t device_;
+    std::unique_ptr<void, Free> data_;
     size_t bytes_ = 0;
 };
 
@@ -162,35 +144,29 @@ template <class Descriptor> struct Operation {
 
 /* Queries of operations that are alone in their family. */
 template <class D, gmm_status (*Query)(gmm_context *, const D *, gmm_info *)>
-gmm_status query_of(gmm_context *ctx, gmm_op, const D *descriptor, gmm_info *info) {
-    return Query(ctx, descriptor, info);
-}
+gmm_status query_of(gmm_context *ctx, gmm_op, const D *d, gmm_info *info) { return Query(ctx, d, info); }
 
-#define GMM_HPP_LIST(X) \
-    X(linear_fwd, gmm_linear, LINEAR_FWD, gmm_linear_query) \
-    X(linear_dgrad, gmm_linear, LINEAR_DGRAD, gmm_linear_query) \
-    X(linear_wgrad, gmm_linear, LINEAR_WGRAD, gmm_linear_query) \
-    X(linear_bgrad, gmm_linear, LINEAR_BGRAD, gmm_linear_query) \
-    X(act_fwd, gmm_activation, ACT_FWD, gmm_act_query) X(act_bwd, gmm_activation, ACT_BWD, gmm_act_query) \
-    X(mlp_fwd, gmm_mlp, MLP_FWD, gmm_mlp_query) X(mlp_bwd, gmm_mlp, MLP_BWD, gmm_mlp_query) \
-    X(moe_fwd, gmm_moe, MOE_FWD, gmm_moe_query) X(moe_bwd, gmm_moe, MOE_BWD, gmm_moe_query) \
-    X(topk_fwd, gmm_route, TOPK_FWD, gmm_topk_query) X(topk_bwd, gmm_route, TOPK_BWD, gmm_topk_query) \
-    X(permute_map, gmm_permute, PERMUTE_MAP, gmm_permute_query) \
-    X(permute_fwd, gmm_permute, PERMUTE_FWD, gmm_permute_query) \
-    X(permute_bwd, gmm_permute, PERMUTE_BWD, gmm_permute_query) \
-    X(unpermute_fwd, gmm_permute, UNPERMUTE_FWD, gmm_permute_query) \
-    X(unpermute_bwd, gmm_permute, UNPERMUTE_BWD, gmm_permute_query) \
-    X(pad, gmm_padding, PAD, gmm_pad_query) X(unpad, gmm_padding, UNPAD, gmm_pad_query) \
-    X(glu_interleave, gmm_glu, GLU_INTERLEAVE, gmm_glu_query) \
-    X(quantize, gmm_quantization, QUANTIZE, gmm_quantize_query) \
-    X(requantize, gmm_quantization, REQUANTIZE, gmm_quantize_query) \
-    X(accumulate, gmm_accumulation, ACCUMULATE, (query_of<gmm_accumulation, gmm_accumulate_query>)) \
-    X(convert, gmm_conversion, CONVERT, (query_of<gmm_conversion, gmm_convert_query>)) \
-    X(transpose, gmm_transposition, TRANSPOSE, (query_of<gmm_transposition, gmm_transpose_query>)) \
-    X(dequantize, gmm_dequantization, DEQUANTIZE, (query_of<gmm_dequantization, gmm_dequantize_query>))
-#define GMM_HPP_OPERATION(name, descriptor, op, query) \
-    constexpr Operation<descriptor> name{GMM_OP_##op, query, gmm_##name};
-GMM_HPP_LIST(GMM_HPP_OPERATION)
+/* X(name, descriptor, op, family of the query); Y: an operation that is alone in its family */
+#define GMM_HPP_LIST(X, Y) \
+    X(linear_fwd, linear, LINEAR_FWD, linear) X(linear_dgrad, linear, LINEAR_DGRAD, linear) \
+    X(linear_wgrad, linear, LINEAR_WGRAD, linear) X(linear_bgrad, linear, LINEAR_BGRAD, linear) \
+    X(act_fwd, activation, ACT_FWD, act) X(act_bwd, activation, ACT_BWD, act) \
+    X(mlp_fwd, mlp, MLP_FWD, mlp) X(mlp_bwd, mlp, MLP_BWD, mlp) \
+    X(moe_fwd, moe, MOE_FWD, moe) X(moe_bwd, moe, MOE_BWD, moe) \
+    X(topk_fwd, route, TOPK_FWD, topk) X(topk_bwd, route, TOPK_BWD, topk) \
+    X(permute_map, permute, PERMUTE_MAP, permute) X(permute_fwd, permute, PERMUTE_FWD, permute) \
+    X(permute_bwd, permute, PERMUTE_BWD, permute) X(unpermute_fwd, permute, UNPERMUTE_FWD, permute) \
+    X(unpermute_bwd, permute, UNPERMUTE_BWD, permute) X(glu_interleave, glu, GLU_INTERLEAVE, glu) \
+    X(pad, padding, PAD, pad) X(unpad, padding, UNPAD, pad) \
+    X(quantize, quantization, QUANTIZE, quantize) X(requantize, quantization, REQUANTIZE, quantize) \
+    Y(accumulate, accumulation, ACCUMULATE) Y(convert, conversion, CONVERT) \
+    Y(transpose, transposition, TRANSPOSE) Y(dequantize, dequantization, DEQUANTIZE)
+#define GMM_HPP_OPERATION(name, descriptor, op, family) \
+    constexpr Operation<gmm_##descriptor> name{GMM_OP_##op, gmm_##family##_query, gmm_##name};
+#define GMM_HPP_ALONE(name, descriptor, op) \
+    constexpr Operation<gmm_##descriptor> name{GMM_OP_##op, query_of<gmm_##descriptor, gmm_##name##_query>, gmm_##name};
+GMM_HPP_LIST(GMM_HPP_OPERATION, GMM_HPP_ALONE)
+#undef GMM_HPP_ALONE
 #undef GMM_HPP_OPERATION
 #undef GMM_HPP_LIST
 
@@ -199,8 +175,7 @@ template <class D> GMM_HPP_STATUS call(const Operation<D> &operation, Workspace 
     gmm_context *ctx = workspace.context.get();
     gmm_info info{};
     gmm_status s = operation.query(ctx, operation.op, &descriptor, &info);
-    if (s == GMM_OK && !workspace.reserve(info.workspace_bytes))
-        return check(GMM_E_MEMORY, workspace.failure());
+    if (s == GMM_OK && (s = workspace.reserve(info.workspace_bytes)) != GMM_OK) return s;
     if (s == GMM_OK) s = operation.run(ctx, &descriptor, workspace.data(), workspace.bytes(), workspace.stream);
     return check(s, gmm_last_error(ctx));
 }
@@ -223,8 +198,7 @@ struct Grad {
     bool add = false;
     gmm_grad grad() const {
         gmm_grad g{};
-        g.main_grad = add, g.mat = &mat;
-        return g;
+        return g.main_grad = add, g.mat = &mat, g;
     }
 };
 
@@ -255,6 +229,24 @@ private:
     }
 };
 
+/* The weight gradients that one Mlp::bwd leaves for later, and what they read of it. The operands that gmm_mlp_bwd
+   names must live on. */
+struct Wgrads {
+    explicit Wgrads(const Context &c) : deferred(c) {}
+    Wgrads(const Wgrads &) = delete; /* `queue` points to `entry` */
+    GMM_HPP_STATUS run(Workspace &workspace) {
+        gmm_status s = workspace.reserve(workspace_bytes);
+        gmm_context *ctx = workspace.context.get();
+        if (s != GMM_OK) return s;
+        s = gmm_mlp_wgrad(ctx, &queue, workspace.data(), workspace.bytes(), workspace.stream);
+        return check(s, gmm_last_error(ctx));
+    }
+    Memory deferred;
+    size_t workspace_bytes = 0;
+    gmm_wgrad_entry entry{};
+    gmm_wgrad_queue queue = gmm_wgrad_queue_over(&entry, 1);
+};
+
 /* An expert MLP. fwd keeps in `saved` what bwd needs. With a recipe in config, set it in `recipe` too. */
 struct Mlp {
     gmm_mlp_config config{};
@@ -264,7 +256,9 @@ struct Mlp {
     Grad dw1, dw2, db1, db2;
     const float *prob = nullptr;
     float *dprob = nullptr;
-    gmm_mlp_quant quant{}; /* fields but `recipe` */
+    gmm_mlp_quant quant{};    /* fields but `recipe` and the cache */
+    Memory *cache = nullptr;  /* fwd leaves the quantized weights here: gmm_mlp_quant.weight_skip */
+    Wgrads *wgrads = nullptr; /* with config.delay_wgrad bwd leaves the weight gradients here */
 
     GMM_HPP_STATUS fwd(Workspace &workspace, Memory &saved) const { return run(mlp_fwd, workspace, &saved); }
     GMM_HPP_STATUS bwd(Workspace &workspace, Memory &saved) const { return run(mlp_bwd, workspace, &saved); }
@@ -273,24 +267,31 @@ struct Mlp {
 private:
     GMM_HPP_STATUS run(const Operation<gmm_mlp> &operation, Workspace &workspace, Memory *saved) const {
         const gmm_grad g1 = dw1.grad(), g2 = dw2.grad(), h1 = db1.grad(), h2 = db2.grad();
+        const bool fwd = operation.op == GMM_OP_MLP_FWD, delays = !fwd && wgrads;
+        gmm_context *ctx = workspace.context.get();
         gmm_mlp_quant q = quant;
+        gmm_info info{}, later{};
         gmm_mlp mlp{};
         q.recipe = &recipe;
         mlp.config = &config, mlp.groups = &groups, mlp.quant = recipe.kind ? &q : nullptr;
         mlp.x = wanted(x), mlp.w1 = wanted(w1), mlp.b1 = wanted(b1), mlp.w2 = wanted(w2), mlp.b2 = wanted(b2);
         mlp.y = wanted(y), mlp.dy = wanted(dy), mlp.dx = wanted(dx), mlp.prob = prob, mlp.dprob = dprob;
         mlp.dw1 = wanted(dw1, g1), mlp.dw2 = wanted(dw2, g2), mlp.db1 = wanted(db1, h1), mlp.db2 = wanted(db2, h2);
-        if (saved) {
-            gmm_info info{};
-            gmm_context *ctx = workspace.context.get();
-            const gmm_status s = gmm_mlp_query(ctx, operation.op, &mlp, &info);
-            if (s != GMM_OK) return check(s, gmm_last_error(ctx));
-            /* What bwd reads is there: without fwd, or where fwd saved less, gmm refuses it. */
-            if (operation.op == GMM_OP_MLP_FWD && !saved->reserve(info.saved_bytes))
-                return check(GMM_E_MEMORY, saved->failure());
-            mlp.saved = saved->data(), mlp.saved_bytes = saved->bytes();
-        }
-        return call(operation, workspace, mlp);
+        mlp.queue = delays ? &wgrads->queue : nullptr;
+        if (cache) q.weight_cache = cache; /* the query wants any address */
+        gmm_status s = gmm_mlp_query(ctx, operation.op, &mlp, &info);
+        if (s == GMM_OK && delays) s = gmm_mlp_query(ctx, GMM_OP_MLP_WGRAD, &mlp, &later);
+        if (s != GMM_OK) return check(s, gmm_last_error(ctx));
+        /* What later calls read stays as it is: where bwd, or a queue that is not empty, finds less, gmm refuses it. */
+        if (fwd && saved && (s = saved->reserve(info.saved_bytes)) != GMM_OK) return s;
+        if (fwd && cache && (s = cache->reserve(info.weight_cache_bytes)) != GMM_OK) return s;
+        if (delays && !wgrads->queue.count && (s = wgrads->deferred.reserve(info.deferred_bytes)) != GMM_OK) return s;
+        if (saved) mlp.saved = saved->data(), mlp.saved_bytes = saved->bytes();
+        if (cache) q.weight_cache = cache->data(), q.weight_cache_bytes = cache->bytes();
+        if (delays) mlp.deferred = wgrads->deferred.data(), mlp.deferred_bytes = wgrads->deferred.bytes();
+        s = call(operation, workspace, mlp);
+        if (delays && s == GMM_OK) wgrads->workspace_bytes = later.workspace_bytes;
+        return s;
     }
 };
 

@@ -12,6 +12,7 @@ import argparse
 import csv
 import os
 import shutil
+import statistics
 import subprocess
 import sys
 import tempfile
@@ -19,9 +20,12 @@ import threading
 import time
 
 ROOT = os.path.dirname(os.path.dirname(os.path.dirname(os.path.abspath(__file__))))
-# name: compiler, architecture, macros, parts
+# name: compiler, architecture, macros, parts; of no parts: what a file includes, of which it takes the median of RUNS
+RUNS = 41
 UNITS = {
-    "declarations": ("cc", "", [], 0),
+    "an empty file": ("cc", "", [], 0),
+    "declarations": ("cc", "", ["gmm.h"], 0),
+    "declarations, with GTP": ("cc", "", ["gmm.h", "gmm_gtp.h"], 0),
     "cpu": ("cc", "", [], 1),
     "cpu, no quant": ("cc", "", ["GMM_NO_QUANT"], 1),
     "sm_80": ("nvcc", "80", [], 1),
@@ -39,7 +43,7 @@ PHASES = (("front end", ("gcc (preprocessing", "cudafe++")), ("cicc", ("cicc",))
 
 def command_of(unit, part, headers, folder, options):
     compiler, arch, macros, parts = UNITS[unit]
-    define = ["-D" + m for m in macros]
+    define = ["-D" + m for m in macros] if parts else []
     if parts > 1:
         define += ["-DGMM_PARTS=%d" % parts, "-DGMM_PART=%d" % part]
     out = os.path.join(folder, "%d.o" % part)
@@ -79,11 +83,24 @@ def phases_of(folder, parts):
     return seconds
 
 
+def measure_file(unit, headers, options):
+    """The row of a file that only includes headers."""
+    rows = []
+    with tempfile.TemporaryDirectory() as folder:
+        with open(os.path.join(folder, "empty.c"), "w") as f:
+            f.writelines('#include "%s"\n' % name for name in UNITS[unit][2])
+        for _ in range(RUNS):
+            begin, costs = time.monotonic(), []
+            run(command_of(unit, 0, headers, folder, options), costs)
+            rows.append((time.monotonic() - begin, *costs[0]))
+    print("%-26s %8.3f %8.3f %8.0f %9.1f" % (unit, *(statistics.median(column) for column in zip(*rows)), 0), flush=True)
+
+
 def measure(unit, headers, options):
-    parts = max(1, UNITS[unit][3])
+    parts = UNITS[unit][3]
+    if parts == 0:
+        return measure_file(unit, headers, options)
     folder = tempfile.mkdtemp()
-    with open(os.path.join(folder, "empty.c"), "w") as f:
-        f.write('#include "gmm.h"\n#include "gmm_gtp.h"\n')
     costs, waiting, failed = [], list(range(parts)), []
 
     def worker():

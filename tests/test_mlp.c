@@ -494,6 +494,39 @@ static void save_policies(int arg) {
     }
 }
 
+/* dx in the memory of x or of dy has the bits of dx in its own; at another address in it, it is refused. */
+static void dx_in_place(int arg) {
+    outputs first, o;
+    for (int place = 0; place < 3; place++) {
+        mlp_spec s = usual((gmm_dtype)arg);
+        const t_mat *input;
+        mlp_run r;
+        s.hidden_out = s.hidden;
+        t_reseed(46);
+        build(&r, &s);
+        run_fwd(&r, 0);
+        input = place == 1 ? &r.x : &r.dy;
+        if (place) {
+            void *const workspace = t_workspace(1 << 20);
+            r.dx = t_mat_out(s.dtype, 1, all_rows, s.hidden);
+            t_upload(r.dx.data, t_mat_bits(input), (size_t)(live_rows * s.hidden * ref_bytes(s.dtype)));
+            *(place == 1 ? &r.d.x : &r.d.dy) = &r.dx.mat;
+            {
+                gmm_mat moved = r.dx.mat;
+                moved.data = (char *)moved.data + ref_bytes(s.dtype);
+                r.d.dx = &moved;
+                T_REFUSED(GMM_E_ARG, gmm_mlp_bwd(T.ctx, &r.d, workspace, 1 << 20, T.stream), "dx: 0x", "overlaps",
+                          NULL);
+            }
+            r.d.dx = &r.dx.mat;
+        }
+        run_bwd(&r);
+        o = outputs_of(&r);
+        if (place == 0) first = o;
+        else outputs_same(&first, &o);
+    }
+}
+
 /* Equals FC1, activation and FC2 as separate calls */
 static void three_calls(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
@@ -1013,7 +1046,6 @@ static void mlp_overlaps(int arg) {
     FWD((void)0, r.groups.fault = NULL, "groups.fault", "prob");
     run_bwd(&r);
     BWD(r.gw2.mat = &r.dw1.mat, r.gw2.mat = &r.dw2.mat, "dw1.mat", "dw2.mat");
-    BWD(r.d.dx = &r.dy.mat, r.d.dx = &r.dx.mat, "dx", "dy");
     BWD(r.d.dprob = (float *)(uintptr_t)r.d.prob, r.d.dprob = r.dprob, "dprob", "prob");
     kept = r.dx.mat.data;
     BWD(r.dx.mat.data = r.d.saved, r.dx.mat.data = kept, "dx", "saved");
@@ -1028,6 +1060,9 @@ static void mlp_overlaps(int arg) {
         r.d.queue = &queue;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &r.d, &info));
         r.d.deferred_bytes = info.deferred_bytes;
+        r.d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
+        BWD(r.d.dx = &r.dy.mat, r.d.dx = &r.dx.mat, "dx", "dy"); /* which a queued gradient reads later */
+        BWD(r.d.dx = &r.x.mat, r.d.dx = &r.dx.mat, "dx", "x");
         BWD(r.d.deferred = r.d.saved, r.d.deferred = NULL, "deferred", "saved");
         T_CHECK(queue.count == 0, "a refused call was queued");
         r.config.delay_wgrad = 0;
@@ -1450,6 +1485,7 @@ static void drawn(int arg) {
     s.tail = (gmm_tail)t_int(0, 1);
     s.sizes = t_draw_sizes(GROUPS, t_int(1, 80));
     build(&r, &s);
+    r.config.overwrite_saved = (int)t_int(0, 1);
     run_fwd(&r, 0);
     run_bwd(&r);
     check(&r, 1);
@@ -1481,6 +1517,7 @@ void tests_mlp(void) {
         const char *name = gmm_dtype_name(dtypes[i]);
         t_add(odd_inputs, (int)dtypes[i], "mlp inputs at odd addresses %s", name);
         t_add(save_policies, (int)dtypes[i], "mlp save policies %s", name);
+        t_add(dx_in_place, (int)dtypes[i], "mlp bwd with dx in place %s", name);
         t_add(three_calls, (int)dtypes[i], "mlp equals three calls %s", name);
         t_add(backward_steps, (int)dtypes[i], "mlp backward equals its steps %s", name);
         t_add(saved_parts, (int)dtypes[i], "mlp parts of saved %s", name);

@@ -183,7 +183,9 @@ typedef struct gmm_mlp_quant {
        combined tokens that were not permuted, with the bits of permuted copies. What a recipe quantizes is gathered by
        its cast (gmm_quantization.src_index). A queued weight gradient reads the indices in gmm_mlp_wgrad.
    dtypes: x, w1, w2 and dy share F32, F16 or BF16, which is also the dtype of saved values (with `quant`, weights may
-       be quantized instead); the others are as in gmm_linear.  Aliasing: none. */
+       be quantized instead); the others are as in gmm_linear.
+   Aliasing: none, but unless weight gradients are delayed, dx may be x or dy, at the same address and with the same
+       strides: bwd writes it when it has read them. */
 typedef struct gmm_mlp {
     uint32_t struct_size;
     int32_t reserved;       /* 0 */

@@ -219,9 +219,16 @@ static void gmm__span_name(const gmm__span *s, uint64_t address, int repeated, c
 
 /* Whether the contract lets the output `a` be the input `b`, at the same address and with the same strides. */
 static int gmm__may_replace(const gmm__call *call, const gmm__span *a, const gmm__span *b) {
+    static const struct { gmm_op op; const char *output, *input; } pairs[] = {
+        { GMM_OP_ACT_BWD, "dx", "x" }, { GMM_OP_ACT_BWD, "y", "dy" },
+        { GMM_OP_MLP_BWD, "dx", "x" }, { GMM_OP_MLP_BWD, "dx", "dy" }
+    };
+    size_t i;
     if (!call->in_place || b->writes) return 0;
-    return call->op != GMM_OP_ACT_BWD || (!strcmp(a->name, "dx") && !strcmp(b->name, "x")) ||
-           (!strcmp(a->name, "y") && !strcmp(b->name, "dy"));
+    if (call->op != GMM_OP_ACT_BWD && call->op != GMM_OP_MLP_BWD) return 1; /* which have one input and one output */
+    for (i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
+        if (call->op == pairs[i].op && !strcmp(a->name, pairs[i].output) && !strcmp(b->name, pairs[i].input)) return 1;
+    return 0;
 }
 /* Refuses a call that writes a span which overlaps another one, or itself; a pair of written spans is compared once. */
 static gmm_status gmm__check_overlap(gmm__call *call) {

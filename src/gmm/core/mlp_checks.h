@@ -298,5 +298,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     call->query = query;
     if (s != GMM_OK || (s = gmm__mlp_read_params(call)) != GMM_OK || (s = gmm__mlp_check_dtypes(call)) != GMM_OK)
         return s;
+    /* dx is written by the last step, which reads neither x nor dy; a queued weight gradient reads them later */
+    call->in_place = op == GMM_OP_MLP_BWD && !gmm__mlp_delayed(call);
     return gmm__mlp_check_quant(call);
 }

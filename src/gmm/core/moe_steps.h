@@ -138,14 +138,11 @@ static void gmm__moe_fill(gmm__moe_steps *steps, const gmm__moe_saved *at, char 
     }
 }
 
-/* Adds the permutation of x into the saved rows or, where those are NULL, into the workspace; or that of its
-   probabilities alone where the MLP gathers the rows. */
-static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs, char *saved_rows) {
+/* Adds the permutation of x into steps->x, or that of its probabilities alone where the MLP gathers the rows. */
+static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs) {
     const gmm__call *call = steps->call;
     gmm_permute *p = &steps->dispatch;
     if (steps->wants.permutes) {
-        steps->x = saved_rows ? gmm_mat_packed(steps->dtype, saved_rows)
-                              : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, &steps->workspace);
         steps->mlp.x = &steps->x;
         p->x = &call->mat[GMM__X_];
         p->rows = &steps->x;
@@ -169,7 +166,10 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_PERMUTE_MAP, &steps->map);
     if (saved && steps->wants.weights_sum) steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
     else steps->y = gmm__moe_place_rows(steps, GMM__MOE_Y, call->out, &steps->workspace);
-    gmm__moe_add_dispatch(steps, steps->wants.weights_rows, saved && steps->wants.saves_x ? saved + at->x : NULL);
+    if (saved && steps->wants.saves_x) steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
+    else if (steps->wants.permutes)
+        steps->x = gmm__moe_place_rows(steps, GMM__MOE_X, call->in, &steps->workspace);
+    gmm__moe_add_dispatch(steps, steps->wants.weights_rows);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
     gmm__mlp_release(&steps->workspace, GMM__MOE_X);
@@ -179,8 +179,33 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_FWD, &steps->combine);
 }
 
-/* Lists the steps of backward. Permuted rows of dout that a queued weight gradient reads are in gmm_moe.deferred; it
-   reads rows of x by their index, or those in saved. */
+/* Places the rows that the MLP of backward reads and writes. Permuted rows of dout that a queued weight gradient reads
+   are in gmm_moe.deferred. Others, and those of x, share the memory of dx's rows: the MLP writes dx when it has read
+   them. */
+static void gmm__moe_place_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
+    const gmm__call *call = steps->call;
+    const gmm__moe_wants *w = &steps->wants;
+    const int queues = gmm__moe_queues(call), permutes_x = w->permutes && w->x && !w->saves_x;
+    const int places_dy = w->mlp && !w->gathers_dy;
+    const int queues_dy = queues && steps->mlp.dw2 && !gmm__moe_casts(call, 0); /* else a copy is queued */
+    int free_dx = 0; /* the rows of dx are there, and hold nothing that the MLP reads */
+    if (call->d.moe.dx) {
+        steps->dx = gmm__moe_place_rows(steps, GMM__MOE_DX, call->in, &steps->workspace);
+        free_dx = !queues;
+    }
+    if (w->saves_x) steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
+    else if (permutes_x) {
+        steps->x = free_dx ? steps->dx : gmm__moe_place_rows(steps, GMM__MOE_X, call->in, &steps->workspace);
+        free_dx = 0;
+    }
+    if (places_dy)
+        steps->dy = free_dx && call->in == call->out
+                        ? steps->dx
+                        : gmm__moe_place_rows(steps, GMM__MOE_DY, call->out,
+                                              queues_dy ? &steps->deferred : &steps->workspace);
+}
+
+/* Lists the steps of backward. A queued weight gradient reads rows of x by their index, or those in saved. */
 static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
     const gmm__call *call = steps->call;
     const gmm_moe *d = &call->d.moe;
@@ -193,18 +218,13 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
         dprobs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
     if (w->dprobs && w->weights_rows)
         drow_probs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
-    if (d->dx) steps->dx = gmm__moe_place_rows(steps, GMM__MOE_DX, call->in, &steps->workspace);
+    gmm__moe_place_bwd(steps, at, saved);
 
     steps->combine.dout = &call->mat[GMM__DY];
     if (w->gathers_dy) {
         m->dy = &call->mat[GMM__DY];
         m->dy_index = steps->slot_of;
-    } else if (w->mlp) {
-        const int queues_dy = gmm__moe_queues(call) && m->dw2 && !gmm__moe_casts(call, 0); /* else a copy */
-        steps->dy = gmm__moe_place_rows(steps, GMM__MOE_DY, call->out,
-                                        queues_dy ? &steps->deferred : &steps->workspace);
-        m->dy = steps->combine.drows = &steps->dy;
-    }
+    } else if (w->mlp) m->dy = steps->combine.drows = &steps->dy;
     if (w->weights_sum) steps->combine.probs = steps->probs;
     if (w->weights_sum && w->dprobs) {
         steps->y = gmm_mat_packed(steps->dtype, saved + at->y);
@@ -214,11 +234,8 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->combine.drows || steps->combine.dprobs)
         gmm__moe_add_step(steps, GMM_OP_UNPERMUTE_BWD, &steps->combine);
     if (w->mlp) {
-        if (w->x) gmm__moe_add_dispatch(steps, 0, NULL);
-        if (w->saves_x) {
-            steps->x = gmm_mat_packed(steps->dtype, saved + at->x);
-            m->x = &steps->x;
-        }
+        if (w->x) gmm__moe_add_dispatch(steps, 0);
+        if (w->saves_x) m->x = &steps->x;
         m->dx = d->dx ? &steps->dx : NULL;
         m->dprob = drow_probs;
         gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);

@@ -136,7 +136,8 @@ typedef struct gmm_config {
     int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault
                                   bit: a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute
                                   or of gathered rows out of range (GMM_E_ARG), a weight's address that WGMMA cannot
-                                  read (GMM_E_ALIGN). A GPU context waits again behind the launch: an error of the
+                                  read (GMM_E_ALIGN); not rows that exceed a capacity of gmm_pad or gmm_permute_map,
+                                  which are dropped. A GPU context waits again behind the launch: an error of the
                                   device is GMM_E_CUDA of the call that caused it. No effect while capturing */
 } gmm_config;
 
@@ -167,12 +168,16 @@ typedef struct gmm_build {
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
 } gmm_build;
 
+/* Describes the build of the implementation, and what the context runs on. Pure.
+   Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build);
+
 /* Warning `i`, counted from 0, about a build that is slower than its machine allows, with the compiler options that
    remedy it; NULL past the last warning. gmm_create writes each once to the log at GMM_LOG_WARN. There is one for
        a GPU of compute capability 9.0 without the engine WGMMA
        an implementation compiled without optimisation, where the compiler reports it (gcc, clang, nvcc)
        a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
-   Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
+   Pure. Errors: none; NULL or a larger struct_size gives NULL. */
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.
@@ -253,7 +258,8 @@ typedef enum gmm_fuse {
 /* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
-    gmm_engine engine;           /* AUTO: the context's default, else the first engine that can serve the call */
+    gmm_engine engine;           /* demanded, GMM_E_UNSUPPORTED where it cannot serve the call. AUTO: gmm_config.engine
+                                    is demanded; where that is AUTO too, the first engine that can serve the call */
     int32_t sm_limit;            /* GPU: maximum number of multiprocessors, 0 = all. Never changes results */
     int32_t allow_nondeterminism;/* 0 or 1; every engine is deterministic with either */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
@@ -291,8 +297,8 @@ typedef struct gmm_info {
 /* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
    workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's or a layer's there is
    an indented one for each step that it is composed of, and below a layer's MLP those of the MLP. `descriptor` is what
-   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have
-   no description (GMM_E_ARG).
+   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD, a gmm_mlp for GMM_OP_MLP_WGRAD,
+   which two queries take. Operations that have no query have no description (GMM_E_ARG).
    At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
    Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);
@@ -357,14 +363,14 @@ typedef struct gmm_linear {
     const gmm_mat *x;
     const gmm_mat *w;
     const gmm_mat *bias;     /* NULL = none */
-    const float *bias_scale;  /* fp32, context memory; NULL = ones */
-    const float *alpha;      /* fp32, context memory; NULL = 1 */
+    const float *bias_scale;  /* fp32, context memory: read by fwd and bgrad; NULL = ones */
+    const float *alpha;      /* fp32, context memory: read by fwd, dgrad and wgrad; NULL = 1 */
     const gmm_mat *y;
     const gmm_mat *dy;
     const gmm_mat *dx;
     const gmm_grad *dw;
     const gmm_grad *db;
-    float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
+    float *d_bias_scale;      /* fp32: bgrad writes the sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
     int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
     const float *prob;       /* fp32, context memory: fwd and dgrad multiply rows of their result by it before they add
@@ -383,8 +389,9 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
 /* y = p (alpha x w^T + bias s) (+ y). Needs x, w, y.
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
-       (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+       (splits on the host, or of a CPU context without a fault word), GMM_E_CONFIG (hadamard of two copies),
+       GMM_E_WORKSPACE, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_BUILD (left out by GMM_NO_QUANT or GMM_NO_F16),
+       GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 
@@ -404,7 +411,7 @@ GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, v
 
 /* ---------------------------------------------------------------------------------------------- 4 Activation --- */
 
-/* Named settings of models. X(name, value, lower-case name) */
+/* Settings of the activations of known models, for gmm_act_of. */
 typedef enum gmm_act_preset {
     GMM_ACT_PRESET_SWIGLU = 0,  /* Mixtral, Qwen, DeepSeek, OLMoE */
     GMM_ACT_PRESET_GPT_OSS = 1, /* SwiGLU, limit 7, alpha 1.702, offset 1, interleave 1 */
@@ -510,12 +517,12 @@ typedef struct gmm_mlp_config {
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
-   Errors: GMM_E_CONFIG, and error->text begins with the field's name. The rules:
-       hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name; GMM_E_NULL; GMM_E_VERSION. The rules:
+       hidden, ffn >= 1, and 2 ffn fits 64 bits; hidden_out, topk, etp_size >= 0; enumerations in range; switches 0 or 1
        act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
            only; alpha finite, and 0 or 1 where the activation has no alpha; betas 0 or finite > 0, SiTU only)
-       source_interleave >= 0; where stated for a gated activation, it is the layout of act.interleave
+       source_interleave: 0 or a divisor of ffn; where stated for a gated activation, the layout of act.interleave
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
            ddp_expects_delay needs one of them: otherwise hooks fire before the gradient is complete, or never
        prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
@@ -566,7 +573,8 @@ typedef struct gmm_wgrad_entry {
 } gmm_wgrad_entry;
 
 /* Caller-owned FIFO of delayed weight gradients, made by gmm_wgrad_queue_over. Callers may read `count`. Calls refuse
-   capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
+   capacity < 1, head outside [0, capacity), count outside [0, capacity] and reserved other than 0 (GMM_E_ARG), and
+   entries at no multiple of 8 bytes (GMM_E_ALIGN). */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
     int32_t capacity, head, count, reserved;
@@ -616,10 +624,10 @@ typedef struct gmm_mlp_quant {
                                 every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones, of which the
                                 log warns once */
-    float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
-                                wanted */
-    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient
-                                that casts x in gmm_mlp_wgrad reads `scale` and raises `amax` there */
+    float *amax;             /* delayed: [GMM_SLOTS][G], context memory, raised to the operands' amaxes (history[0]);
+                                NULL = not wanted. A delayed weight gradient that casts x in gmm_mlp_wgrad reads `scale`
+                                and raises `amax` there */
+    const uint64_t *random;  /* stochastic: [2][2], context memory: {seed, offset} of dy, then of dz */
     void *weight_cache;      /* w1 and w2 quantized: fwd writes, bwd reads; 256-byte aligned. NULL = none. A weight that
                                 the caller has quantized is read where it is */
     size_t weight_cache_bytes;  /* >= gmm_info.weight_cache_bytes */
@@ -719,16 +727,17 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded.
+/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. ctx: that
+   of gmm_mlp_bwd, or another one of its space and device.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded), GMM_E_ARG (capacity, head or count out of
+   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded, or in another space or device), GMM_E_ARG (capacity, head or count out of
        range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
 /* Calls the `ready` hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for
    callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
-   Errors: those of gmm_mlp_query. */
+   Errors: those of gmm_mlp_query; GMM_E_ARG (op). */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------- 6 Weight-gradient decisions --- */
@@ -918,7 +927,7 @@ typedef struct gmm_permute {
                                  exceeds the capacity: the first expert that does not fit gets the remaining rows,
                                  which may be no multiple of align, and the experts after it get 0 */
     const gmm_mat *x;
-    const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
+    const float *probs;       /* NULL = none: permute_fwd then takes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
     float *row_probs;         /* 0 in padding; NULL = not wanted */
     const gmm_mat *out;
@@ -932,7 +941,7 @@ typedef struct gmm_permute {
 /* Engine and workspace of GMM_OP_PERMUTE_* or GMM_OP_UNPERMUTE_*.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info);
 
-/* row_of, slot_of and sizes from indices (any of the three outputs may be NULL).
+/* row_of, slot_of and sizes from indices; those of the three that are NULL are not wanted.
    Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd, GMM_E_CONFIG (an operand of another call). */
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);
@@ -1070,7 +1079,8 @@ GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe 
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
 /* Multiple of rows to which the recipes of other libraries pad each group (1 = no padding): 256 for grouped-tensor
-   kernels, else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for any recipe. Pure. */
+   kernels, whatever the recipe; else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for
+   any recipe. Pure. */
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
 
 typedef struct gmm_pad_in {
@@ -1082,9 +1092,9 @@ typedef struct gmm_pad_in {
     int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
 } gmm_pad_in;
 
-/* The multiple to which the expert MLP must pad. *align is 1 where it need not pad: the recipe does not ask for it, or
-   rows arrive padded from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused
-   permute-and-pad with grouped tensors. Pure.
+/* The multiple to which the expert MLP must pad: gmm_pad_align(recipe, grouped_tensor), and 1 where rows arrive padded
+   from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused permute-and-pad with
+   grouped tensors. Pure.
    Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
 
@@ -2059,6 +2069,7 @@ struct gmm_context {
     int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
     int32_t warned_without_scales; /* 1: gmm__mlp_warn_without_scales has written its line */
     gmm__device device;
+    gmm_build build;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */
@@ -2102,11 +2113,13 @@ static GMM__UNUSED gmm_status gmm__cuda_leave(void *self, const char *function, 
 
 /* The structures that the implementation passes from checks to engines: checked calls, plans, engine rows. */
 
-/* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
+/* Operands of a call by role. Families of operations use the same roles for corresponding operands. GMM__X_ ends in an
+   underscore, since GMM__X is the macro by which lists such as GMM_ACT_LIST are expanded. */
 enum gmm__role {
     GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
-    GMM__ROLES
+    GMM__ROLES,
+    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY /* permutation */
 };
 
 /* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
@@ -2199,6 +2212,7 @@ typedef struct gmm__call {
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
+    int engine_by_context;  /* 1: options.engine is that of gmm_config, since the caller names none */
     int in_place;           /* 1: an output may be one of the inputs (gmm__may_replace) */
     gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
@@ -2239,91 +2253,15 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream",
+                                             "gmm_config.engine" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);
     return field;
 }
 
-/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, records the memory of a
-   call for the overlap check, and lays out the workspace of a plan. A function named gmm__read_* copies a descriptor
-   and fills in its defaults; one named gmm__check_* only checks. */
-
-/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
-   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
-static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
-                                          const char *format, ...) {
-    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
-    const int field = gmm__is_field(call, argument);
-    int is_predicate = 0;
-    char text[320];
-    size_t i;
-    va_list list;
-    va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
-    va_end(list);
-    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
-        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
-    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, is_predicate ? "" : ":", text,
-                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
-}
-
-/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
-static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
-                                                 const char *rule) {
-    char path[96];
-    const size_t name = strcspn(rule, ":");
-    (void)snprintf(path, sizeof path, "%s.%.*s", argument, (int)name, rule);
-    return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
-}
-
-/* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
-static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
-                                        const void *src) {
-    uint32_t struct_size;
-    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&struct_size, src, sizeof struct_size);
-    if (struct_size && struct_size < 2 * sizeof struct_size)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
-    if (!gmm__copy_sized(dst, size, src))
-        return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           struct_size, (unsigned)size, GMM_VERSION_STRING);
-    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
-    return GMM_OK;
-}
-
-/* Copies the call's descriptor, whose name becomes the path of fields in messages. */
-static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *dst, size_t size,
-                                                   const void *src) {
-    call->path = argument;
-    return gmm__read(call, argument, dst, size, src);
-}
-
-/* Groups and dtype of operands for the messages of a call whose descriptors are not checked yet; zeros where they
-   cannot be read. */
-static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
-    memset(g, 0, sizeof *g);
-    if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
-}
-static const char *gmm__peek_dtype(const gmm_mat *mat) {
-    gmm_mat m = GMM_ZERO;
-    if (mat) (void)gmm__copy_sized(&m, sizeof m, mat);
-    return gmm_dtype_name(m.dtype);
-}
-
-/* Begins a call. Every member before `span` becomes 0; `span` is left as it is, since `spans` is its length. */
-static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
-    memset(call, 0, offsetof(gmm__call, span));
-    if (!ctx) return GMM_E_NULL;
-    call->ctx = ctx;
-    call->op = op;
-    call->function = function;
-    call->query = query;
-    return GMM_OK;
-}
+/* Records the memory of a call, for the check that what it writes overlaps nothing else (gmm__check_overlap). */
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
@@ -2400,8 +2338,8 @@ static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const c
 
 /* Whether an operation writes the matrices of a role. */
 static int gmm__writes(gmm_op op, int role) {
-    if (op == GMM_OP_UNPERMUTE_FWD) return role == GMM__W; /* out */
-    if (op == GMM_OP_UNPERMUTE_BWD) return role == GMM__DY; /* drows */
+    if (op == GMM_OP_UNPERMUTE_FWD) return role == GMM__OUT;
+    if (op == GMM_OP_UNPERMUTE_BWD) return role == GMM__DROWS;
     return role == GMM__Y || role == GMM__DX || role == GMM__DW || role == GMM__DB || role == GMM__DW2 ||
            role == GMM__DB2;
 }
@@ -2421,11 +2359,90 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
     if (!table || readable)
         gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
+/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, and lays out the workspace
+   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults; one named gmm__check_* only
+   checks. */
+
+/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
+   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
+   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
+static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
+                                          const char *format, ...) {
+    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes ", "needs " };
+    const int field = gmm__is_field(call, argument);
+    int is_predicate = 0;
+    char text[320];
+    size_t i;
+    va_list list;
+    va_start(list, format);
+    (void)vsnprintf(text, sizeof text, format, list);
+    va_end(list);
+    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
+        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
+    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
+                     field ? "." : "", argument, is_predicate ? "" : ":", text,
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+}
+
+/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
+static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
+                                                 const char *rule) {
+    char path[96];
+    const size_t name = strcspn(rule, ":");
+    (void)snprintf(path, sizeof path, "%s.%.*s", argument, (int)name, rule);
+    return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
+}
+
+/* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
+static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
+                                        const void *src) {
+    uint32_t struct_size;
+    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    memcpy(&struct_size, src, sizeof struct_size);
+    if (struct_size && struct_size < 2 * sizeof struct_size)
+        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
+    if (!gmm__copy_sized(dst, size, src))
+        return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
+                           struct_size, (unsigned)size, GMM_VERSION_STRING);
+    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
+    return GMM_OK;
+}
+
+/* Copies the call's descriptor, whose name becomes the path of fields in messages. */
+static GMM__UNUSED gmm_status gmm__read_descriptor(gmm__call *call, const char *argument, void *dst, size_t size,
+                                                   const void *src) {
+    call->path = argument;
+    return gmm__read(call, argument, dst, size, src);
+}
+
+/* Groups and dtype of operands for the messages of a call whose descriptors are not checked yet; zeros where they
+   cannot be read. */
+static void gmm__peek_groups(const gmm_groups *groups, gmm_groups *g) {
+    memset(g, 0, sizeof *g);
+    if (groups) (void)gmm__copy_sized(g, sizeof *g, groups);
+}
+static const char *gmm__peek_dtype(const gmm_mat *mat) {
+    gmm_mat m = GMM_ZERO;
+    if (mat) (void)gmm__copy_sized(&m, sizeof m, mat);
+    return gmm_dtype_name(m.dtype);
+}
+
+/* Begins a call. Every member before `span` becomes 0; `span` is left as it is, since `spans` is its length. */
+static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, int query) {
+    memset(call, 0, offsetof(gmm__call, span));
+    if (!ctx) return GMM_E_NULL;
+    call->ctx = ctx;
+    call->op = op;
+    call->function = function;
+    call->query = query;
+    return GMM_OK;
+}
 
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
-    if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
+    call->engine_by_context = call->options.engine == GMM_ENGINE_AUTO;
+    if (call->engine_by_context) call->options.engine = call->ctx->config.engine;
     if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
         return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
     {
@@ -2573,7 +2590,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     if (m->ld < cols)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,
                            (long long)cols);
-    if (!gmm__mul(rows, m->ld, &size) || !gmm__mul(size, 8, &bytes))
+    if (!gmm__mul(m->ld, 8, &bytes) || !gmm__mul(rows, m->ld, &size) || !gmm__mul(size, 8, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits", (long long)rows,
                            (long long)m->ld);
     if (m->group_stride && (matrices == 0 || m->table))
@@ -2671,7 +2688,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (m->ld < l.data_cols || (m->dtype == GMM_E2M1 && m->ld % 2))
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= %lld%s", (long long)m->ld,
                            (long long)l.data_cols, m->dtype == GMM_E2M1 ? " and even" : "");
-    if (!gmm__mul(l.data_rows, m->ld, &size))
+    if (!gmm__mul(m->ld, 8, &all) || !gmm__mul(l.data_rows, m->ld, &size) || !gmm__mul(size, 8, &all))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits",
                            (long long)l.data_rows, (long long)m->ld);
     if (m->group_stride && (matrices == 0 || m->table))
@@ -2683,7 +2700,8 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
                            (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
                            m->dtype == GMM_E2M1 ? " and even" : "");
-    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(matrices, l.scale_bytes, &all)))
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(all, 8, &all) ||
+                         !gmm__mul(matrices, l.scale_bytes, &all)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
     if ((m->data && m->table) || (m->scale && m->scale_table))
@@ -2744,23 +2762,35 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
-/* Checks an array of 4-byte values that a call reads. */
-static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
-                                               int64_t count) {
+/* Checks an array of `count` elements of `bytes` bytes each. */
+static GMM__UNUSED gmm_status gmm__check_elements(gmm__call *call, const char *argument, const void *array,
+                                                  int required, int writes, int64_t count, int64_t bytes) {
+    int64_t size;
+    if (array && !gmm__mul(count, bytes, &size))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld values do not fit 64 bits", (long long)count);
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
         return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
-    if ((uintptr_t)array % 4) return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to 4 bytes", array);
-    gmm__add_span(call, argument, "", 0, array, count * 4);
+    if ((uintptr_t)array % (uintptr_t)bytes)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
+    if (array) gmm__add_span(call, argument, "", writes, array, size);
     return GMM_OK;
 }
-/* Checks an array of 4-byte values that a call writes. */
+/* Checks an array of 4-byte values that a call reads, or one that it writes. */
+static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
+                                               int64_t count) {
+    return gmm__check_elements(call, argument, array, required, 0, count, 4);
+}
 static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
                                                 int64_t count) {
-    const int32_t before = call->spans;
-    const gmm_status s = gmm__check_array(call, argument, array, required, count);
-    if (call->spans > before) call->span[before].writes = 1;
-    return s;
+    return gmm__check_elements(call, argument, array, required, 1, count, 4);
+}
+
+/* Checks the stream of a call. */
+static GMM__UNUSED gmm_status gmm__check_stream(const gmm__call *call, gmm_stream stream) {
+    if (call->ctx->config.space == GMM_SPACE_CPU && stream)
+        return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    return GMM_OK;
 }
 
 /* Address of element (row, col) of matrix g. Integer arithmetic, since a matrix without rows may be NULL. */
@@ -2984,13 +3014,21 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
 /* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
+/* The name in messages of an operand that a product multiplies: of the copy that it reads. */
+static void gmm__operand_name(const gmm__call *call, int role, const char *field, char name[32]) {
+    const int columnwise = call->mat[role].scaling != GMM_SCALING_NONE && call->direction[role] == GMM_COLUMNWISE;
+    (void)snprintf(name, 32, "%s%s", field, columnwise ? ".columnwise" : "");
+}
 /* Checks that two operands can be multiplied: their scales must apply to the whole sum over the contraction, or to the
    sums of whole blocks. Sets the alignment of the features that the scalings require. */
-static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
-                                     const char *second_name) {
+static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_field, int second,
+                                      const char *second_field) {
+    char first_name[32], second_name[32];
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
+    gmm__operand_name(call, first, first_field, first_name);
+    gmm__operand_name(call, second, second_field, second_name);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ",
                    a->scaling == GMM_SCALING_NONE ? "" : gmm_scaling_name(a->scaling));
@@ -3043,7 +3081,7 @@ static int gmm__gathers_quantized(const gmm__call *call) {
            (d->dy_index && call->mat[GMM__DY].scaling != GMM_SCALING_NONE);
 }
 
-/* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
+/* Checks one linear operation. Only what the operation uses is read. K is in_features, N out_features; x
    is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
@@ -3071,9 +3109,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
-    /* an index of an operand that the operation does not read is not looked at */
+    /* what the operation does not use is not looked at */
     if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
     if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
+    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_BGRAD) d->bias_scale = NULL;
+    if (op == GMM_OP_LINEAR_BGRAD) d->alpha = NULL;
+    else d->d_bias_scale = NULL;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);
@@ -3114,7 +3155,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     } else {
         const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
         if ((s = gmm__check_operands(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
-                                    wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
+                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
     if (gmm__gathers_quantized(call))
@@ -3993,7 +4034,7 @@ GMMDEF gmm_status gmm_act_bwd(gmm_context *ctx, const gmm_activation *activation
 
 /* --- CPU engine: rows are processed in fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
 
-enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
+enum { GMM__ACT_CHUNK = 256 };
 
 typedef struct gmm__act_job {
     const gmm__call *call;
@@ -4001,7 +4042,7 @@ typedef struct gmm__act_job {
     int64_t live, rows_per_task;
     int gated;     /* 1: x and dx have columns of a gate and of values */
     int64_t block; /* GLU block; of halves, and without a gate, all outputs */
-    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__LANES */
 } gmm__act_job;
 
 /* Converts elements [i, i + n) of a row to fp32, and back. */
@@ -4038,12 +4079,12 @@ static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interl
         }
 }
 
-/* Reads the pre-activations a, and b where `gated`, of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are
+/* Reads the pre-activations a, and b where `gated`, of outputs [j0, j0 + n). Blocks of up to GMM__LANES are
    converted together and split, larger ones one by one. Each conversion is written once, since it is inlined. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
     const int64_t B = job->block;
-    if (job->gated && B <= GMM__ACT_LANES) {
+    if (job->gated && B <= GMM__LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
@@ -4066,7 +4107,7 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
 static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_mat *dx, void *row, int64_t j0,
                                              int64_t n, const float *a, const float *b) {
     const int64_t B = job->block;
-    if (job->gated && B <= GMM__ACT_LANES) {
+    if (job->gated && B <= GMM__LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
         case 1: gmm__act_merge(1, n, interleaved, a, b); break;
@@ -4119,11 +4160,11 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
     for (r = begin; r < end; r++) {
         const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
         const float p = d->prob ? d->prob[r] : 1.0f;
-        float sum[GMM__ACT_LANES] = GMM_ZERO;
+        float sum[GMM__LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
             const int64_t remaining = call->out - j, n = remaining < job->chunk ? remaining : job->chunk;
             /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
-            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
+            const int64_t full = (n + GMM__LANES - 1) / GMM__LANES * GMM__LANES;
             gmm__act_read(job, x, x_row, j, n, c.a, c.b);
             for (i = n; i < full; i++) c.a[i] = c.b[i] = 0.0f;
             if (derivatives) {
@@ -4151,7 +4192,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             if (!backward) continue;
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
-                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
+                for (i = 0; i < full; i++) sum[i % GMM__LANES] += g[i] * c.f[i];
             if (derivatives) {
                 for (i = 0; i < full; i++) {
                     c.a[i] = p * g[i] * c.fa[i];
@@ -4160,12 +4201,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, c.a, c.b);
             }
         }
-        if (backward && d->dprob) {
-            int64_t width;
-            for (width = GMM__ACT_LANES / 2; width > 0; width /= 2)
-                for (i = 0; i < width; i++) sum[i] += sum[i + width];
-            d->dprob[r] = sum[0];
-        }
+        if (backward && d->dprob) d->dprob[r] = gmm__lanes_sum(sum);
     }
 }
 
@@ -4209,10 +4245,10 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const int backward = call->op == GMM_OP_ACT_BWD;
     gmm__act_job job;
     const int64_t B = call->act.interleave ? call->act.interleave : call->out;
-    int64_t step = GMM__ACT_LANES;
+    int64_t step = GMM__LANES;
     (void)stream;
-    if (B <= GMM__ACT_LANES)
-        while (step % B) step += GMM__ACT_LANES; /* at most 15 * 16 */
+    if (B <= GMM__LANES)
+        while (step % B) step += GMM__LANES; /* at most 15 * 16 */
     job.call = call;
     job.coef = gmm_act_coefficients(&call->act);
     job.live = gmm__cpu_offsets(&call->groups, NULL);
@@ -4310,6 +4346,7 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (d->sizes && d->padded_capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must fit the int32 of sizes",
                            (long long)d->padded_capacity);
+    if (!pad) d->sizes = NULL; /* which unpad does not write */
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;
@@ -4467,10 +4504,11 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
 
 GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info) {
     gmm__call call;
-    const gmm_status s = gmm__glu_prepare(&call, ctx, "gmm_glu_query", glu, 1);
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_GLU_INTERLEAVE, "gmm_glu_query", 1);
     if (s == GMM_OK && op != GMM_OP_GLU_INTERLEAVE)
         return gmm__refuse(&call, GMM_E_ARG, "op", "%d is not glu_interleave (%d)", (int)op,
                            (int)GMM_OP_GLU_INTERLEAVE);
+    if (s == GMM_OK) s = gmm__glu_prepare(&call, ctx, "gmm_glu_query", glu, 1);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,
@@ -4582,9 +4620,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     gmm_act act;
     char act_rule[160];
     int i, delayed, keeps_copies;
-    if (!config) return gmm__fail(error, GMM_E_CONFIG, "config: is NULL");
+    if (!config) return gmm__fail(error, GMM_E_NULL, "config: is NULL");
     if (!gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_CONFIG, "struct_size: %u is larger than the %u bytes of version %s",
+        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
                          config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
     if (c.hidden < 1) return gmm__fail(error, GMM_E_CONFIG, "hidden: %lld must be >= 1", (long long)c.hidden);
     if (c.ffn < 1) return gmm__fail(error, GMM_E_CONFIG, "ffn: %lld must be >= 1", (long long)c.ffn);
@@ -4617,7 +4655,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                                  (int)ranges[i].count - 1);
     }
     if (!gmm__copy_sized(&act, sizeof act, &c.act))
-        return gmm__fail(error, GMM_E_CONFIG, "act.struct_size: %u is larger than the %u bytes of version %s",
+        return gmm__fail(error, GMM_E_VERSION, "act.struct_size: %u is larger than the %u bytes of version %s",
                          c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
@@ -4625,6 +4663,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
         return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", c.source_interleave);
+    if (c.source_interleave && (c.source_interleave > c.ffn || c.ffn % c.source_interleave))
+        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be 0 or a divisor of ffn %lld",
+                         c.source_interleave, (long long)c.ffn);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: weights come with blocks of %d, the MLP reads them "
                          "with interleave %d: convert them with gmm_glu_interleave", c.source_interleave,
@@ -5915,7 +5956,8 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
 }
 
 /* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
-   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
+   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they
+   read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -6225,6 +6267,8 @@ typedef struct gmm__wgrad_record {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
     int32_t pending[2]; /* 1: wanted and not computed yet */
+    gmm_space space;    /* of the context, and its device: where the operands are */
+    int32_t device;
     int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
@@ -6321,6 +6365,8 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     int i;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
+    r.space = call->ctx->config.space;
+    r.device = call->ctx->config.device;
     r.groups = steps->groups;
     r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
@@ -6520,19 +6566,20 @@ static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *na
    first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
+    static const char *const operands[2][2] = { { "h", "dy" }, { "x", "dz" } };
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__mlp_queued *q = &r->operands;
     gmm_status s;
     int i;
-    gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
+    gmm__add_span(call, "deferred", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
         if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
+            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
                                       q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
+            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
                                       q->out[i])) != GMM_OK ||
             (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
@@ -6554,6 +6601,10 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
                            "the first of %d", queue->head, queue->count);
+    if (record.space != ctx->config.space || record.device != ctx->config.device)
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in this "
+                           "context's, %d and %d", queue->head, (int)record.space, record.device,
+                           (int)ctx->config.space, ctx->config.device);
     call.options = record.options;
     call.groups = record.groups;
     call.recipe = record.recipe;
@@ -7151,18 +7202,6 @@ static gmm_status gmm__cpu_launch_expert_bias(const gmm__plan *plan, gmm_stream 
 
 /* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
 
-/* Checks an array of `count` elements of `bytes` bytes each. */
-static gmm_status gmm__check_elements(gmm__call *call, const char *argument, const void *array, int required,
-                                      int writes, int64_t count, int64_t bytes) {
-    if (call->query) return GMM_OK;
-    if (!array && required && count > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
-    if ((uintptr_t)array % (uintptr_t)bytes)
-        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
-    gmm__add_span(call, argument, "", writes, array, count * bytes);
-    return GMM_OK;
-}
-
 /* Checks experts, tokens and topk, and computes the number of slots. */
 static gmm_status gmm__check_slots(const gmm__call *call, int32_t experts, int64_t tokens, int32_t topk,
                                    int64_t *slots) {
@@ -7328,6 +7367,8 @@ static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *functi
     if (reads && (d->counts || d->offsets))
         return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "is given, but no map to count in");
     if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
+    if (!d->map && !d->values)
+        return gmm__refuse(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
     if ((s = gmm__check_elements(&call, "map", d->map, 0, to, elements, 1)) != GMM_OK ||
         (s = gmm__check_elements(&call, "values", d->values, 0, to, elements, 4)) != GMM_OK ||
         (s = gmm__check_elements(&call, "indices", d->indices, 1, !reads, slots, 4)) != GMM_OK ||
@@ -7365,9 +7406,6 @@ GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias
 }
 
 /* ...................................................................................... 14.8 Permute, unpermute ... */
-
-/* Operands of the permutation among the roles. */
-enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
 
 /* The map is a counting sort of slots by expert. Chunks of slots count their slots per expert in parallel; prefix sums
    over chunks then give the first row of each chunk and expert. */
@@ -7654,7 +7692,7 @@ static gmm_status gmm__cpu_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 }
 
 /* Checks and entry points of gmm_permute_map, gmm_permute_fwd, gmm_permute_bwd, gmm_unpermute_fwd and
-   gmm_unpermute_bwd. The roles GMM__ROWS, GMM__DROWS, GMM__OUT and GMM__DOUT are defined in cpu/permute.h. */
+   gmm_unpermute_bwd. */
 
 /* Checks what the five calls have in common, and describes the rows of each expert as a group of call->groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
@@ -7665,12 +7703,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
                    p->experts, p->topk, (long long)p->capacity, (long long)p->hidden);
     if ((s = gmm__read_options(call, p->options)) != GMM_OK) return s;
-    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", p->experts);
-    if (p->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)p->tokens);
-    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", p->topk);
-    if (!gmm__mul(p->tokens, p->topk, &slots) || slots > INT32_MAX)
-        return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31", (long long)p->tokens,
-                           p->topk);
+    if ((s = gmm__check_slots(call, p->experts, p->tokens, p->topk, &slots)) != GMM_OK) return s;
     if (p->capacity < 0 || p->capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "capacity", "%lld must be >= 0 and < 2^31", (long long)p->capacity);
     if (p->hidden < 1) return gmm__refuse(call, GMM_E_ARG, "hidden", "%lld must be >= 1", (long long)p->hidden);
@@ -7732,6 +7765,9 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
+        if (!p->row_of && !p->slot_of && !p->sizes && !call->query)
+            return gmm__refuse(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and permute.sizes: "
+                               "nothing is asked for");
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
@@ -9041,10 +9077,11 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
                                (d->history_length - 1) * d->stride + d->slots)) != GMM_OK ||
         (s = gmm__check_output(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
-        (s = gmm__check_overlap(&call)) != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK)
+        (s = gmm__check_stream(&call, stream)) != GMM_OK || (s = gmm__check_overlap(&call)) != GMM_OK ||
+        (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
-        return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
+        return gmm__refuse(&call, s, "reduce", "has given %s", gmm_status_name(s));
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
@@ -9668,7 +9705,7 @@ static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl &&
    Offsets of a split on the host are computed here and copied to the device; a kernel computes all others. */
 static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
     args->groups = call->groups;
-    if (call->groups.on_host) { /* the argument checks have validated them */
+    if (call->groups.on_host) { /* gmm__check_split has refused faulty sizes, so that `fault` stays 0 */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         int64_t values[GMM_COPY_VALUES], first = 0, end = 0, i;
@@ -10802,7 +10839,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* gmm__mlp_join_of errs */
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* not fused by gmm__mlp_join_of */
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -11112,7 +11149,9 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
     if (!call->ctx->lt.handle)
-        return gmm__decline(plan, "is not open in this context: name it in gmm_config.engine or require_engine");
+        return gmm__decline(plan, call->ctx->config.engine == GMM_ENGINE_CUBLASLT
+                                      ? "could not be opened on this device"
+                                      : "is not open in this context: name it in gmm_config.engine or require_engine");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
@@ -12028,11 +12067,15 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
 
 /* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
+    gmm_context *ctx = (gmm_context *)self;
     const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
+    gmm_work w;
     if (s != GMM_OK) return s;
-    if (!work->function)
-        return gmm__fail(&((gmm_context *)self)->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
-    return work->function(work->argument, stream);
+    if (!gmm__copy_sized(&w, sizeof w, work))
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u bytes "
+                         "of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
+    if (!w.function) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
+    return w.function(w.argument, stream);
 }
 
 /* --- The CPU row of the runtime table. Its only stream, NULL, runs work when it is enqueued; work that an event
@@ -13025,7 +13068,8 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                    gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
+    return gmm__refuse(call, GMM_E_UNSUPPORTED, call->engine_by_context && demanded != GMM_ENGINE_AUTO
+                                                    ? "gmm_config.engine" : "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
                        gmm_op_name(call->op),
                        reasons[0] ? reasons
                        : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
@@ -13118,8 +13162,7 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
-    if (call->ctx->config.space == GMM_SPACE_CPU && stream)
-        return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    if ((s = gmm__check_stream(call, stream)) != GMM_OK) return s;
     gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan->workspace_bytes);
     plan->workspace = workspace;
     if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(plan, stream)) != GMM_OK) return s;
@@ -13165,7 +13208,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     if (s != GMM_OK) return s;
     gmm__peek_groups(groups, &g);
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
-    if ((s = gmm__read_options(&call, NULL)) != GMM_OK || (s = gmm__read_groups(&call, groups)) != GMM_OK) return s;
+    if ((s = gmm__read_groups(&call, groups)) != GMM_OK) return s; /* any engine: all compute the same offsets */
     if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);
@@ -13327,7 +13370,6 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
-    gmm_build build;
     gmm_status s;
     int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
@@ -13383,9 +13425,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->device = device;
-    gmm__describe_build(&c, &build);
+    gmm__describe_build(&c, &ctx->build);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &build, error)) != GMM_OK) {
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &ctx->build, error)) != GMM_OK) {
         gmm_destroy(ctx);
         return s;
     }
@@ -13401,8 +13443,21 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
                  threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
-    for (i = 0; gmm_build_warning(&build, i); i++)
-        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
+    for (i = 0; gmm_build_warning(&ctx->build, i); i++)
+        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&ctx->build, i));
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build) {
+    gmm_build full;
+    if (!ctx) return GMM_E_NULL;
+    if (!build) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_build_of: build is NULL");
+    if (build->struct_size > sizeof full)
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_build_of: struct_size %u is larger than the %u bytes of "
+                         "version %s", build->struct_size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = ctx->build;
+    full.struct_size = build->struct_size;
+    memcpy(build, &full, full.struct_size ? full.struct_size : sizeof full);
     return GMM_OK;
 }
 

@@ -875,7 +875,7 @@ typedef struct gmm_recipe {
 GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind);
 
 /* Checks a format, or a recipe with all its roles; pure.
-   Errors: GMM_E_CONFIG, GMM_E_DTYPE and GMM_E_VERSION, and error->text opens with the field's name. The rules:
+   Errors: GMM_E_CONFIG, GMM_E_DTYPE, GMM_E_NULL and GMM_E_VERSION, and error->text opens with the field's name. The rules:
        dtype and scaling go together as in gmm_layout_of; order as there; switches 0 or 1, what else as stated above
        stochastic excludes square and four_over_six; hadamard excludes square, four_over_six and row_amax; row_amax
            excludes square, stochastic and four_over_six
@@ -1876,7 +1876,7 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
 }
 
 GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
-    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_CONFIG, "format: is NULL");
+    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_NULL, "format: is NULL");
 }
 
 /* Whether an operand of a recipe may have this scaling. */
@@ -1898,7 +1898,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     gmm_recipe r;
     const gmm_format *f[3];
     int i;
-    if (!recipe) return gmm__fail(error, GMM_E_CONFIG, "recipe: is NULL");
+    if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
     if (!gmm__copy_sized(&r, sizeof r, recipe))
         return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
                          recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);

@@ -146,6 +146,20 @@ static void build_warnings(int arg) {
         T_CHECK(!gmm_build_warning(&b, count) && !gmm_build_warning(&b, count + 1) && !gmm_build_warning(&b, -1),
                 "facts %d: more than %d texts", facts, (int)count);
     }
+    {
+        gmm_context *ctx = NULL;
+        gmm_config config = GMM_ZERO;
+        config.threads = 1;
+        T_CHECK(gmm_create(&ctx, &config, NULL) == GMM_OK, "no context");
+        memset(&b, 0xFF, sizeof b);
+        b.struct_size = (uint32_t)offsetof(gmm_build, capability);
+        T_CHECK(gmm_build_of(ctx, &b) == GMM_OK && b.space == GMM_SPACE_CPU && b.threads == 1 && b.capability == -1,
+                "space %d, %d threads, capability %d", (int)b.space, b.threads, b.capability);
+        b.struct_size = (uint32_t)sizeof b + 4u;
+        T_CHECK(gmm_build_of(ctx, &b) == GMM_E_VERSION && gmm_build_of(ctx, NULL) == GMM_E_NULL &&
+                    gmm_build_of(NULL, &b) == GMM_E_NULL, "%s", gmm_last_error(ctx));
+        gmm_destroy(ctx);
+    }
     memset(&b, 0, sizeof b);
     T_CHECK(gmm_build_warning(&b, 0) && !gmm_build_warning(NULL, 0), "zeroed, and NULL");
     b.struct_size = (uint32_t)sizeof b + 4u;
@@ -350,7 +364,7 @@ static void older_descriptors(int arg) {
     r.x.mat.table = NULL;
     r.x.mat.columnwise = NULL;
     r.d.struct_size = (uint32_t)sizeof r.d;
-    r.d.d_bias_scale = NULL;
+    if (s.op == GMM_OP_LINEAR_WGRAD) r.d.bias_scale = (const float *)1; /* not read by wgrad, as d_bias_scale */
     r.d.y_add = 0;
     r.grad.struct_size = (uint32_t)sizeof r.grad;
     r.grad.beta = NULL;

@@ -412,6 +412,13 @@ static void offsets_op(int arg) {
         T_CHECK(got[g] == at, "offset %d is %lld instead of %lld", g, (long long)got[g], (long long)at);
         if (g < 5) at += f->sizes[g];
     }
+    if (T.gpu && T.engine != GMM_ENGINE_AUTO) { /* any engine computes them, whatever the context demands of products */
+        gmm_config config = T.config;
+        config.engine = GMM_ENGINE_CUBLASLT;
+        t_poison(out, 0xFF, sizeof got);
+        T_OK(gmm_offsets(t_context(&config), &groups, out, T.stream));
+        t_same("offsets of another context", t_get(out, sizeof got), got, sizeof got);
+    }
     groups.fault = NULL;
     if (is_status(f)) T_REFUSED(GMM_E_SPLIT, gmm_offsets(T.ctx, &groups, out, T.stream), "groups.splits", NULL);
     else T_OK(gmm_offsets(T.ctx, &groups, out, T.stream));

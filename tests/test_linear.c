@@ -896,6 +896,9 @@ static void gathered_none(int arg) {
         r.groups.fault = NULL; /* not wanted */
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
+        r.groups.capacity = INT64_MAX;
+        if (s.op == GMM_OP_LINEAR_BGRAD) /* whose other operands do not have so many rows */
+            T_REFUSED(GMM_E_OVERFLOW, gmm_linear_bgrad(T.ctx, &r.d, NULL, 0, T.stream), "dy_index", "64 bits", NULL);
     }
 }
 

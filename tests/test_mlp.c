@@ -1010,7 +1010,14 @@ static void queue_fields(int arg) {
     T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [2]", NULL);
     queue = good;
     T_REFUSED(GMM_E_ARG, gmm_mlp_wgrad(T.ctx, &queue, r.d.deferred, WS, T.stream), "gmm_mlp_wgrad",
-              "overlaps", NULL);
+              "overlaps deferred", NULL);
+    if (T.gpu) { /* operands in the memory of a GPU */
+        gmm_context *other = NULL;
+        T_CHECK(gmm_create(&other, NULL, NULL) == GMM_OK, "no CPU context");
+        T_CHECK(gmm_mlp_wgrad(other, &queue, NULL, 0, NULL) == GMM_E_STATE &&
+                    strstr(gmm_last_error(other), "recorded in space 1"), "%s", gmm_last_error(other));
+        gmm_destroy(other);
+    }
     T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
     queue = good; /* and one that has already run */
     T_REFUSED(GMM_E_STATE, gmm_mlp_wgrad(T.ctx, &queue, ws, WS, T.stream), "gmm_mlp_wgrad: queue.entries: [0]", NULL);
@@ -1409,7 +1416,12 @@ static void configurations(int arg) {
     BAD("save", c.save = (gmm_save)3);
     BAD("dispatcher", c.dispatcher = (gmm_dispatcher)5);
     BAD("recipe", c.recipe = (gmm_recipe_kind)6);
-    BAD("struct_size", c.struct_size = sizeof c + 8);
+    c = good_config();
+    c.struct_size = sizeof c + 8;
+    T_CHECK(gmm_mlp_validate(&c, &e) == GMM_E_VERSION && strstr(e.text, "struct_size"), "%s", e.text);
+    BAD("source_interleave", c.source_interleave = 40); /* ffn is 32 */
+    BAD("source_interleave", c.act.interleave = 8; c.source_interleave = 5);
+    BAD("source_interleave", c.source_interleave = 64);
     BAD("act.kind", c.act.kind = (gmm_act_kind)99);
     BAD("act.interleave", c.act.interleave = -8);
     BAD("act.interleave", c.act.interleave = 12);
@@ -1456,8 +1468,8 @@ static void configurations(int arg) {
     BAD("overwrite_saved", c.overwrite_saved = 2);
 #undef GOOD
 #undef BAD
-    T_CHECK(gmm_mlp_validate(NULL, &e) == GMM_E_CONFIG, "NULL accepted");
-    T_CHECK(gmm_mlp_validate(NULL, NULL) == GMM_E_CONFIG, "NULL accepted");
+    T_CHECK(gmm_mlp_validate(NULL, &e) == GMM_E_NULL, "NULL accepted");
+    T_CHECK(gmm_mlp_validate(NULL, NULL) == GMM_E_NULL, "NULL accepted");
 }
 
 /* Any activation, shape, split and setting. */

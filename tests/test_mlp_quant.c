@@ -414,7 +414,7 @@ static void weight_cache(int arg) {
         T_REFUSED(GMM_E_WORKSPACE, gmm_mlp_bwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_cache ", "bytes",
                   NULL);
         cached.quant.weight_cache = NULL;
-        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_skip: ", NULL);
+        T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &cached.d, NULL, 0, T.stream), "mlp.quant.weight_skip needs ", NULL);
     }
 }
 

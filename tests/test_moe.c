@@ -867,9 +867,9 @@ static void memory(int arg) {
     T_CHECK(fwd.saved_bytes == bwd.saved_bytes, "saved_bytes %zu and %zu", fwd.saved_bytes, bwd.saved_bytes);
     T_CHECK((int64_t)fwd.saved_bytes <= separate_saved - slots * row + 2048, "saved %zu, separate %lld",
             fwd.saved_bytes, (long long)separate_saved);
-    { /* rows of dx share memory with those of x or dy that backward permutes: of both on GPUs, of dy where it weights */
-        const int64_t rows_of = 1 + (T.gpu != 0);
-        T_CHECK((int64_t)bwd.workspace_bytes <= (int64_t)mbwd.workspace_bytes + rows_of * slots * row + 8 * slots + 4096,
+    { /* of x, dy and dx backward keeps at most dx, and on GPUs, which permute all three, a second one */
+        const int64_t rows = (1 + (T.gpu != 0)) * slots * row, small = 8 * slots + 4096;
+        T_CHECK((int64_t)bwd.workspace_bytes <= (int64_t)mbwd.workspace_bytes + rows + small,
                 "workspace %zu, of the MLP %zu", bwd.workspace_bytes, mbwd.workspace_bytes);
     }
     T_CHECK(peak <= separate_peak + 2 * 4 * slots + 4096, "peak %lld, separate %lld", (long long)peak,

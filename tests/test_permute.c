@@ -192,6 +192,11 @@ static void map_optional(int arg) {
     for (int only = 0; only < 4; only++) {
         plan m = plan_of(c);
         m.p.fault = NULL;
+        if (only == 3) {
+            T_REFUSED(GMM_E_NULL, gmm_permute_map(T.ctx, &m.p, NULL, 0, T.stream), "permute.row_of is NULL",
+                      "permute.slot_of", "permute.sizes", NULL);
+            break;
+        }
         if (only == 0) m.p.row_of = ints_out(m.slots);
         if (only == 1) m.p.slot_of = ints_out(m.capacity);
         if (only == 2) m.p.sizes = ints_out(c->experts);

@@ -1608,8 +1608,8 @@ static void refusals(int arg) {
     {
         gmm_mat plain = r.x.columnwise;
         plain.hadamard = 0;
-        LREFUSED(GMM_E_CONFIG, wgrad, (m = r.x.rowwise, m.columnwise = &plain, d.x = &m, d.dw = &r.grad), "dy: ",
-                 "hadamard");
+        LREFUSED(GMM_E_CONFIG, wgrad, (m = r.x.rowwise, m.columnwise = &plain, d.x = &m, d.dw = &r.grad),
+                 "linear.dy.columnwise: hadamard", "that of linear.x.columnwise");
     }
     {
         gmm_mat other_signs = r.dy.columnwise;

@@ -1083,6 +1083,10 @@ static void update_reduces(int arg) {
     scale[1] = 32.0f;
     t_same("scale", t_get(u.scale, 8), scale, 8);
     T_CHECK(calls == 1, "%d calls", calls);
+    if (!T.gpu) { /* refused before reduce is called */
+        T_REFUSED(GMM_E_ARG, gmm_update_scales(T.ctx, &u, (gmm_stream)&calls), "stream", "NULL in a CPU context", NULL);
+        T_CHECK(calls == 1, "%d calls", calls);
+    }
     u.slots = 9;
     u.history = (float *)t_alloc(36);
     u.scale = (float *)t_alloc(36);
@@ -1269,6 +1273,7 @@ static void refusals(int arg) {
     QREFUSED(GMM_E_NULL, m.data = NULL, "rowwise", "data");
     QREFUSED(GMM_E_STRIDE, m.ld = 94, "rowwise", "ld 94", "96");
     QREFUSED(GMM_E_STRIDE, m.ld = 97, "rowwise", "ld 97", "even");
+    QREFUSED(GMM_E_OVERFLOW, m.ld = INT64_MAX - 1, "rowwise", "do not fit 64 bits");
     QREFUSED(GMM_E_DTYPE, m.dtype = GMM_E4M3, "rowwise", "e4m3");
     QREFUSED(GMM_E_DTYPE, m.scale_order = GMM_SCALES_SWIZZLED, "rowwise", "order 1");
     QREFUSED(GMM_E_CONFIG, m.flags = GMM_MAT_E4M3_256, "rowwise", "flags");

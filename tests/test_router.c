@@ -742,6 +742,8 @@ static void other_errors(int arg) {
     d.values = NULL; REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "probs", "without values");
     d.probs = NULL; REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "values", "without probs");
     d.indices = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "indices", "12 values");
+    d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_to_dense, GMM_E_NULL, "map is NULL", "nothing is asked");
+    d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "map is NULL", "values");
     d.counts = ints_out(4); REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "counts", "no map");
     d.offsets = ints_out(5); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "offsets", "without counts");
     d.map = NULL; d.counts = ints_out(4); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "counts", "no map");

@@ -215,6 +215,12 @@ static void errors(int arg) {
     T_REFUSED(GMM_E_ARG, rt.fill2d(rt.self, a, 7, 0, 8, 2, T.stream), "fill2d", "pitch of dst", "7", NULL);
     T_REFUSED(GMM_E_ARG, rt.copy2d(rt.self, a, 8, b, 7, 8, 2, T.stream), "copy2d", "pitch of src", "7", NULL);
     T_REFUSED(GMM_E_OVERFLOW, rt.copy2d(rt.self, a, SIZE_MAX / 2, b, 8, 8, 3, T.stream), "copy2d", "dst", NULL);
+    {
+        gmm_work work = GMM_ZERO;
+        T_REFUSED(GMM_E_NULL, rt.run(rt.self, &work, T.stream), "run", "function is NULL", NULL);
+        work.struct_size = (uint32_t)sizeof work + 8u;
+        T_REFUSED(GMM_E_VERSION, rt.run(rt.self, &work, T.stream), "run", "struct_size", NULL);
+    }
     OK(rt.event_create(rt.self, &event));
     T_REFUSED(GMM_E_ARG, rt.event_record(rt.self, event, T.stream, 6), "event_record", "flags 0x6", NULL);
     T_REFUSED(GMM_E_ARG, rt.stream_wait(rt.self, T.stream, event, 2), "stream_wait", "flags 0x2", NULL);

@@ -343,6 +343,9 @@ static void convert_errors(int arg) {
     REFUSED(GMM_E_VERSION, "struct_size");
     d.reserved = 2;
     REFUSED(GMM_E_ARG, "reserved");
+    d.rows = 0;
+    d.cols = INT64_MAX;
+    REFUSED(GMM_E_OVERFLOW, "src");
     d.rows = -2;
     REFUSED(GMM_E_ARG, "rows");
     d.cols = 0;

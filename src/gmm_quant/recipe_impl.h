@@ -84,7 +84,7 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
 }
 
 GMMDEF gmm_status gmm_format_validate(const gmm_format *format, gmm_error *error) {
-    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_CONFIG, "format: is NULL");
+    return format ? gmm__check_format(format, "", error) : gmm__fail(error, GMM_E_NULL, "format: is NULL");
 }
 
 /* Whether an operand of a recipe may have this scaling. */
@@ -106,7 +106,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     gmm_recipe r;
     const gmm_format *f[3];
     int i;
-    if (!recipe) return gmm__fail(error, GMM_E_CONFIG, "recipe: is NULL");
+    if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
     if (!gmm__copy_sized(&r, sizeof r, recipe))
         return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
                          recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);

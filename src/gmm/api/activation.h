@@ -1,6 +1,6 @@
 /* ---------------------------------------------------------------------------------------------- 4 Activation --- */
 
-/* Named settings of models. X(name, value, lower-case name) */
+/* Settings of the activations of known models, for gmm_act_of. */
 typedef enum gmm_act_preset {
     GMM_ACT_PRESET_SWIGLU = 0,  /* Mixtral, Qwen, DeepSeek, OLMoE */
     GMM_ACT_PRESET_GPT_OSS = 1, /* SwiGLU, limit 7, alpha 1.702, offset 1, interleave 1 */

@@ -58,7 +58,8 @@ typedef struct gmm_config {
     int32_t verify;            /* 1, for debugging: a call waits for its stream, and refuses what would set a fault
                                   bit: a faulty split or broken row_align promise (GMM_E_SPLIT), an index of permute
                                   or of gathered rows out of range (GMM_E_ARG), a weight's address that WGMMA cannot
-                                  read (GMM_E_ALIGN). A GPU context waits again behind the launch: an error of the
+                                  read (GMM_E_ALIGN); not rows that exceed a capacity of gmm_pad or gmm_permute_map,
+                                  which are dropped. A GPU context waits again behind the launch: an error of the
                                   device is GMM_E_CUDA of the call that caused it. No effect while capturing */
 } gmm_config;
 
@@ -89,12 +90,16 @@ typedef struct gmm_build {
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
 } gmm_build;
 
+/* Describes the build of the implementation, and what the context runs on. Pure.
+   Errors: GMM_E_NULL, GMM_E_VERSION. */
+GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build);
+
 /* Warning `i`, counted from 0, about a build that is slower than its machine allows, with the compiler options that
    remedy it; NULL past the last warning. gmm_create writes each once to the log at GMM_LOG_WARN. There is one for
        a GPU of compute capability 9.0 without the engine WGMMA
        an implementation compiled without optimisation, where the compiler reports it (gcc, clang, nvcc)
        a CPU context without OpenMP on more than four processors, unless gmm_config.threads is 1
-   Pure. Errors: none; NULL or a struct_size of another version gives NULL. */
+   Pure. Errors: none; NULL or a larger struct_size gives NULL. */
 GMMDEF const char *gmm_build_warning(const gmm_build *build, int32_t i);
 
 /* Frees a context; NULL is allowed. Work that it enqueued may still run.

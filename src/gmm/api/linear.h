@@ -52,14 +52,14 @@ typedef struct gmm_linear {
     const gmm_mat *x;
     const gmm_mat *w;
     const gmm_mat *bias;     /* NULL = none */
-    const float *bias_scale;  /* fp32, context memory; NULL = ones */
-    const float *alpha;      /* fp32, context memory; NULL = 1 */
+    const float *bias_scale;  /* fp32, context memory: read by fwd and bgrad; NULL = ones */
+    const float *alpha;      /* fp32, context memory: read by fwd, dgrad and wgrad; NULL = 1 */
     const gmm_mat *y;
     const gmm_mat *dy;
     const gmm_mat *dx;
     const gmm_grad *dw;
     const gmm_grad *db;
-    float *d_bias_scale;      /* fp32: sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
+    float *d_bias_scale;      /* fp32: bgrad writes the sum over n of dy[r][n] bias_g[n]; NULL = not wanted */
     int32_t d_bias_scale_add; /* 1: added to d_bias_scale instead of stored */
     int32_t y_add;           /* 1: fwd adds to y, dgrad to dx, instead of storing */
     const float *prob;       /* fp32, context memory: fwd and dgrad multiply rows of their result by it before they add
@@ -78,8 +78,9 @@ GMMDEF gmm_status gmm_linear_query(gmm_context *ctx, gmm_op op, const gmm_linear
 /* y = p (alpha x w^T + bias s) (+ y). Needs x, w, y.
    Stream, graph: enqueued; capturable, and a replay may have other group sizes.
    Errors: GMM_E_NULL, GMM_E_ARG (also overlap), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_SPLIT
-       (splits on the host, or of a CPU context without a fault word), GMM_E_WORKSPACE, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
+       (splits on the host, or of a CPU context without a fault word), GMM_E_CONFIG (hadamard of two copies),
+       GMM_E_WORKSPACE, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_BUILD (left out by GMM_NO_QUANT or GMM_NO_F16),
+       GMM_E_CAPTURE (host splits), GMM_E_CUDA. */
 GMMDEF gmm_status gmm_linear_fwd(gmm_context *ctx, const gmm_linear *linear, void *workspace, size_t workspace_bytes,
                                  gmm_stream stream);
 

@@ -56,12 +56,12 @@ typedef struct gmm_mlp_config {
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
-   Errors: GMM_E_CONFIG, and error->text begins with the field's name. The rules:
-       hidden, ffn >= 1; hidden_out >= 0; enumerations in range; switches 0 or 1
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name; GMM_E_NULL; GMM_E_VERSION. The rules:
+       hidden, ffn >= 1, and 2 ffn fits 64 bits; hidden_out, topk, etp_size >= 0; enumerations in range; switches 0 or 1
        act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated
            only; alpha finite, and 0 or 1 where the activation has no alpha; betas 0 or finite > 0, SiTU only)
-       source_interleave >= 0; where stated for a gated activation, it is the layout of act.interleave
+       source_interleave: 0 or a divisor of ffn; where stated for a gated activation, the layout of act.interleave
        delay_wgrad and overlap_dispatch_wgrad exclude each other; with ddp, either needs ddp_expects_delay, and
            ddp_expects_delay needs one of them: otherwise hooks fire before the gradient is complete, or never
        prob_on_bias2 needs prob and bias2; prob_on_input needs topk 1 and excludes prob
@@ -112,7 +112,8 @@ typedef struct gmm_wgrad_entry {
 } gmm_wgrad_entry;
 
 /* Caller-owned FIFO of delayed weight gradients, made by gmm_wgrad_queue_over. Callers may read `count`. Calls refuse
-   capacity < 1, head outside [0, capacity) and count outside [0, capacity]. */
+   capacity < 1, head outside [0, capacity), count outside [0, capacity] and reserved other than 0 (GMM_E_ARG), and
+   entries at no multiple of 8 bytes (GMM_E_ALIGN). */
 typedef struct gmm_wgrad_queue {
     gmm_wgrad_entry *entries;
     int32_t capacity, head, count, reserved;
@@ -162,10 +163,10 @@ typedef struct gmm_mlp_quant {
                                 every operation, though only weight gradients are transformed */
     const float *scale;      /* delayed: [GMM_SLOTS][G] quantization scales, context memory; NULL = ones, of which the
                                 log warns once */
-    float *amax;             /* delayed: [GMM_SLOTS][G], raised to the operands' amaxes (history[0]); NULL = not
-                                wanted */
-    const uint64_t *random;  /* stochastic: {seed, offset} of dy and of dz, context memory. A delayed weight gradient
-                                that casts x in gmm_mlp_wgrad reads `scale` and raises `amax` there */
+    float *amax;             /* delayed: [GMM_SLOTS][G], context memory, raised to the operands' amaxes (history[0]);
+                                NULL = not wanted. A delayed weight gradient that casts x in gmm_mlp_wgrad reads `scale`
+                                and raises `amax` there */
+    const uint64_t *random;  /* stochastic: [2][2], context memory: {seed, offset} of dy, then of dz */
     void *weight_cache;      /* w1 and w2 quantized: fwd writes, bwd reads; 256-byte aligned. NULL = none. A weight that
                                 the caller has quantized is read where it is */
     size_t weight_cache_bytes;  /* >= gmm_info.weight_cache_bytes */
@@ -265,15 +266,16 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded.
+/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. ctx: that
+   of gmm_mlp_bwd, or another one of its space and device.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded), GMM_E_ARG (capacity, head or count out of
+   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded, or in another space or device), GMM_E_ARG (capacity, head or count out of
        range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
 /* Calls the `ready` hooks that `op` (GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD) of this MLP calls outside of a capture; for
    callers who have launched a graph of the operation.  Stream, graph: passed to the hooks.
-   Errors: those of gmm_mlp_query. */
+   Errors: those of gmm_mlp_query; GMM_E_ARG (op). */
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream);
 

@@ -62,7 +62,8 @@ typedef enum gmm_fuse {
 /* How a call is carried out. Descriptors point to it; NULL means all defaults. */
 typedef struct gmm_options {
     uint32_t struct_size;
-    gmm_engine engine;           /* AUTO: the context's default, else the first engine that can serve the call */
+    gmm_engine engine;           /* demanded, GMM_E_UNSUPPORTED where it cannot serve the call. AUTO: gmm_config.engine
+                                    is demanded; where that is AUTO too, the first engine that can serve the call */
     int32_t sm_limit;            /* GPU: maximum number of multiprocessors, 0 = all. Never changes results */
     int32_t allow_nondeterminism;/* 0 or 1; every engine is deterministic with either */
     int32_t allow_tf32;          /* 1: CUBLASLT may multiply F32 as TF32 */
@@ -100,8 +101,8 @@ typedef struct gmm_info {
 /* Writes how a call would be served, as text: lines that begin with the operation and say engine, kernel of a product,
    workspace, the note of gmm_info, and shapes. The first line is the call itself; below an MLP's or a layer's there is
    an indented one for each step that it is composed of, and below a layer's MLP those of the MLP. `descriptor` is what
-   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD. Operations that have no query have
-   no description (GMM_E_ARG).
+   the query of `op` takes, and is read as there: a gmm_linear for GMM_OP_LINEAR_FWD, a gmm_mlp for GMM_OP_MLP_WGRAD,
+   which two queries take. Operations that have no query have no description (GMM_E_ARG).
    At most `bytes` are written, the terminating NUL included; text that does not fit is cut off.
    Stream, graph: no effect on either. Errors: those of the query; GMM_E_NULL (text, or no bytes). */
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes);

@@ -1,7 +1,8 @@
 /* ------------------------------------------------------------------------------------ 9 Pad, GLU interleave --- */
 
 /* Multiple of rows to which the recipes of other libraries pad each group (1 = no padding): 256 for grouped-tensor
-   kernels, else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for any recipe. Pure. */
+   kernels, whatever the recipe; else 32 for MXFP8, 128 for NVFP4, 16 for other FP8. This library needs no padding for
+   any recipe. Pure. */
 GMMDEF int32_t gmm_pad_align(gmm_recipe_kind recipe, int32_t grouped_tensor);
 
 typedef struct gmm_pad_in {
@@ -13,9 +14,9 @@ typedef struct gmm_pad_in {
     int32_t permute_fusion;       /* permutation is fused, by a kernel that pads */
 } gmm_pad_in;
 
-/* The multiple to which the expert MLP must pad. *align is 1 where it need not pad: the recipe does not ask for it, or
-   rows arrive padded from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused
-   permute-and-pad with grouped tensors. Pure.
+/* The multiple to which the expert MLP must pad: gmm_pad_align(recipe, grouped_tensor), and 1 where rows arrive padded
+   from the router (only if router_padding_done), from HybridEP or NCCL-EP, or from DeepEP's fused permute-and-pad with
+   grouped tensors. Pure.
    Errors: GMM_E_NULL, GMM_E_CONFIG (unknown recipe or dispatcher). */
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
 

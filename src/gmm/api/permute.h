@@ -36,7 +36,7 @@ typedef struct gmm_permute {
                                  exceeds the capacity: the first expert that does not fit gets the remaining rows,
                                  which may be no multiple of align, and the experts after it get 0 */
     const gmm_mat *x;
-    const float *probs;       /* NULL = none: fwd writes no row_probs, unpermute adds rows unweighted */
+    const float *probs;       /* NULL = none: permute_fwd then takes no row_probs, unpermute adds rows unweighted */
     const gmm_mat *rows;
     float *row_probs;         /* 0 in padding; NULL = not wanted */
     const gmm_mat *out;
@@ -50,7 +50,7 @@ typedef struct gmm_permute {
 /* Engine and workspace of GMM_OP_PERMUTE_* or GMM_OP_UNPERMUTE_*.  Stream, graph: none. Errors: as the operation. */
 GMMDEF gmm_status gmm_permute_query(gmm_context *ctx, gmm_op op, const gmm_permute *permute, gmm_info *info);
 
-/* row_of, slot_of and sizes from indices (any of the three outputs may be NULL).
+/* row_of, slot_of and sizes from indices; those of the three that are NULL are not wanted.
    Stream, graph: enqueued; capturable. Errors: as gmm_linear_fwd, GMM_E_CONFIG (an operand of another call). */
 GMMDEF gmm_status gmm_permute_map(gmm_context *ctx, const gmm_permute *permute, void *workspace,
                                   size_t workspace_bytes, gmm_stream stream);

@@ -2,11 +2,13 @@
 
 /* The structures that the implementation passes from checks to engines: checked calls, plans, engine rows. */
 
-/* Operands of a call by role. Families of operations use the same roles for corresponding operands. */
+/* Operands of a call by role. Families of operations use the same roles for corresponding operands. GMM__X_ ends in an
+   underscore, since GMM__X is the macro by which lists such as GMM_ACT_LIST are expanded. */
 enum gmm__role {
     GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
-    GMM__ROLES
+    GMM__ROLES,
+    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY /* permutation */
 };
 
 /* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
@@ -99,6 +101,7 @@ typedef struct gmm__call {
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
     const void *input;      /* further memory that an operation reads or writes, documented where it is used */
     void *output;
+    int engine_by_context;  /* 1: options.engine is that of gmm_config, since the caller names none */
     int in_place;           /* 1: an output may be one of the inputs (gmm__may_replace) */
     gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
     int32_t spans;
@@ -139,7 +142,8 @@ typedef struct gmm__engine_row {
 
 /* Whether a name is that of a field of the call's descriptor, rather than of an argument of the function. */
 static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
-    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream" };
+    static const char *const arguments[] = { "op", "info", "layout", "text", "workspace", "workspace_bytes", "stream",
+                                             "gmm_config.engine" };
     int field = call->path && strcmp(name, call->path);
     size_t i;
     for (i = 0; i < sizeof arguments / sizeof arguments[0]; i++) field = field && strcmp(name, arguments[i]);

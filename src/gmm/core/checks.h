@@ -1,13 +1,13 @@
-/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, records the memory of a
-   call for the overlap check, and lays out the workspace of a plan. A function named gmm__read_* copies a descriptor
-   and fills in its defaults; one named gmm__check_* only checks. */
+/* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, and lays out the workspace
+   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults; one named gmm__check_* only
+   checks. */
 
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
    colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes " };
+    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes ", "needs " };
     const int field = gmm__is_field(call, argument);
     int is_predicate = 0;
     char text[320];
@@ -77,107 +77,11 @@ static GMM__UNUSED gmm_status gmm__open(gmm__call *call, gmm_context *ctx, gmm_o
     return GMM_OK;
 }
 
-/* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
-static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
-    const int32_t outermost = b->loops - 1;
-    if (count < 1) b->width = 0;
-    if (count <= 1) return;
-    if (b->loops == 0 && step == b->width) b->width *= count;
-    else if (b->loops > 0 && step == b->count[outermost] * b->step[outermost]) b->count[outermost] *= count;
-    else {
-        b->count[b->loops] = count;
-        b->step[b->loops++] = step;
-    }
-}
-/* The address behind the last byte of a box. */
-static uint64_t gmm__box_end(const gmm__box *b) {
-    uint64_t end = b->address + (uint64_t)b->width;
-    int32_t i;
-    for (i = 0; i < b->loops; i++) end += (uint64_t)((b->count[i] - 1) * b->step[i]);
-    return end;
-}
-
-/* The address of box i of a span, and the box of a span at an address. */
-static uint64_t gmm__span_at(const gmm__span *s, int64_t i) {
-    return s->table ? (uintptr_t)s->table[i] : s->box.address + (uint64_t)(i * s->stride);
-}
-static gmm__box gmm__span_box(const gmm__span *s, uint64_t address) {
-    gmm__box box = s->box;
-    box.address = address;
-    return box;
-}
-
-/* Records memory of a call for gmm__check_overlap: `count` boxes, at the addresses of `table` or `stride` bytes
-   apart. */
-static void gmm__add_boxes(gmm__call *call, const char *name, const char *part, int writes, const gmm__box *box,
-                           void *const *table, int64_t count, int64_t stride) {
-    gmm__span *s = &call->span[call->spans];
-    const size_t length = strlen(name), max_length = sizeof s->name - 1;
-    int64_t i;
-    if (call->query || box->width == 0 || count < 1 || (!table && !box->address) || call->spans == GMM__SPANS) return;
-    call->spans++;
-    memcpy(s->name, name, length < max_length ? length : max_length);
-    s->name[length < max_length ? length : max_length] = 0;
-    s->part = part;
-    s->writes = writes;
-    s->table = table;
-    s->count = count;
-    s->stride = stride;
-    s->box = *box;
-    s->size = gmm__box_end(box) - box->address;
-    s->low = s->high = gmm__span_at(s, 0);
-    for (i = 1; i < count; i++) {
-        const uint64_t address = gmm__span_at(s, i);
-        if (address < s->low) s->low = address;
-        if (address > s->high) s->high = address;
-    }
-    s->high += s->size;
-}
-/* The box of `rows` rows of `width` bytes, `pitch` bytes apart. */
-static gmm__box gmm__rows_box(const void *address, int64_t rows, int64_t width, int64_t pitch) {
-    gmm__box box;
-    memset(&box, 0, sizeof box);
-    box.address = (uintptr_t)address;
-    box.width = width;
-    gmm__box_repeat(&box, rows, pitch);
-    return box;
-}
-
-/* Records `bytes` consecutive bytes of a call for gmm__check_overlap. */
-static GMM__UNUSED void gmm__add_span(gmm__call *call, const char *name, const char *part, int writes,
-                                      const void *address, int64_t bytes) {
-    const gmm__box box = gmm__rows_box(address, 1, bytes, bytes);
-    gmm__add_boxes(call, name, part, writes, &box, NULL, 1, 0);
-}
-
-/* Whether an operation writes the matrices of a role. */
-static int gmm__writes(gmm_op op, int role) {
-    if (op == GMM_OP_UNPERMUTE_FWD) return role == GMM__W; /* out */
-    if (op == GMM_OP_UNPERMUTE_BWD) return role == GMM__DY; /* drows */
-    return role == GMM__Y || role == GMM__DX || role == GMM__DW || role == GMM__DB || role == GMM__DW2 ||
-           role == GMM__DB2;
-}
-
-/* Records the elements ("") or the scales (".scale") of an operand: one box for each matrix, `stride` bytes apart or at
-   the addresses of a table, which is recorded too. The host cannot read the addresses in a table in device memory. */
-static void gmm__add_operand(gmm__call *call, int role, const char *name, const char *part, gmm__box box,
-                             void *const *table, int64_t matrices, int64_t stride) {
-    const int readable = call->ctx->config.space == GMM_SPACE_CPU ||
-                     (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST);
-    if (table)
-        gmm__add_span(call, name, part[0] ? ".scale_table" : ".table", 0, table, matrices * (int64_t)sizeof *table);
-    else if (call->op != GMM_OP_ACCUMULATE) { /* an accumulation may write y over one matrix of x: boxes stay apart */
-        gmm__box_repeat(&box, matrices, stride);
-        matrices = 1;
-    }
-    if (!table || readable)
-        gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
-}
-
 static GMM__UNUSED gmm_status gmm__read_options(gmm__call *call, const gmm_options *options) {
     gmm_status s;
     if (options && (s = gmm__read(call, "options", &call->options, sizeof call->options, options)) != GMM_OK) return s;
-    if (call->options.engine == GMM_ENGINE_AUTO) call->options.engine = call->ctx->config.engine;
+    call->engine_by_context = call->options.engine == GMM_ENGINE_AUTO;
+    if (call->engine_by_context) call->options.engine = call->ctx->config.engine;
     if (call->options.engine < GMM_ENGINE_AUTO || call->options.engine > GMM_ENGINE_CUBLASLT)
         return gmm__refuse(call, GMM_E_ARG, "options.engine", "%d is no engine", (int)call->options.engine);
     {
@@ -325,7 +229,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     if (m->ld < cols)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= the %lld columns", (long long)m->ld,
                            (long long)cols);
-    if (!gmm__mul(rows, m->ld, &size) || !gmm__mul(size, 8, &bytes))
+    if (!gmm__mul(m->ld, 8, &bytes) || !gmm__mul(rows, m->ld, &size) || !gmm__mul(size, 8, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits", (long long)rows,
                            (long long)m->ld);
     if (m->group_stride && (matrices == 0 || m->table))
@@ -423,7 +327,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if (m->ld < l.data_cols || (m->dtype == GMM_E2M1 && m->ld % 2))
         return gmm__refuse(call, GMM_E_STRIDE, argument, "ld %lld must be >= %lld%s", (long long)m->ld,
                            (long long)l.data_cols, m->dtype == GMM_E2M1 ? " and even" : "");
-    if (!gmm__mul(l.data_rows, m->ld, &size))
+    if (!gmm__mul(m->ld, 8, &all) || !gmm__mul(l.data_rows, m->ld, &size) || !gmm__mul(size, 8, &all))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld rows of ld %lld do not fit 64 bits",
                            (long long)l.data_rows, (long long)m->ld);
     if (m->group_stride && (matrices == 0 || m->table))
@@ -435,7 +339,8 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
                            (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
                            m->dtype == GMM_E2M1 ? " and even" : "");
-    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(matrices, l.scale_bytes, &all)))
+    if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(all, 8, &all) ||
+                         !gmm__mul(matrices, l.scale_bytes, &all)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
     if ((m->data && m->table) || (m->scale && m->scale_table))
@@ -496,23 +401,35 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     return gmm__read_mat(call, role, name, g->mat, 1, gmm__matrices(call->groups.count, rows, cols), GMM__FLOATS);
 }
 
-/* Checks an array of 4-byte values that a call reads. */
-static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
-                                               int64_t count) {
+/* Checks an array of `count` elements of `bytes` bytes each. */
+static GMM__UNUSED gmm_status gmm__check_elements(gmm__call *call, const char *argument, const void *array,
+                                                  int required, int writes, int64_t count, int64_t bytes) {
+    int64_t size;
+    if (array && !gmm__mul(count, bytes, &size))
+        return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld values do not fit 64 bits", (long long)count);
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
         return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
-    if ((uintptr_t)array % 4) return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to 4 bytes", array);
-    gmm__add_span(call, argument, "", 0, array, count * 4);
+    if ((uintptr_t)array % (uintptr_t)bytes)
+        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
+    if (array) gmm__add_span(call, argument, "", writes, array, size);
     return GMM_OK;
 }
-/* Checks an array of 4-byte values that a call writes. */
+/* Checks an array of 4-byte values that a call reads, or one that it writes. */
+static GMM__UNUSED gmm_status gmm__check_array(gmm__call *call, const char *argument, const void *array, int required,
+                                               int64_t count) {
+    return gmm__check_elements(call, argument, array, required, 0, count, 4);
+}
 static GMM__UNUSED gmm_status gmm__check_output(gmm__call *call, const char *argument, const void *array, int required,
                                                 int64_t count) {
-    const int32_t before = call->spans;
-    const gmm_status s = gmm__check_array(call, argument, array, required, count);
-    if (call->spans > before) call->span[before].writes = 1;
-    return s;
+    return gmm__check_elements(call, argument, array, required, 1, count, 4);
+}
+
+/* Checks the stream of a call. */
+static GMM__UNUSED gmm_status gmm__check_stream(const gmm__call *call, gmm_stream stream) {
+    if (call->ctx->config.space == GMM_SPACE_CPU && stream)
+        return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    return GMM_OK;
 }
 
 /* Address of element (row, col) of matrix g. Integer arithmetic, since a matrix without rows may be NULL. */

@@ -151,7 +151,6 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     gmm_config c = GMM_ZERO;
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
-    gmm_build build;
     gmm_status s;
     int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
@@ -207,9 +206,9 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     ctx->threads = threads;
     ctx->cpu_level = c.cpu_level ? c.cpu_level : level;
     ctx->device = device;
-    gmm__describe_build(&c, &build);
+    gmm__describe_build(&c, &ctx->build);
 #ifdef __CUDACC__
-    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &build, error)) != GMM_OK) {
+    if (c.space == GMM_SPACE_CUDA && (s = gmm__open_engines(ctx, &ctx->build, error)) != GMM_OK) {
         gmm_destroy(ctx);
         return s;
     }
@@ -225,8 +224,21 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CPU)
         gmm__log(ctx, GMM_LOG_INFO, "gmm %s: CPU engine, %d thread%s, %s", GMM_VERSION_STRING, threads,
                  threads == 1 ? "" : "s", ctx->cpu_level == 3 ? "AVX-512" : ctx->cpu_level == 2 ? "AVX2" : "plain C");
-    for (i = 0; gmm_build_warning(&build, i); i++)
-        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&build, i));
+    for (i = 0; gmm_build_warning(&ctx->build, i); i++)
+        gmm__log(ctx, GMM_LOG_WARN, "gmm %s: %s", GMM_VERSION_STRING, gmm_build_warning(&ctx->build, i));
+    return GMM_OK;
+}
+
+GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build) {
+    gmm_build full;
+    if (!ctx) return GMM_E_NULL;
+    if (!build) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_build_of: build is NULL");
+    if (build->struct_size > sizeof full)
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_build_of: struct_size %u is larger than the %u bytes of "
+                         "version %s", build->struct_size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    full = ctx->build;
+    full.struct_size = build->struct_size;
+    memcpy(build, &full, full.struct_size ? full.struct_size : sizeof full);
     return GMM_OK;
 }
 

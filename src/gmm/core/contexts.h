@@ -31,6 +31,7 @@ struct gmm_context {
     int32_t cpu_level; /* CPU engine: 1 plain C, 2 AVX2, 3 AVX-512 */
     int32_t warned_without_scales; /* 1: gmm__mlp_warn_without_scales has written its line */
     gmm__device device;
+    gmm_build build;
 #ifdef __CUDACC__
     PFN_cuTensorMapEncodeTiled_v12000 wgmma_encode; /* WGMMA engine: the driver's function that makes tensor maps */
     const char *wgmma_unavailable; /* the reason why the engine declines every call; NULL = it is available */

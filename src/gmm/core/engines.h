@@ -312,7 +312,8 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                    gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
+    return gmm__refuse(call, GMM_E_UNSUPPORTED, call->engine_by_context && demanded != GMM_ENGINE_AUTO
+                                                    ? "gmm_config.engine" : "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
                        gmm_op_name(call->op),
                        reasons[0] ? reasons
                        : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
@@ -405,8 +406,7 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
-    if (call->ctx->config.space == GMM_SPACE_CPU && stream)
-        return gmm__refuse(call, GMM_E_ARG, "stream", "%p must be NULL in a CPU context", (void *)stream);
+    if ((s = gmm__check_stream(call, stream)) != GMM_OK) return s;
     gmm__add_span(call, "workspace", "", 1, workspace, (int64_t)plan->workspace_bytes);
     plan->workspace = workspace;
     if ((s = gmm__check_overlap(call)) != GMM_OK || (s = gmm__verify(plan, stream)) != GMM_OK) return s;
@@ -452,7 +452,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     if (s != GMM_OK) return s;
     gmm__peek_groups(groups, &g);
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
-    if ((s = gmm__read_options(&call, NULL)) != GMM_OK || (s = gmm__read_groups(&call, groups)) != GMM_OK) return s;
+    if ((s = gmm__read_groups(&call, groups)) != GMM_OK) return s; /* any engine: all compute the same offsets */
     if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);

@@ -49,10 +49,11 @@ static gmm_status gmm__glu_prepare(gmm__call *call, gmm_context *ctx, const char
 
 GMMDEF gmm_status gmm_glu_query(gmm_context *ctx, gmm_op op, const gmm_glu *glu, gmm_info *info) {
     gmm__call call;
-    const gmm_status s = gmm__glu_prepare(&call, ctx, "gmm_glu_query", glu, 1);
+    gmm_status s = gmm__open(&call, ctx, GMM_OP_GLU_INTERLEAVE, "gmm_glu_query", 1);
     if (s == GMM_OK && op != GMM_OP_GLU_INTERLEAVE)
         return gmm__refuse(&call, GMM_E_ARG, "op", "%d is not glu_interleave (%d)", (int)op,
                            (int)GMM_OP_GLU_INTERLEAVE);
+    if (s == GMM_OK) s = gmm__glu_prepare(&call, ctx, "gmm_glu_query", glu, 1);
     return s != GMM_OK ? s : gmm__serve(&call, info, NULL, 0, NULL);
 }
 GMMDEF gmm_status gmm_glu_interleave(gmm_context *ctx, const gmm_glu *glu, void *workspace, size_t workspace_bytes,

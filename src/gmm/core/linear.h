@@ -37,13 +37,21 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
 /* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
+/* The name in messages of an operand that a product multiplies: of the copy that it reads. */
+static void gmm__operand_name(const gmm__call *call, int role, const char *field, char name[32]) {
+    const int columnwise = call->mat[role].scaling != GMM_SCALING_NONE && call->direction[role] == GMM_COLUMNWISE;
+    (void)snprintf(name, 32, "%s%s", field, columnwise ? ".columnwise" : "");
+}
 /* Checks that two operands can be multiplied: their scales must apply to the whole sum over the contraction, or to the
    sums of whole blocks. Sets the alignment of the features that the scalings require. */
-static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_name, int second,
-                                     const char *second_name) {
+static gmm_status gmm__check_operands(gmm__call *call, int first, const char *first_field, int second,
+                                      const char *second_field) {
+    char first_name[32], second_name[32];
     const gmm_mat *a = &call->mat[first], *b = &call->mat[second];
     const int32_t align = gmm_feature_align(b->scaling); /* if a is quantized, so is b */
     const size_t used = strlen(call->shapes);
+    gmm__operand_name(call, first, first_field, first_name);
+    gmm__operand_name(call, second, second_field, second_name);
     (void)snprintf(call->shapes + used, sizeof call->shapes - used, " %s%s%s", gmm_dtype_name(a->dtype),
                    a->scaling == GMM_SCALING_NONE ? "" : " ",
                    a->scaling == GMM_SCALING_NONE ? "" : gmm_scaling_name(a->scaling));
@@ -96,7 +104,7 @@ static int gmm__gathers_quantized(const gmm__call *call) {
            (d->dy_index && call->mat[GMM__DY].scaling != GMM_SCALING_NONE);
 }
 
-/* Checks one linear operation. Only the operands that the operation uses are read. K is in_features, N out_features; x
+/* Checks one linear operation. Only what the operation uses is read. K is in_features, N out_features; x
    is [rows, K], y and dy are [rows, N], w and dw are [N, K] per group. */
 static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                       const gmm_linear *linear, int query) {
@@ -124,9 +132,12 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
                            d->alpha_per_group, d->y_add, d->d_bias_scale_add);
     if (K < 1) return gmm__refuse(call, GMM_E_ARG, "in_features", "%lld must be >= 1", (long long)K);
     if (N < 1) return gmm__refuse(call, GMM_E_ARG, "out_features", "%lld must be >= 1", (long long)N);
-    /* an index of an operand that the operation does not read is not looked at */
+    /* what the operation does not use is not looked at */
     if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_WGRAD) d->x_index = NULL;
     if (op == GMM_OP_LINEAR_FWD) d->dy_index = NULL;
+    if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_BGRAD) d->bias_scale = NULL;
+    if (op == GMM_OP_LINEAR_BGRAD) d->alpha = NULL;
+    else d->d_bias_scale = NULL;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);
@@ -167,7 +178,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     } else {
         const int wgrad = op == GMM_OP_LINEAR_WGRAD, fwd = op == GMM_OP_LINEAR_FWD;
         if ((s = gmm__check_operands(call, fwd || wgrad ? GMM__X_ : GMM__DY, fwd || wgrad ? "x" : "dy",
-                                    wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
+                                     wgrad ? GMM__DY : GMM__W, wgrad ? "dy" : "w")) != GMM_OK)
             return s;
     }
     if (gmm__gathers_quantized(call))

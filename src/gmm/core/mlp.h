@@ -38,6 +38,8 @@ typedef struct gmm__wgrad_record {
     gmm_recipe recipe;
     gmm_mlp_quant quant;
     int32_t pending[2]; /* 1: wanted and not computed yet */
+    gmm_space space;    /* of the context, and its device: where the operands are */
+    int32_t device;
     int32_t tag;        /* GMM__WGRAD_TAG while queued */
 } gmm__wgrad_record;
 
@@ -134,6 +136,8 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     int i;
     memset(&r, 0, sizeof r);
     r.tag = GMM__WGRAD_TAG;
+    r.space = call->ctx->config.space;
+    r.device = call->ctx->config.device;
     r.groups = steps->groups;
     r.options = steps->options;
     if (d->hooks) r.hooks = *d->hooks;
@@ -333,19 +337,20 @@ static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *na
    first gradient is computed. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
+    static const char *const operands[2][2] = { { "h", "dy" }, { "x", "dz" } };
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__mlp_queued *q = &r->operands;
     gmm_status s;
     int i;
-    gmm__add_span(call, "groups.splits", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
+    gmm__add_span(call, "deferred", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
         if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__X_, "x", &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
+            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
                                       q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, "dy", &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
+            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
                                       q->out[i])) != GMM_OK ||
             (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
@@ -367,6 +372,10 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
                            "the first of %d", queue->head, queue->count);
+    if (record.space != ctx->config.space || record.device != ctx->config.device)
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in this "
+                           "context's, %d and %d", queue->head, (int)record.space, record.device,
+                           (int)ctx->config.space, ctx->config.device);
     call.options = record.options;
     call.groups = record.groups;
     call.recipe = record.recipe;

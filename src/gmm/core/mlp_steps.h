@@ -279,7 +279,8 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
 }
 
 /* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
-   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they read copies. */
+   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they
+   read copies. */
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;

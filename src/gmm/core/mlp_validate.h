@@ -33,9 +33,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     gmm_act act;
     char act_rule[160];
     int i, delayed, keeps_copies;
-    if (!config) return gmm__fail(error, GMM_E_CONFIG, "config: is NULL");
+    if (!config) return gmm__fail(error, GMM_E_NULL, "config: is NULL");
     if (!gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_CONFIG, "struct_size: %u is larger than the %u bytes of version %s",
+        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
                          config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
     if (c.hidden < 1) return gmm__fail(error, GMM_E_CONFIG, "hidden: %lld must be >= 1", (long long)c.hidden);
     if (c.ffn < 1) return gmm__fail(error, GMM_E_CONFIG, "ffn: %lld must be >= 1", (long long)c.ffn);
@@ -68,7 +68,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                                  (int)ranges[i].count - 1);
     }
     if (!gmm__copy_sized(&act, sizeof act, &c.act))
-        return gmm__fail(error, GMM_E_CONFIG, "act.struct_size: %u is larger than the %u bytes of version %s",
+        return gmm__fail(error, GMM_E_VERSION, "act.struct_size: %u is larger than the %u bytes of version %s",
                          c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
@@ -76,6 +76,9 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
         return gmm__fail(error, GMM_E_CONFIG, "act.kind: 0 is no activation, and an MLP needs one");
     if (c.source_interleave < 0)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be >= 0", c.source_interleave);
+    if (c.source_interleave && (c.source_interleave > c.ffn || c.ffn % c.source_interleave))
+        return gmm__fail(error, GMM_E_CONFIG, "source_interleave: %d must be 0 or a divisor of ffn %lld",
+                         c.source_interleave, (long long)c.ffn);
     if (c.source_interleave && gmm_act_gated(act.kind) && c.source_interleave % c.ffn != act.interleave % c.ffn)
         return gmm__fail(error, GMM_E_CONFIG, "source_interleave: weights come with blocks of %d, the MLP reads them "
                          "with interleave %d: convert them with gmm_glu_interleave", c.source_interleave,

@@ -1,5 +1,5 @@
 /* Checks and entry points of gmm_permute_map, gmm_permute_fwd, gmm_permute_bwd, gmm_unpermute_fwd and
-   gmm_unpermute_bwd. The roles GMM__ROWS, GMM__DROWS, GMM__OUT and GMM__DOUT are defined in cpu/permute.h. */
+   gmm_unpermute_bwd. */
 
 /* Checks what the five calls have in common, and describes the rows of each expert as a group of call->groups. */
 static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute) {
@@ -10,12 +10,7 @@ static gmm_status gmm__read_permute(gmm__call *call, const gmm_permute *permute)
     (void)snprintf(call->shapes, sizeof call->shapes, "T=%lld E=%d k=%d R=%lld H=%lld", (long long)p->tokens,
                    p->experts, p->topk, (long long)p->capacity, (long long)p->hidden);
     if ((s = gmm__read_options(call, p->options)) != GMM_OK) return s;
-    if (p->experts < 1) return gmm__refuse(call, GMM_E_ARG, "experts", "%d must be >= 1", p->experts);
-    if (p->tokens < 0) return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld must be >= 0", (long long)p->tokens);
-    if (p->topk < 1) return gmm__refuse(call, GMM_E_ARG, "topk", "%d must be >= 1", p->topk);
-    if (!gmm__mul(p->tokens, p->topk, &slots) || slots > INT32_MAX)
-        return gmm__refuse(call, GMM_E_ARG, "tokens", "%lld times topk %d must be < 2^31", (long long)p->tokens,
-                           p->topk);
+    if ((s = gmm__check_slots(call, p->experts, p->tokens, p->topk, &slots)) != GMM_OK) return s;
     if (p->capacity < 0 || p->capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "capacity", "%lld must be >= 0 and < 2^31", (long long)p->capacity);
     if (p->hidden < 1) return gmm__refuse(call, GMM_E_ARG, "hidden", "%lld must be >= 1", (long long)p->hidden);
@@ -77,6 +72,9 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     gmm_status s = GMM_OK;
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
+        if (!p->row_of && !p->slot_of && !p->sizes && !call->query)
+            return gmm__refuse(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and permute.sizes: "
+                               "nothing is asked for");
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)

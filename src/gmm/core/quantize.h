@@ -277,10 +277,11 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
     if ((s = gmm__check_output(&call, "history", d->history, d->slots > 0,
                                (d->history_length - 1) * d->stride + d->slots)) != GMM_OK ||
         (s = gmm__check_output(&call, "scale", d->scale, 1, d->slots)) != GMM_OK ||
-        (s = gmm__check_overlap(&call)) != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK)
+        (s = gmm__check_stream(&call, stream)) != GMM_OK || (s = gmm__check_overlap(&call)) != GMM_OK ||
+        (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
-        return gmm__refuse(&call, s, "reduce", "gave %s", gmm_status_name(s));
+        return gmm__refuse(&call, s, "reduce", "has given %s", gmm_status_name(s));
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 

@@ -1,17 +1,5 @@
 /* Checks and entry points of gmm_topk_fwd and gmm_topk_bwd. */
 
-/* Checks an array of `count` elements of `bytes` bytes each. */
-static gmm_status gmm__check_elements(gmm__call *call, const char *argument, const void *array, int required,
-                                      int writes, int64_t count, int64_t bytes) {
-    if (call->query) return GMM_OK;
-    if (!array && required && count > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
-    if ((uintptr_t)array % (uintptr_t)bytes)
-        return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
-    gmm__add_span(call, argument, "", writes, array, count * bytes);
-    return GMM_OK;
-}
-
 /* Checks experts, tokens and topk, and computes the number of slots. */
 static gmm_status gmm__check_slots(const gmm__call *call, int32_t experts, int64_t tokens, int32_t topk,
                                    int64_t *slots) {
@@ -177,6 +165,8 @@ static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *functi
     if (reads && (d->counts || d->offsets))
         return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "is given, but no map to count in");
     if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
+    if (!d->map && !d->values)
+        return gmm__refuse(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
     if ((s = gmm__check_elements(&call, "map", d->map, 0, to, elements, 1)) != GMM_OK ||
         (s = gmm__check_elements(&call, "values", d->values, 0, to, elements, 4)) != GMM_OK ||
         (s = gmm__check_elements(&call, "indices", d->indices, 1, !reads, slots, 4)) != GMM_OK ||

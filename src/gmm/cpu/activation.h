@@ -1,6 +1,6 @@
 /* --- CPU engine: rows are processed in fp32 buffers, GMM__ACT_CHUNK outputs at a time --- */
 
-enum { GMM__ACT_CHUNK = 256, GMM__ACT_LANES = 16 };
+enum { GMM__ACT_CHUNK = 256 };
 
 typedef struct gmm__act_job {
     const gmm__call *call;
@@ -8,7 +8,7 @@ typedef struct gmm__act_job {
     int64_t live, rows_per_task;
     int gated;     /* 1: x and dx have columns of a gate and of values */
     int64_t block; /* GLU block; of halves, and without a gate, all outputs */
-    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__ACT_LANES */
+    int64_t chunk; /* outputs per step: a multiple of the lanes and of blocks up to GMM__LANES */
 } gmm__act_job;
 
 /* Converts elements [i, i + n) of a row to fp32, and back. */
@@ -45,12 +45,12 @@ static GMM__FORCE_INLINE void gmm__act_merge(int64_t B, int64_t n, float *interl
         }
 }
 
-/* Reads the pre-activations a, and b where `gated`, of outputs [j0, j0 + n). Blocks of up to GMM__ACT_LANES are
+/* Reads the pre-activations a, and b where `gated`, of outputs [j0, j0 + n). Blocks of up to GMM__LANES are
    converted together and split, larger ones one by one. Each conversion is written once, since it is inlined. */
 static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_mat *x, const void *row, int64_t j0,
                                             int64_t n, float *a, float *b) {
     const int64_t B = job->block;
-    if (job->gated && B <= GMM__ACT_LANES) {
+    if (job->gated && B <= GMM__LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         gmm__act_load(x->dtype, row, 2 * j0, 2 * n, interleaved);
         switch (B) {
@@ -73,7 +73,7 @@ static GMM__FORCE_INLINE void gmm__act_read(const gmm__act_job *job, const gmm_m
 static GMM__FORCE_INLINE void gmm__act_write(const gmm__act_job *job, const gmm_mat *dx, void *row, int64_t j0,
                                              int64_t n, const float *a, const float *b) {
     const int64_t B = job->block;
-    if (job->gated && B <= GMM__ACT_LANES) {
+    if (job->gated && B <= GMM__LANES) {
         float interleaved[2 * GMM__ACT_CHUNK];
         switch (B) {
         case 1: gmm__act_merge(1, n, interleaved, a, b); break;
@@ -126,11 +126,11 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
     for (r = begin; r < end; r++) {
         const void *x_row = gmm__at(x, 0, r, 0), *dy_row = backward ? gmm__at(dy, 0, r, 0) : NULL;
         const float p = d->prob ? d->prob[r] : 1.0f;
-        float sum[GMM__ACT_LANES] = GMM_ZERO;
+        float sum[GMM__LANES] = GMM_ZERO;
         for (j = 0; j < call->out; j += job->chunk) {
             const int64_t remaining = call->out - j, n = remaining < job->chunk ? remaining : job->chunk;
             /* loops run over a multiple of the lanes, so that they vectorise without a remainder */
-            const int64_t full = (n + GMM__ACT_LANES - 1) / GMM__ACT_LANES * GMM__ACT_LANES;
+            const int64_t full = (n + GMM__LANES - 1) / GMM__LANES * GMM__LANES;
             gmm__act_read(job, x, x_row, j, n, c.a, c.b);
             for (i = n; i < full; i++) c.a[i] = c.b[i] = 0.0f;
             if (derivatives) {
@@ -158,7 +158,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
             if (!backward) continue;
             for (i = n; i < full; i++) g[i] = 0.0f;
             if (d->dprob)
-                for (i = 0; i < full; i++) sum[i % GMM__ACT_LANES] += g[i] * c.f[i];
+                for (i = 0; i < full; i++) sum[i % GMM__LANES] += g[i] * c.f[i];
             if (derivatives) {
                 for (i = 0; i < full; i++) {
                     c.a[i] = p * g[i] * c.fa[i];
@@ -167,12 +167,7 @@ static GMM__FORCE_INLINE void gmm__act_rows(const gmm__act_job *job, int64_t beg
                 gmm__act_write(job, dx, gmm__at(dx, 0, r, 0), j, n, c.a, c.b);
             }
         }
-        if (backward && d->dprob) {
-            int64_t width;
-            for (width = GMM__ACT_LANES / 2; width > 0; width /= 2)
-                for (i = 0; i < width; i++) sum[i] += sum[i + width];
-            d->dprob[r] = sum[0];
-        }
+        if (backward && d->dprob) d->dprob[r] = gmm__lanes_sum(sum);
     }
 }
 
@@ -216,10 +211,10 @@ static gmm_status gmm__cpu_launch_act(const gmm__plan *plan, gmm_stream stream) 
     const int backward = call->op == GMM_OP_ACT_BWD;
     gmm__act_job job;
     const int64_t B = call->act.interleave ? call->act.interleave : call->out;
-    int64_t step = GMM__ACT_LANES;
+    int64_t step = GMM__LANES;
     (void)stream;
-    if (B <= GMM__ACT_LANES)
-        while (step % B) step += GMM__ACT_LANES; /* at most 15 * 16 */
+    if (B <= GMM__LANES)
+        while (step % B) step += GMM__LANES; /* at most 15 * 16 */
     job.call = call;
     job.coef = gmm_act_coefficients(&call->act);
     job.live = gmm__cpu_offsets(&call->groups, NULL);

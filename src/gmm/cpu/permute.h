@@ -1,8 +1,5 @@
 /* ...................................................................................... 14.8 Permute, unpermute ... */
 
-/* Operands of the permutation among the roles. */
-enum { GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY };
-
 /* The map is a counting sort of slots by expert. Chunks of slots count their slots per expert in parallel; prefix sums
    over chunks then give the first row of each chunk and expert. */
 enum { GMM__MAP_NEXT, GMM__MAP_FAULT };

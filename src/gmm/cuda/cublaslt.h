@@ -178,7 +178,9 @@ static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *bias = &call->mat[GMM__BIAS];
     const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
     if (!call->ctx->lt.handle)
-        return gmm__decline(plan, "is not open in this context: name it in gmm_config.engine or require_engine");
+        return gmm__decline(plan, call->ctx->config.engine == GMM_ENGINE_CUBLASLT
+                                      ? "could not be opened on this device"
+                                      : "is not open in this context: name it in gmm_config.engine or require_engine");
     if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
     if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);

@@ -47,7 +47,7 @@ static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl &&
    Offsets of a split on the host are computed here and copied to the device; a kernel computes all others. */
 static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
     args->groups = call->groups;
-    if (call->groups.on_host) { /* the argument checks have validated them */
+    if (call->groups.on_host) { /* gmm__check_split has refused faulty sizes, so that `fault` stays 0 */
         const int64_t words = (int64_t)call->groups.count + 1;
         enum cudaStreamCaptureStatus capture = cudaStreamCaptureStatusNone;
         int64_t values[GMM_COPY_VALUES], first = 0, end = 0, i;

@@ -727,11 +727,12 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. ctx: that
-   of gmm_mlp_bwd, or another one of its space and device.
+/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. The
+   context is that of gmm_mlp_bwd, or another one of its space and device.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded, or in another space or device), GMM_E_ARG (capacity, head or count out of
-       range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
+   Errors: GMM_E_STATE (queue empty, or its first entry not recorded, or in another space or on another device),
+       GMM_E_ARG (capacity, head or count out of range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN,
+       GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 
@@ -2091,7 +2092,7 @@ enum {
 };
 
 #ifdef __CUDACC__
-/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
+/* Makes the context's device current; *current is the device that gmm__cuda_restore makes current again. */
 static GMM__UNUSED cudaError_t gmm__cuda_enter(const void *self, int *current) {
     const gmm_context *ctx = (const gmm_context *)self;
     cudaError_t e;
@@ -2099,10 +2100,13 @@ static GMM__UNUSED cudaError_t gmm__cuda_enter(const void *self, int *current) {
     e = cudaGetDevice(current);
     return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
 }
-/* Makes `current` the current device again, and returns e as a status. */
+static GMM__UNUSED void gmm__cuda_restore(const gmm_context *ctx, int current) {
+    if (current != ctx->config.device) (void)cudaSetDevice(current);
+}
+/* The same for a function of the runtime table, which returns e as a status. */
 static GMM__UNUSED gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
     gmm_context *ctx = (gmm_context *)self;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    gmm__cuda_restore(ctx, current);
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError();
     return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));
@@ -4615,6 +4619,16 @@ GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, g
     return GMM_OK;
 }
 
+/* Whether backward queues the weight gradients instead of computing them. */
+static int gmm__delays(const gmm_mlp_config *c) { return c->delay_wgrad || c->overlap_dispatch_wgrad; }
+/* Whether forward saves x and h quantized, and whether it saves FC1's output as E4M3. */
+static int gmm__saves_copies(const gmm_mlp_config *c) {
+    return c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+}
+static int gmm__saves_e4m3(const gmm_mlp_config *c) {
+    return c->save == GMM_SAVE_PREACT_E4M3 || c->save == GMM_SAVE_QUANTIZED_E4M3;
+}
+
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error) {
     gmm_mlp_config c;
     gmm_act act;
@@ -4672,7 +4686,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                          act.interleave);
     if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", c.topk);
     if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", c.etp_size);
-    delayed = c.delay_wgrad || c.overlap_dispatch_wgrad;
+    delayed = gmm__delays(&c);
     if (c.delay_wgrad && c.overlap_dispatch_wgrad)
         return gmm__fail(error, GMM_E_CONFIG, "overlap_dispatch_wgrad: 1 excludes delay_wgrad 1");
     if (c.ddp && delayed && !c.ddp_expects_delay)
@@ -4697,11 +4711,11 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    keeps_copies = c.save == GMM_SAVE_QUANTIZED || c.save == GMM_SAVE_QUANTIZED_E4M3;
+    keeps_copies = gmm__saves_copies(&c);
     if (keeps_copies && c.recipe == GMM_RECIPE_NONE)
         return gmm__fail(error, GMM_E_CONFIG, "save: %d keeps quantized operands and needs a recipe, which is none",
                          (int)c.save);
-    if (c.act_input_fp8 && c.save != GMM_SAVE_PREACT_E4M3 && c.save != GMM_SAVE_QUANTIZED_E4M3)
+    if (c.act_input_fp8 && !gmm__saves_e4m3(&c))
         return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs save %d or %d, which keep the activation's input "
                          "as E4M3, not %d", (int)GMM_SAVE_PREACT_E4M3, (int)GMM_SAVE_QUANTIZED_E4M3, (int)c.save);
     if (c.act_recompute && (c.save == GMM_SAVE_PREACT_AND_ACT || keeps_copies))
@@ -4715,10 +4729,6 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
 /* Columns of FC1's output. */
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
-}
-/* Whether backward queues the weight gradients instead of computing them. */
-static int gmm__mlp_delayed(const gmm__call *call) {
-    return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
 }
 
 /* Refuses an operand that is given although the configuration has none. */
@@ -4831,7 +4841,7 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
         return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
-    if (c->save != GMM_SAVE_QUANTIZED && c->save != GMM_SAVE_QUANTIZED_E4M3) return GMM_OK;
+    if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
                            "leaves the input as it is", (int)c->save);
@@ -4895,10 +4905,9 @@ static gmm_status gmm__mlp_read_rows(gmm__call *call) {
     const int fwd = call->op == GMM_OP_MLP_FWD;
     /* backward computes FC1 again where forward has saved nothing */
     const int recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     const int64_t x_rows = d->x_index ? d->index_rows : call->rows, dy_rows = d->dy_index ? d->index_rows : call->rows;
     gmm_status s;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !gmm__saves_copies(c)),
                            gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
         (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
@@ -5011,7 +5020,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__mlp_read_params(call)) != GMM_OK || (s = gmm__mlp_check_dtypes(call)) != GMM_OK)
         return s;
     /* dx is written by the last step, which reads neither x nor dy; a queued weight gradient reads them later */
-    call->in_place = op == GMM_OP_MLP_BWD && !gmm__mlp_delayed(call);
+    call->in_place = op == GMM_OP_MLP_BWD && !gmm__delays(&call->config);
     return gmm__mlp_check_quant(call);
 }
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
@@ -5150,12 +5159,6 @@ static int gmm__mlp_backward_reads_copies(const gmm__call *call) {
     return call->recipe.kind != GMM_RECIPE_NONE && call->recipe.input.dtype != GMM_NONE &&
            call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION;
 }
-static int gmm__mlp_saves_copies(const gmm__call *call) {
-    return call->config.save == GMM_SAVE_QUANTIZED || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
-}
-static int gmm__mlp_saves_e4m3(const gmm__call *call) {
-    return call->config.save == GMM_SAVE_PREACT_E4M3 || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
-}
 
 /* Storage of a copy, for all groups. rows 0: a token matrix. */
 static gmm_status gmm__mlp_layout(const gmm__call *call, const gmm_format *f, gmm_direction direction, int64_t rows,
@@ -5232,9 +5235,9 @@ static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
     gmm__mlp_saved s;
     memset(&s, 0, sizeof s);
     if (c->save == GMM_SAVE_NOTHING) return s;
-    if (gmm__mlp_saves_e4m3(call)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
+    if (gmm__saves_e4m3(&call->config)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
     else gmm__mlp_save_part(&s.layout, "preact", gmm__mlp_dtype(call), call->rows, F1);
-    if (gmm__mlp_saves_copies(call)) {
+    if (gmm__saves_copies(&call->config)) {
         gmm__mlp_save_copy(call, &s, GMM__SAVED_X, &input, direction, c->hidden);
         gmm__mlp_save_copy(call, &s, GMM__SAVED_ACT, &input, direction, c->ffn);
     } else if (c->save == GMM_SAVE_PREACT_AND_ACT) {
@@ -5257,10 +5260,10 @@ typedef struct gmm__mlp_gradients {
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     gmm__mlp_gradients n;
-    n.defer = (gmm__mlp_delayed(call) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
+    n.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
-    n.h = d->dw2 && !gmm__mlp_saves_copies(call);
+    n.h = d->dw2 && !gmm__saves_copies(&call->config);
     /* a queued weight gradient reads h after `saved` may have been overwritten */
     n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
                 (!n.defer || gmm__mlp_backward_reads_copies(call));
@@ -5828,8 +5831,8 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
    query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
-    const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
+    const int e4m3 = saves && gmm__saves_e4m3(&call->config);
     const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
@@ -5897,7 +5900,7 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
 static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, const int32_t **index) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
-    const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
+    const int remains = slot != GMM_SLOT_X || gmm__saves_copies(&steps->call->config);
     const gmm_mat *read = copy->dtype != GMM_NONE && remains &&
                                   steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
                               ? copy : o->source;
@@ -5912,11 +5915,11 @@ static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     char *memory = (char *)call->d.mlp.saved;
-    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
+    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
         steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
     if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
-    if (gmm__mlp_saves_copies(call)) {
+    if (gmm__saves_copies(&call->config)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
     }
@@ -5930,7 +5933,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
-    if (gmm__mlp_saves_e4m3(call)) {
+    if (gmm__saves_e4m3(&call->config)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
@@ -5961,7 +5964,7 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
-    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
+    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__saves_e4m3(&call->config);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
     const int dz_queued = need->defer && d->dw1 && !dz_copied;
@@ -6574,13 +6577,13 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "deferred", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
+        const int64_t x_rows = q->x_index[i] ? q->index_rows : call->rows;
+        const int64_t dy_rows = q->dy_index[i] ? q->index_rows : call->rows;
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
         if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
-                                      q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
-                                      q->out[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], x_rows, q->in[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], dy_rows, q->out[i])) != GMM_OK ||
             (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
             return s;
@@ -6602,8 +6605,8 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
                            "the first of %d", queue->head, queue->count);
     if (record.space != ctx->config.space || record.device != ctx->config.device)
-        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in this "
-                           "context's, %d and %d", queue->head, (int)record.space, record.device,
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in "
+                           "this context's, %d and %d", queue->head, (int)record.space, record.device,
                            (int)ctx->config.space, ctx->config.device);
     call.options = record.options;
     call.groups = record.groups;
@@ -6626,7 +6629,7 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
 /* Calls the `ready` hooks of backward, or of queued weight gradients. */
 static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
-    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__mlp_delayed(call);
+    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__delays(&call->config);
     if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
     if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
     if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
@@ -7896,7 +7899,7 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
 
 /* Whether backward queues weight gradients. */
 static int gmm__moe_queues(const gmm__call *call) {
-    return call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
 }
 /* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
 static int gmm__moe_casts(const gmm__call *call, int input) {
@@ -7934,7 +7937,6 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     const gmm_mlp m = gmm__moe_mlp(call);
     const gmm_route r = gmm__moe_route(call);
     const int fwd = call->op == GMM_OP_MOE_FWD;
-    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
@@ -7942,7 +7944,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
-    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
+    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;
@@ -9819,6 +9821,9 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
    by w, dgrad dy by w, wgrad dy by x. */
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+static int gmm__mma_role_d(gmm_gemm_op op) {
+    return op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
+}
 
 /* The index of an operand whose rows are gathered, else NULL. */
 static const int32_t *gmm__index_of(const gmm__call *call, int role) {
@@ -9951,14 +9956,19 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
 }
 #endif /* GMM_NO_QUANT */
 
+/* Rows of all groups together for which a plan is made: groups.rows_hint, or else the capacity. */
+static int64_t gmm__mma_expected_rows(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint;
+    return hint > 0 && hint < call->rows ? hint : call->rows;
+}
+
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
+    const int64_t rows = gmm__mma_expected_rows(call);
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
@@ -10008,8 +10018,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
     if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
-                             stream);
+        e = gmm__mma_operand(plan, gmm__mma_role_d(op), wgrad, GMM__MMA_MATRIX_TABLE, &args->d, stream);
     if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args->bias, stream);
     args->groups = call->groups.count;
     args->capacity = call->rows;
@@ -10839,7 +10848,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* not fused by gmm__mlp_join_of */
+    /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue;
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -11301,11 +11311,9 @@ enum {
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
-/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
+/* Average rows per group. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
-    return gmm__ceil_div(hint, call->groups.count);
+    return gmm__ceil_div(gmm__mma_expected_rows(call), call->groups.count);
 }
 
 /* A product as the price models see it. Groups have equal sizes there. */
@@ -11321,8 +11329,7 @@ typedef struct gmm__wgmma_shape {
 } gmm__wgmma_shape;
 
 static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op op, int32_t processors) {
-    const int role_a = gmm__mma_role_a(op);
-    const int role_d = op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
+    const int role_a = gmm__mma_role_a(op), role_d = gmm__mma_role_d(op);
     gmm__wgmma_shape s;
     s.op = op;
     s.groups = call->groups.count;
@@ -11686,7 +11693,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format, int copies) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
@@ -11760,7 +11767,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
-    const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
+    const gmm_dtype out = call->mat[gmm__mma_role_d(op)].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
@@ -12072,8 +12079,8 @@ static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream strea
     gmm_work w;
     if (s != GMM_OK) return s;
     if (!gmm__copy_sized(&w, sizeof w, work))
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u bytes "
-                         "of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u "
+                         "bytes of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
     if (!w.function) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
     return w.function(w.argument, stream);
 }
@@ -12615,7 +12622,7 @@ static gmm_status gmm__fetch(const gmm__call *call, void *to, const void *from, 
         cudaError_t e = gmm__cuda_enter(call->ctx, &current);
         if (e == cudaSuccess && bytes > 0) e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
         if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-        if (current != call->ctx->config.device) (void)cudaSetDevice(current);
+        gmm__cuda_restore(call->ctx, current);
         return gmm__cuda_status(call, e);
     }
 #endif
@@ -13068,9 +13075,9 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                    gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, call->engine_by_context && demanded != GMM_ENGINE_AUTO
-                                                    ? "gmm_config.engine" : "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
-                       gmm_op_name(call->op),
+    return gmm__refuse(call, GMM_E_UNSUPPORTED,
+                       call->engine_by_context && demanded != GMM_ENGINE_AUTO ? "gmm_config.engine" : "options.engine",
+                       "%s cannot serve %s: %s", gmm_engine_name(demanded), gmm_op_name(call->op),
                        reasons[0] ? reasons
                        : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
                                                      : "this build does not hold that engine");
@@ -13136,13 +13143,10 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
 #ifdef __CUDACC__
     const gmm_context *ctx = plan->call->ctx;
     if (ctx->config.space == GMM_SPACE_CUDA) {
-        int current = 0;
-        cudaError_t e = cudaGetDevice(&current);
-        gmm_status s;
-        if (e == cudaSuccess && current != ctx->config.device) e = cudaSetDevice(ctx->config.device);
-        if (e != cudaSuccess) return gmm__cuda_status(plan->call, e);
-        s = gmm__launch_on(plan, stream);
-        if (current != ctx->config.device) (void)cudaSetDevice(current);
+        int current;
+        const cudaError_t e = gmm__cuda_enter(ctx, &current);
+        const gmm_status s = e == cudaSuccess ? gmm__launch_on(plan, stream) : gmm__cuda_status(plan->call, e);
+        gmm__cuda_restore(ctx, current);
         return s;
     }
 #endif

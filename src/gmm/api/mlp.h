@@ -266,11 +266,12 @@ GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *worksp
 GMMDEF gmm_status gmm_mlp_bwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
 
-/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. ctx: that
-   of gmm_mlp_bwd, or another one of its space and device.
+/* Computes the oldest queued weight gradients: FC2's, then FC1's, and fires their hooks. `options` as recorded. The
+   context is that of gmm_mlp_bwd, or another one of its space and device.
    Stream, graph: enqueued; capturable.
-   Errors: GMM_E_STATE (queue empty, or its first entry was not recorded, or in another space or device), GMM_E_ARG (capacity, head or count out of
-       range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_CUDA; the entry then stays. */
+   Errors: GMM_E_STATE (queue empty, or its first entry not recorded, or in another space or on another device),
+       GMM_E_ARG (capacity, head or count out of range, overlap), GMM_E_NULL, GMM_E_WORKSPACE, GMM_E_ALIGN,
+       GMM_E_CUDA; the entry then stays. */
 GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *workspace, size_t workspace_bytes,
                                 gmm_stream stream);
 

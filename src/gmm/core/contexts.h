@@ -53,7 +53,7 @@ enum {
 };
 
 #ifdef __CUDACC__
-/* Makes the context's device current; *current is the device that gmm__cuda_leave makes current again. */
+/* Makes the context's device current; *current is the device that gmm__cuda_restore makes current again. */
 static GMM__UNUSED cudaError_t gmm__cuda_enter(const void *self, int *current) {
     const gmm_context *ctx = (const gmm_context *)self;
     cudaError_t e;
@@ -61,10 +61,13 @@ static GMM__UNUSED cudaError_t gmm__cuda_enter(const void *self, int *current) {
     e = cudaGetDevice(current);
     return e == cudaSuccess && *current != ctx->config.device ? cudaSetDevice(ctx->config.device) : e;
 }
-/* Makes `current` the current device again, and returns e as a status. */
+static GMM__UNUSED void gmm__cuda_restore(const gmm_context *ctx, int current) {
+    if (current != ctx->config.device) (void)cudaSetDevice(current);
+}
+/* The same for a function of the runtime table, which returns e as a status. */
 static GMM__UNUSED gmm_status gmm__cuda_leave(void *self, const char *function, int current, cudaError_t e) {
     gmm_context *ctx = (gmm_context *)self;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    gmm__cuda_restore(ctx, current);
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError();
     return gmm__fail(&ctx->error, GMM_E_CUDA, "gmm_runtime.%s: %s", function, cudaGetErrorString(e));

@@ -312,9 +312,9 @@ static gmm_status gmm__select_from(const gmm__engine_row *rows, size_t count, gm
                                    gmm_engine_name(row->engine), plan->note);
         if (length >= sizeof reasons) length = sizeof reasons - 1;
     }
-    return gmm__refuse(call, GMM_E_UNSUPPORTED, call->engine_by_context && demanded != GMM_ENGINE_AUTO
-                                                    ? "gmm_config.engine" : "options.engine", "%s cannot serve %s: %s", gmm_engine_name(demanded),
-                       gmm_op_name(call->op),
+    return gmm__refuse(call, GMM_E_UNSUPPORTED,
+                       call->engine_by_context && demanded != GMM_ENGINE_AUTO ? "gmm_config.engine" : "options.engine",
+                       "%s cannot serve %s: %s", gmm_engine_name(demanded), gmm_op_name(call->op),
                        reasons[0] ? reasons
                        : demanded == GMM_ENGINE_AUTO ? "no engine of this build has it"
                                                      : "this build does not hold that engine");
@@ -380,13 +380,10 @@ static gmm_status gmm__launch(const gmm__plan *plan, gmm_stream stream) {
 #ifdef __CUDACC__
     const gmm_context *ctx = plan->call->ctx;
     if (ctx->config.space == GMM_SPACE_CUDA) {
-        int current = 0;
-        cudaError_t e = cudaGetDevice(&current);
-        gmm_status s;
-        if (e == cudaSuccess && current != ctx->config.device) e = cudaSetDevice(ctx->config.device);
-        if (e != cudaSuccess) return gmm__cuda_status(plan->call, e);
-        s = gmm__launch_on(plan, stream);
-        if (current != ctx->config.device) (void)cudaSetDevice(current);
+        int current;
+        const cudaError_t e = gmm__cuda_enter(ctx, &current);
+        const gmm_status s = e == cudaSuccess ? gmm__launch_on(plan, stream) : gmm__cuda_status(plan->call, e);
+        gmm__cuda_restore(ctx, current);
         return s;
     }
 #endif

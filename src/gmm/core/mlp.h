@@ -345,13 +345,13 @@ static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     gmm__add_span(call, "deferred", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {
+        const int64_t x_rows = q->x_index[i] ? q->index_rows : call->rows;
+        const int64_t dy_rows = q->dy_index[i] ? q->index_rows : call->rows;
         if (!r->pending[i]) continue;
         r->grad[i].mat = &r->dw[i];
         if ((s = gmm__check_indices(call, q->x_index[i], q->dy_index[i], q->index_rows, &q->index_div)) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], q->x_index[i] ? q->index_rows : call->rows,
-                                      q->in[i])) != GMM_OK ||
-            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], q->dy_index[i] ? q->index_rows : call->rows,
-                                      q->out[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__X_, operands[i][0], &q->x[i], x_rows, q->in[i])) != GMM_OK ||
+            (s = gmm__mlp_read_queued(call, GMM__DY, operands[i][1], &q->dy[i], dy_rows, q->out[i])) != GMM_OK ||
             (s = gmm__check_index_arrays(call, q->x_index[i], q->dy_index[i])) != GMM_OK ||
             (s = gmm__read_grad(call, roles[i], names[i], &r->grad[i], 1, q->out[i], q->in[i])) != GMM_OK)
             return s;
@@ -373,8 +373,8 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
                            "the first of %d", queue->head, queue->count);
     if (record.space != ctx->config.space || record.device != ctx->config.device)
-        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in this "
-                           "context's, %d and %d", queue->head, (int)record.space, record.device,
+        return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] was recorded in space %d on device %d, not in "
+                           "this context's, %d and %d", queue->head, (int)record.space, record.device,
                            (int)ctx->config.space, ctx->config.device);
     call.options = record.options;
     call.groups = record.groups;
@@ -397,7 +397,7 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
 /* Calls the `ready` hooks of backward, or of queued weight gradients. */
 static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
-    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__mlp_delayed(call);
+    const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__delays(&call->config);
     if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
     if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
     if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);

@@ -4,10 +4,6 @@
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
-/* Whether backward queues the weight gradients instead of computing them. */
-static int gmm__mlp_delayed(const gmm__call *call) {
-    return call->config.delay_wgrad || call->config.overlap_dispatch_wgrad;
-}
 
 /* Refuses an operand that is given although the configuration has none. */
 static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
@@ -119,7 +115,7 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
         return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
-    if (c->save != GMM_SAVE_QUANTIZED && c->save != GMM_SAVE_QUANTIZED_E4M3) return GMM_OK;
+    if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
                            "leaves the input as it is", (int)c->save);
@@ -183,10 +179,9 @@ static gmm_status gmm__mlp_read_rows(gmm__call *call) {
     const int fwd = call->op == GMM_OP_MLP_FWD;
     /* backward computes FC1 again where forward has saved nothing */
     const int recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
-    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     const int64_t x_rows = d->x_index ? d->index_rows : call->rows, dy_rows = d->dy_index ? d->index_rows : call->rows;
     gmm_status s;
-    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !keeps_x),
+    if ((s = gmm__read_mat(call, GMM__X_, "x", d->x, fwd || recomputes || (d->dw1 && !gmm__saves_copies(c)),
                            gmm__matrix(x_rows, c->hidden), GMM__FLOATS)) ||
         (s = gmm__check_array(call, "prob", d->prob, c->prob, call->rows)) ||
         (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)))
@@ -299,6 +294,6 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK || (s = gmm__mlp_read_params(call)) != GMM_OK || (s = gmm__mlp_check_dtypes(call)) != GMM_OK)
         return s;
     /* dx is written by the last step, which reads neither x nor dy; a queued weight gradient reads them later */
-    call->in_place = op == GMM_OP_MLP_BWD && !gmm__mlp_delayed(call);
+    call->in_place = op == GMM_OP_MLP_BWD && !gmm__delays(&call->config);
     return gmm__mlp_check_quant(call);
 }

@@ -134,12 +134,6 @@ static int gmm__mlp_backward_reads_copies(const gmm__call *call) {
     return call->recipe.kind != GMM_RECIPE_NONE && call->recipe.input.dtype != GMM_NONE &&
            call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION;
 }
-static int gmm__mlp_saves_copies(const gmm__call *call) {
-    return call->config.save == GMM_SAVE_QUANTIZED || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
-}
-static int gmm__mlp_saves_e4m3(const gmm__call *call) {
-    return call->config.save == GMM_SAVE_PREACT_E4M3 || call->config.save == GMM_SAVE_QUANTIZED_E4M3;
-}
 
 /* Storage of a copy, for all groups. rows 0: a token matrix. */
 static gmm_status gmm__mlp_layout(const gmm__call *call, const gmm_format *f, gmm_direction direction, int64_t rows,
@@ -216,9 +210,9 @@ static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
     gmm__mlp_saved s;
     memset(&s, 0, sizeof s);
     if (c->save == GMM_SAVE_NOTHING) return s;
-    if (gmm__mlp_saves_e4m3(call)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
+    if (gmm__saves_e4m3(&call->config)) gmm__mlp_save_copy(call, &s, GMM__SAVED_PREACT, &e4m3, GMM_ROWWISE, F1);
     else gmm__mlp_save_part(&s.layout, "preact", gmm__mlp_dtype(call), call->rows, F1);
-    if (gmm__mlp_saves_copies(call)) {
+    if (gmm__saves_copies(&call->config)) {
         gmm__mlp_save_copy(call, &s, GMM__SAVED_X, &input, direction, c->hidden);
         gmm__mlp_save_copy(call, &s, GMM__SAVED_ACT, &input, direction, c->ffn);
     } else if (c->save == GMM_SAVE_PREACT_AND_ACT) {
@@ -241,10 +235,10 @@ typedef struct gmm__mlp_gradients {
 static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
     gmm__mlp_gradients n;
-    n.defer = (gmm__mlp_delayed(call) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
+    n.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
     n.dz = d->dx || d->dw1 || d->db1;
     n.dh = n.dz || d->dprob;
-    n.h = d->dw2 && !gmm__mlp_saves_copies(call);
+    n.h = d->dw2 && !gmm__saves_copies(&call->config);
     /* a queued weight gradient reads h after `saved` may have been overwritten */
     n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
                 (!n.defer || gmm__mlp_backward_reads_copies(call));

@@ -151,8 +151,8 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
    query cannot tell the two apart, and reserves the workspace for both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__mlp_saves_copies(call);
-    const int e4m3 = saves && gmm__mlp_saves_e4m3(call);
+    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
+    const int e4m3 = saves && gmm__saves_e4m3(&call->config);
     const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
@@ -220,7 +220,7 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
 static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, const int32_t **index) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const gmm_mat *copy = &o->copy[gmm__mlp_backward_direction(steps->call)];
-    const int remains = slot != GMM_SLOT_X || gmm__mlp_saves_copies(steps->call);
+    const int remains = slot != GMM_SLOT_X || gmm__saves_copies(&steps->call->config);
     const gmm_mat *read = copy->dtype != GMM_NONE && remains &&
                                   steps->call->quant.backward_override != GMM_BACKWARD_HIGH_PRECISION
                               ? copy : o->source;
@@ -235,11 +235,11 @@ static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     char *memory = (char *)call->d.mlp.saved;
-    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__mlp_saves_e4m3(call)))
+    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
         steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
     if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
-    if (gmm__mlp_saves_copies(call)) {
+    if (gmm__saves_copies(&call->config)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
     }
@@ -253,7 +253,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
     const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
-    if (gmm__mlp_saves_e4m3(call)) {
+    if (gmm__saves_e4m3(&call->config)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
         gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
@@ -284,7 +284,7 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients
 static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
-    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__mlp_saves_e4m3(call);
+    const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__saves_e4m3(&call->config);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
     const int dz_queued = need->defer && d->dw1 && !dz_copied;

@@ -28,6 +28,16 @@ GMMDEF gmm_status gmm_wgrad_decide(const gmm_wgrad_in *in, gmm_wgrad_out *out, g
     return GMM_OK;
 }
 
+/* Whether backward queues the weight gradients instead of computing them. */
+static int gmm__delays(const gmm_mlp_config *c) { return c->delay_wgrad || c->overlap_dispatch_wgrad; }
+/* Whether forward saves x and h quantized, and whether it saves FC1's output as E4M3. */
+static int gmm__saves_copies(const gmm_mlp_config *c) {
+    return c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
+}
+static int gmm__saves_e4m3(const gmm_mlp_config *c) {
+    return c->save == GMM_SAVE_PREACT_E4M3 || c->save == GMM_SAVE_QUANTIZED_E4M3;
+}
+
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error) {
     gmm_mlp_config c;
     gmm_act act;
@@ -85,7 +95,7 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                          act.interleave);
     if (c.topk < 0) return gmm__fail(error, GMM_E_CONFIG, "topk: %d must be >= 0", c.topk);
     if (c.etp_size < 0) return gmm__fail(error, GMM_E_CONFIG, "etp_size: %d must be >= 0", c.etp_size);
-    delayed = c.delay_wgrad || c.overlap_dispatch_wgrad;
+    delayed = gmm__delays(&c);
     if (c.delay_wgrad && c.overlap_dispatch_wgrad)
         return gmm__fail(error, GMM_E_CONFIG, "overlap_dispatch_wgrad: 1 excludes delay_wgrad 1");
     if (c.ddp && delayed && !c.ddp_expects_delay)
@@ -110,11 +120,11 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
     if (c.router_padding && (c.recipe == GMM_RECIPE_NONE || c.dispatcher == GMM_DISPATCH_ALLGATHER))
         return gmm__fail(error, GMM_E_CONFIG, "router_padding: 1 needs a quantized recipe (is %d) and a dispatcher "
                          "other than all-gather (is %d)", (int)c.recipe, (int)c.dispatcher);
-    keeps_copies = c.save == GMM_SAVE_QUANTIZED || c.save == GMM_SAVE_QUANTIZED_E4M3;
+    keeps_copies = gmm__saves_copies(&c);
     if (keeps_copies && c.recipe == GMM_RECIPE_NONE)
         return gmm__fail(error, GMM_E_CONFIG, "save: %d keeps quantized operands and needs a recipe, which is none",
                          (int)c.save);
-    if (c.act_input_fp8 && c.save != GMM_SAVE_PREACT_E4M3 && c.save != GMM_SAVE_QUANTIZED_E4M3)
+    if (c.act_input_fp8 && !gmm__saves_e4m3(&c))
         return gmm__fail(error, GMM_E_CONFIG, "act_input_fp8: 1 needs save %d or %d, which keep the activation's input "
                          "as E4M3, not %d", (int)GMM_SAVE_PREACT_E4M3, (int)GMM_SAVE_QUANTIZED_E4M3, (int)c.save);
     if (c.act_recompute && (c.save == GMM_SAVE_PREACT_AND_ACT || keeps_copies))

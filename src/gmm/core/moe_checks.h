@@ -21,7 +21,7 @@ static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
 
 /* Whether backward queues weight gradients. */
 static int gmm__moe_queues(const gmm__call *call) {
-    return call->op == GMM_OP_MOE_BWD && (call->config.delay_wgrad || call->config.overlap_dispatch_wgrad);
+    return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
 }
 /* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
 static int gmm__moe_casts(const gmm__call *call, int input) {
@@ -59,7 +59,6 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     const gmm_mlp m = gmm__moe_mlp(call);
     const gmm_route r = gmm__moe_route(call);
     const int fwd = call->op == GMM_OP_MOE_FWD;
-    const int keeps_x = c->save == GMM_SAVE_QUANTIZED || c->save == GMM_SAVE_QUANTIZED_E4M3;
     gmm__moe_wants w;
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
@@ -67,7 +66,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
-    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !keeps_x)));
+    w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
     return w;

@@ -65,8 +65,8 @@ static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream strea
     gmm_work w;
     if (s != GMM_OK) return s;
     if (!gmm__copy_sized(&w, sizeof w, work))
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u bytes "
-                         "of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
+        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u "
+                         "bytes of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
     if (!w.function) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
     return w.function(w.argument, stream);
 }

@@ -11,7 +11,7 @@ static gmm_status gmm__fetch(const gmm__call *call, void *to, const void *from, 
         cudaError_t e = gmm__cuda_enter(call->ctx, &current);
         if (e == cudaSuccess && bytes > 0) e = cudaMemcpyAsync(to, from, bytes, cudaMemcpyDefault, stream);
         if (e == cudaSuccess) e = cudaStreamSynchronize(stream);
-        if (current != call->ctx->config.device) (void)cudaSetDevice(current);
+        gmm__cuda_restore(call->ctx, current);
         return gmm__cuda_status(call, e);
     }
 #endif

@@ -161,6 +161,9 @@ static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stre
    by w, dgrad dy by w, wgrad dy by x. */
 static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
 static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+static int gmm__mma_role_d(gmm_gemm_op op) {
+    return op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
+}
 
 /* The index of an operand whose rows are gathered, else NULL. */
 static const int32_t *gmm__index_of(const gmm__call *call, int role) {
@@ -293,14 +296,19 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
 }
 #endif /* GMM_NO_QUANT */
 
+/* Rows of all groups together for which a plan is made: groups.rows_hint, or else the capacity. */
+static int64_t gmm__mma_expected_rows(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint;
+    return hint > 0 && hint < call->rows ? hint : call->rows;
+}
+
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
+    const int64_t rows = gmm__mma_expected_rows(call);
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
@@ -350,8 +358,7 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
     if (e == cudaSuccess)
         e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
     if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX, wgrad, GMM__MMA_MATRIX_TABLE, &args->d,
-                             stream);
+        e = gmm__mma_operand(plan, gmm__mma_role_d(op), wgrad, GMM__MMA_MATRIX_TABLE, &args->d, stream);
     if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args->bias, stream);
     args->groups = call->groups.count;
     args->capacity = call->rows;

@@ -197,7 +197,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue; /* not fused by gmm__mlp_join_of */
+    /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
+    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue;
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);

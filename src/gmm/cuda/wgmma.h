@@ -108,7 +108,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format, int copies) {
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = fwd ? GMM__Y : wgrad ? GMM__DW : GMM__DX;
+    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
     const int64_t max_extent = INT32_MAX - 1024;
     const int32_t processors = call->ctx->device.processors;
@@ -182,7 +182,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
-    const gmm_dtype out = call->mat[op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_wgrad ? GMM__DW : GMM__DX].dtype;
+    const gmm_dtype out = call->mat[gmm__mma_role_d(op)].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];

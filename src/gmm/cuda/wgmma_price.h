@@ -65,11 +65,9 @@ enum {
     GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
 };
 
-/* Average rows per group: groups.rows_hint, or else the capacity, divided by the number of groups. */
+/* Average rows per group. */
 static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
-    const int64_t hint = call->groups.rows_hint > 0 && call->groups.rows_hint < call->rows ? call->groups.rows_hint
-                                                                                            : call->rows;
-    return gmm__ceil_div(hint, call->groups.count);
+    return gmm__ceil_div(gmm__mma_expected_rows(call), call->groups.count);
 }
 
 /* A product as the price models see it. Groups have equal sizes there. */
@@ -85,8 +83,7 @@ typedef struct gmm__wgmma_shape {
 } gmm__wgmma_shape;
 
 static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op op, int32_t processors) {
-    const int role_a = gmm__mma_role_a(op);
-    const int role_d = op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
+    const int role_a = gmm__mma_role_a(op), role_d = gmm__mma_role_d(op);
     gmm__wgmma_shape s;
     s.op = op;
     s.groups = call->groups.count;

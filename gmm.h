@@ -2265,7 +2265,32 @@ static GMM__UNUSED int gmm__is_field(const gmm__call *call, const char *name) {
     return field;
 }
 
-/* Records the memory of a call, for the check that what it writes overlaps nothing else (gmm__check_overlap). */
+/* Records the memory of a call, for the check that what it writes overlaps nothing else (gmm__check_overlap); also the
+   heap that sorts addresses there and the candidates of routing. */
+
+/* Restores a min-heap after element i was increased. */
+static GMM__UNUSED void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
+    const uint64_t key = heap[i];
+    int64_t child;
+    while ((child = 2 * i + 1) < count) {
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= key) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = key;
+}
+
+/* Sorts a min-heap into descending order. */
+static GMM__UNUSED void gmm__heap_sort(uint64_t *heap, int64_t count) {
+    int64_t i;
+    for (i = count - 1; i > 0; i--) {
+        const uint64_t least = heap[0];
+        heap[0] = heap[i];
+        heap[i] = least;
+        gmm__heap_sift_down(heap, i, 0);
+    }
+}
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {
@@ -2813,6 +2838,12 @@ static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
 }
 
+/* The plan of operations that serve every call and need no workspace. */
+static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
 /* Returns 0 from a plan function, with the reason why the engine does not serve the call as the plan's note. */
 static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
     va_list list;
@@ -2967,12 +2998,6 @@ static GMM__UNUSED void gmm__cpu_tail(const gmm_mat *m, gmm_tail tail, int64_t b
     for (r = begin; r < end; r++) memset(gmm__at(m, 0, r, 0), 0, (size_t)(cols * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* The plan of operations that serve every call and need no workspace. */
-static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
     (void)stream;
     (void)gmm__cpu_offsets(&plan->call->groups, (int64_t *)plan->call->output);
@@ -3017,6 +3042,18 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
 }
 /* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
+
+/* beta of group g's gradient in dst = grad + beta dst. */
+static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
+    gmm_wgrad_in in = GMM_ZERO;
+    gmm_wgrad_out out = GMM_ZERO;
+    if (grad->beta) return grad->beta[g];
+    in.want = 1;
+    in.main_grad = (uint8_t)grad->main_grad;
+    in.overwrite = (uint8_t)grad->overwrite;
+    (void)gmm_wgrad_decide(&in, &out, NULL);
+    return out.beta_one ? 1.0f : 0.0f;
+}
 
 /* The name in messages of an operand that a product multiplies: of the copy that it reads. */
 static void gmm__operand_name(const gmm__call *call, int role, const char *field, char name[32]) {
@@ -3207,18 +3244,6 @@ GMMDEF gmm_status gmm_linear_bgrad(gmm_context *ctx, const gmm_linear *linear, v
 }
 
 /* CPU GEMM: register tiles, packed panels, and one block of a product. */
-
-/* beta of group g's gradient in dst = grad + beta dst. */
-static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
-    gmm_wgrad_in in = GMM_ZERO;
-    gmm_wgrad_out out = GMM_ZERO;
-    if (grad->beta) return grad->beta[g];
-    in.want = 1;
-    in.main_grad = (uint8_t)grad->main_grad;
-    in.overwrite = (uint8_t)grad->overwrite;
-    (void)gmm_wgrad_decide(&in, &out, NULL);
-    return out.beta_one ? 1.0f : 0.0f;
-}
 
 static float gmm__alpha(const gmm_linear *d, int64_t g) {
     return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
@@ -6646,8 +6671,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
 }
 /* ................................................................................................. 14.7 Routing ... */
 
-/* CPU engine: top-k routing, forward and backward, with its losses; dense routings; the update of expert biases; also
-   the heap that sorts candidates. */
+/* CPU engine: top-k routing, forward and backward, with its losses; dense routings; the update of expert biases. */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -6688,30 +6712,6 @@ static uint64_t gmm__candidate(float value, int64_t expert) {
     return (uint64_t)order << 32 | (uint64_t)~(uint32_t)expert;
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
-
-/* Restores a min-heap after element i was increased. */
-static void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
-    const uint64_t key = heap[i];
-    int64_t child;
-    while ((child = 2 * i + 1) < count) {
-        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= key) break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = key;
-}
-
-/* Sorts a min-heap into descending order. */
-static void gmm__heap_sort(uint64_t *heap, int64_t count) {
-    int64_t i;
-    for (i = count - 1; i > 0; i--) {
-        const uint64_t least = heap[0];
-        heap[0] = heap[i];
-        heap[i] = least;
-        gmm__heap_sift_down(heap, i, 0);
-    }
-}
 
 /* The experts [first, last) join the k best candidates so far, of which there are `count`; they are a min-heap once
    there are k. Returns the new count. */

@@ -448,6 +448,12 @@ static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
     return (char *)plan->workspace + plan->part[part];
 }
 
+/* The plan of operations that serve every call and need no workspace. */
+static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
+    (void)call;
+    (void)plan;
+    return 1;
+}
 /* Returns 0 from a plan function, with the reason why the engine does not serve the call as the plan's note. */
 static GMM__UNUSED int gmm__decline(gmm__plan *plan, const char *format, ...) {
     va_list list;

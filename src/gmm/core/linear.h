@@ -37,6 +37,18 @@ static int gmm__scalings_multiply(gmm_scaling a, gmm_scaling b) {
 /* Whether weights of this scaling can be multiplied with tokens that are not quantized. */
 static int gmm__scaling_beside_floats(gmm_scaling s) { return s == GMM_SCALING_MX32 || s == GMM_SCALING_NV16; }
 
+/* beta of group g's gradient in dst = grad + beta dst. */
+static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
+    gmm_wgrad_in in = GMM_ZERO;
+    gmm_wgrad_out out = GMM_ZERO;
+    if (grad->beta) return grad->beta[g];
+    in.want = 1;
+    in.main_grad = (uint8_t)grad->main_grad;
+    in.overwrite = (uint8_t)grad->overwrite;
+    (void)gmm_wgrad_decide(&in, &out, NULL);
+    return out.beta_one ? 1.0f : 0.0f;
+}
+
 /* The name in messages of an operand that a product multiplies: of the copy that it reads. */
 static void gmm__operand_name(const gmm__call *call, int role, const char *field, char name[32]) {
     const int columnwise = call->mat[role].scaling != GMM_SCALING_NONE && call->direction[role] == GMM_COLUMNWISE;

@@ -1,4 +1,29 @@
-/* Records the memory of a call, for the check that what it writes overlaps nothing else (gmm__check_overlap). */
+/* Records the memory of a call, for the check that what it writes overlaps nothing else (gmm__check_overlap); also the
+   heap that sorts addresses there and the candidates of routing. */
+
+/* Restores a min-heap after element i was increased. */
+static GMM__UNUSED void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
+    const uint64_t key = heap[i];
+    int64_t child;
+    while ((child = 2 * i + 1) < count) {
+        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
+        if (heap[child] >= key) break;
+        heap[i] = heap[child];
+        i = child;
+    }
+    heap[i] = key;
+}
+
+/* Sorts a min-heap into descending order. */
+static GMM__UNUSED void gmm__heap_sort(uint64_t *heap, int64_t count) {
+    int64_t i;
+    for (i = count - 1; i > 0; i--) {
+        const uint64_t least = heap[0];
+        heap[0] = heap[i];
+        heap[i] = least;
+        gmm__heap_sift_down(heap, i, 0);
+    }
+}
 
 /* Repeats a box `count` times at a distance of `step` bytes, which is at least its extent. */
 static void gmm__box_repeat(gmm__box *b, int64_t count, int64_t step) {

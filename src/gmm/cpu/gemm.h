@@ -1,17 +1,5 @@
 /* CPU GEMM: register tiles, packed panels, and one block of a product. */
 
-/* beta of group g's gradient in dst = grad + beta dst. */
-static float gmm__grad_beta(const gmm_grad *grad, int64_t g) {
-    gmm_wgrad_in in = GMM_ZERO;
-    gmm_wgrad_out out = GMM_ZERO;
-    if (grad->beta) return grad->beta[g];
-    in.want = 1;
-    in.main_grad = (uint8_t)grad->main_grad;
-    in.overwrite = (uint8_t)grad->overwrite;
-    (void)gmm_wgrad_decide(&in, &out, NULL);
-    return out.beta_one ? 1.0f : 0.0f;
-}
-
 static float gmm__alpha(const gmm_linear *d, int64_t g) {
     return d->alpha ? d->alpha[d->alpha_per_group ? g : 0] : 1.0f;
 }

@@ -1,7 +1,6 @@
 /* ................................................................................................. 14.7 Routing ... */
 
-/* CPU engine: top-k routing, forward and backward, with its losses; dense routings; the update of expert biases; also
-   the heap that sorts candidates. */
+/* CPU engine: top-k routing, forward and backward, with its losses; dense routings; the update of expert biases. */
 
 static float gmm__row_dot(const float *a, const float *b, int64_t n) {
     float lane[GMM__LANES];
@@ -42,30 +41,6 @@ static uint64_t gmm__candidate(float value, int64_t expert) {
     return (uint64_t)order << 32 | (uint64_t)~(uint32_t)expert;
 }
 static int32_t gmm__candidate_expert(uint64_t candidate) { return (int32_t)~(uint32_t)candidate; }
-
-/* Restores a min-heap after element i was increased. */
-static void gmm__heap_sift_down(uint64_t *heap, int64_t count, int64_t i) {
-    const uint64_t key = heap[i];
-    int64_t child;
-    while ((child = 2 * i + 1) < count) {
-        if (child + 1 < count && heap[child + 1] < heap[child]) child++;
-        if (heap[child] >= key) break;
-        heap[i] = heap[child];
-        i = child;
-    }
-    heap[i] = key;
-}
-
-/* Sorts a min-heap into descending order. */
-static void gmm__heap_sort(uint64_t *heap, int64_t count) {
-    int64_t i;
-    for (i = count - 1; i > 0; i--) {
-        const uint64_t least = heap[0];
-        heap[0] = heap[i];
-        heap[i] = least;
-        gmm__heap_sift_down(heap, i, 0);
-    }
-}
 
 /* The experts [first, last) join the k best candidates so far, of which there are `count`; they are a min-heap once
    there are k. Returns the new count. */

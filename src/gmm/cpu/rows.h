@@ -112,12 +112,6 @@ static GMM__UNUSED void gmm__cpu_tail(const gmm_mat *m, gmm_tail tail, int64_t b
     for (r = begin; r < end; r++) memset(gmm__at(m, 0, r, 0), 0, (size_t)(cols * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* The plan of operations that serve every call and need no workspace. */
-static int gmm__plan_any(const gmm__call *call, gmm__plan *plan) {
-    (void)call;
-    (void)plan;
-    return 1;
-}
 static gmm_status gmm__cpu_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
     (void)stream;
     (void)gmm__cpu_offsets(&plan->call->groups, (int64_t *)plan->call->output);

@@ -3,7 +3,8 @@ weights with GmmExperts.
 
     python3 examples/megatron/first_run.py [STEPS]
 
-The text is this file. Fails unless the losses of both runs agree and fall.
+The text is this file. Fails unless the losses of both runs agree and fall: in the first steps to rounding, later to 1%,
+since a token near a tie between two experts may then be routed otherwise.
 """
 import contextlib
 import sys
@@ -22,7 +23,7 @@ from megatron.core.transformer.transformer_config import TransformerConfig  # no
 from gmm_experts import GmmExperts, use_gmm_experts  # noqa: E402
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
-LENGTH, EXPERTS = 64, 8
+LENGTH, EXPERTS, FIRST = 64, 8, 5
 
 # The router of megatron-core 0.16.1 reads this name, which exists only where Transformer Engine is installed.
 if not hasattr(moe_utils, "te_general_gemm"):
@@ -82,6 +83,7 @@ if __name__ == "__main__":
         parallel_state.initialize_model_parallel()
         if DEVICE == "cuda":
             tensor_parallel.model_parallel_cuda_manual_seed(1)
+        torch.manual_seed(1)
         models = [model(gmm=False), model(gmm=True)]
         copy_weights(models[1], models[0])
         count = int(sys.argv[1]) if len(sys.argv) > 1 else 30
@@ -89,6 +91,7 @@ if __name__ == "__main__":
         for i in range(0, count, 10):
             print(f"step {i:3d}  SequentialMLP {sequential[i]:.4f}  GmmExperts {gmm[i]:.4f}", flush=True)
         dist.destroy_process_group()
-    apart = max(abs(a / b - 1) for a, b in zip(gmm, sequential))
-    print(f"largest relative difference of a loss: {apart:.1e}")
-    sys.exit(0 if apart < 1e-3 and gmm[-1] < 0.7 * gmm[0] else "the losses differ, or do not fall")
+    apart = [abs(a / b - 1) for a, b in zip(gmm, sequential)]
+    print(f"largest relative difference of a loss: {max(apart[:FIRST]):.1e} in {FIRST} steps, {max(apart):.1e} in all")
+    agree = max(apart[:FIRST]) < 1e-4 and max(apart) < 1e-2
+    sys.exit(0 if agree and gmm[-1] < 0.7 * gmm[0] else "the losses differ, or do not fall")

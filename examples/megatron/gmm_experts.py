@@ -49,8 +49,9 @@ def placeholder(w):
 class _Experts(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, w1, w2, splits, probs, owner):
+        x = x.contiguous()
         y, saved = ops.mlp_fwd(x, w1, w2, splits, probs, None, None, *owner.settings)
-        ctx.save_for_backward(x, w1, w2, splits, saved, probs)
+        ctx.save_for_backward(ops.kept_x(x, owner.settings[2]), w1, w2, splits, saved, probs)
         ctx.owner = owner
         return y
 
@@ -60,7 +61,7 @@ class _Experts(torch.autograd.Function):
         x, w1, w2, splits, saved, probs = ctx.saved_tensors
         owner, main = ctx.owner, ctx.owner.main_grads()
         need_dx, *trained = ctx.needs_input_grad[:3]
-        x, dy = x.contiguous(), dy.contiguous()
+        dy = dy.contiguous()
         operands = (dy, x, w1, w2, splits, saved, probs, None, None, None, *owner.settings, need_dx)
         dw, over = [None, None], saved if ops.may_overwrite(saved) else None
         if owner.config.delay_wgrad_compute and any(trained):
@@ -119,8 +120,8 @@ class GmmExperts(MegatronModule):
         ) if wrong]
         if refused:
             raise ValueError("GmmExperts does not serve " + ", ".join(refused))
-        return (ACTIVATIONS[config.activation_func, self.gated], RECIPES[config.fp8_recipe] if config.fp8 else "none",
-                "preact")
+        recipe, save = (RECIPES[config.fp8_recipe], "quantized") if config.fp8 else ("none", "preact")
+        return ACTIVATIONS[config.activation_func, self.gated], recipe, save
 
     def _initialize(self, w, init):
         if self.config.use_cpu_initialization:

@@ -85,8 +85,9 @@ class _Delayed(torch.autograd.Function):
     def forward(ctx, x, w1, w2, splits, probs, b1, b2, settings, random, main_grads, queue):
         if all(ctx.needs_input_grad[1:3]) and (main_grads[0] is None) != (main_grads[1] is None):
             raise RuntimeError("gmm: main_grad1 and main_grad2 go together where both weights are trained")
+        x = x.contiguous()  # which the entry of the queue refers to
         y, saved = ops.mlp_fwd(x, w1, w2, splits, probs, b1, b2, *settings)
-        ctx.save_for_backward(x, w1, w2, splits, saved, probs, b1, b2, random)
+        ctx.save_for_backward(ops.kept_x(x, settings[2]), w1, w2, splits, saved, probs, b1, b2, random)
         ctx.weights, ctx.settings, ctx.main_grads, ctx.queue = (w1, w2), settings, main_grads, queue
         return y
 
@@ -99,7 +100,7 @@ class _Delayed(torch.autograd.Function):
         main = any(g is not None for g in grads)
         if not main:
             grads = [torch.empty_like(w) if need else None for w, need in zip((w1, w2), needed)]
-        x, dy, random = x.contiguous(), dy.contiguous(), None if random is None else random.contiguous()
+        dy, random = dy.contiguous(), None if random is None else random.contiguous()
         operands = (dy, x, w1, w2, splits, saved, probs, b1, b2, random, *ctx.settings, need_dx)
         if any(needed):
             dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, main)

@@ -94,6 +94,12 @@ static bool may_overwrite(const Tensor &saved) {
     return !traced && !torch::autograd::get_current_graph_task_keep_graph();
 }
 
+/* What the graph keeps of x for backward: x, or a tensor of its shape without memory, where `saved` has what is needed
+   of it. */
+static Tensor kept_x(const Tensor &x, Text save) {
+    return save == "quantized" || save == "quantized_e4m3" ? x.new_empty({}).expand(x.sizes()) : x;
+}
+
 struct Mlp : torch::autograd::Function<Mlp> {
     static Tensor forward(AutogradContext *ctx, const Tensor &x, const Tensor &w1, const Tensor &w2,
                           const Tensor &splits, const Maybe &probs, const Maybe &b1, const Maybe &b2,
@@ -101,7 +107,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
                           const Maybe &main_grad1, const Maybe &main_grad2) {
         at::AutoDispatchBelowADInplaceOrView below;
         const auto [y, saved] = mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, true);
-        ctx->save_for_backward({x, w1, w2, splits, saved, value(probs), value(b1), value(b2), value(random)});
+        ctx->save_for_backward({kept_x(x, save), w1, w2, splits, saved, value(probs), value(b1), value(b2), value(random)});
         ctx->saved_data["act"] = act, ctx->saved_data["recipe"] = recipe, ctx->saved_data["save"] = save;
         ctx->saved_data["main_grad1"] = main_grad1, ctx->saved_data["main_grad2"] = main_grad2;
         return y;
@@ -235,7 +241,10 @@ static Tensor unpermute(const Tensor &rows, const Tensor &row_of, const Tensor &
     return Unpermute::apply(rows, row_of, slot_of, sizes, probs);
 }
 
-TORCH_LIBRARY_FRAGMENT(gmm, m) { m.def("may_overwrite(Tensor saved) -> bool", may_overwrite); }
+TORCH_LIBRARY_FRAGMENT(gmm, m) {
+    m.def("may_overwrite(Tensor saved) -> bool", may_overwrite);
+    m.def("kept_x(Tensor x, str save) -> Tensor", kept_x);
+}
 
 TORCH_LIBRARY_IMPL(gmm, Autograd, m) {
     m.impl("linear", linear);

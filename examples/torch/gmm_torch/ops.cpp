@@ -136,6 +136,9 @@ struct MlpArguments {
     c10::string_view act, recipe, save;
 };
 
+/* Whether `saved` has what backward needs of x: x is not read then, and may be any tensor of its shape and dtype. */
+static bool saves_x(gmm_save save) { return save == GMM_SAVE_QUANTIZED || save == GMM_SAVE_QUANTIZED_E4M3; }
+
 /* The descriptor of an MLP over these tensors. */
 struct Mlp {
     gmm_mlp_config config = GMM_ZERO;
@@ -160,7 +163,7 @@ struct Mlp {
         mlp.config = &config, mlp.groups = &groups, mlp.quant = config.recipe ? &quant : nullptr;
     }
 
-    Mlp(const Call &call, const MlpArguments &a) {
+    Mlp(const Call &call, const MlpArguments &a, bool backward = false) {
         check_weight(a.w1, "w1", a.splits, a.x, 2);
         const gmm_act act = act_of(a.act);
         const int64_t ffn = a.w1.size(1) / (gmm_act_gated(act.kind) ? 2 : 1);
@@ -170,7 +173,8 @@ struct Mlp {
                     " values, x ", a.x.size(0), " rows");
         configure(a.x.size(1), ffn, a.w2.size(1), a, a.probs.defined(), a.b1.defined(), a.b2.defined());
         groups = call.groups(a.splits, a.x.size(0));
-        x = call.mat(a.x, "x"), w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
+        if (!backward || !saves_x(config.save)) x = call.mat(a.x, "x");
+        w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
         b1 = call.bias(a.b1, "b1"), b2 = call.bias(a.b2, "b2");
         probs = call.vector(a.probs, "probs", at::kFloat);
         mlp.x = x.get(), mlp.w1 = w1.get(), mlp.w2 = w2.get(), mlp.b1 = b1.get(), mlp.b2 = b2.get();
@@ -250,7 +254,7 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
                              Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx, const Maybe &overwritten) {
     TORCH_CHECK(!overwritten.has_value() || overwritten->is_alias_of(saved), "gmm: overwritten must be saved");
     const Call call(a.x);
-    Mlp m(call, a);
+    Mlp m(call, a, true);
     MlpGradients out;
     const auto like = [&](const Tensor &t) { return t.defined() ? at::empty(t.sizes(), t.options()) : Tensor(); };
     out.dx = need_dx ? at::empty(a.x.sizes(), a.x.options()) : Tensor();
@@ -329,8 +333,10 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
                            const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
-    const bool dense = mat_of(x, "x").tensor.is_same(x) && mat_of(dy, "dy").tensor.is_same(dy) && x.numel();
-    TORCH_CHECK(dense || !x.numel(), "gmm: x and dy of delayed weight gradients must have adjacent elements");
+    const auto dense = [](const Tensor &t, const char *name) { return !t.numel() || mat_of(t, name).tensor.is_same(t); };
+    const bool reads_x = !saves_x((gmm_save)lookup(saves, save, "save"));
+    TORCH_CHECK((!reads_x || dense(x, "x")) && dense(dy, "dy"), "gmm: x and dy of delayed weight gradients must have "
+                "adjacent elements");
     TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
                 "contiguous");
     TORCH_CHECK(dw1.has_value() || dw2.has_value(), "gmm: delayed weight gradients of no weight: use mlp_bwd");

@@ -332,6 +332,30 @@ def test_overwritten(device, main):
         ops.mlp_bwd(dy, x.detach(), w1.detach(), w2.detach(), splits, saved, overwritten=before)
 
 
+@each(device=DEVICES, save=["preact", "quantized", "quantized_e4m3"], delay=[False, True])
+def test_kept(device, save, delay):
+    """Where forward saves what backward needs of x, the graph keeps no memory of x."""
+    torch.manual_seed(12)
+    like = {"device": device, "dtype": torch.bfloat16}
+    splits = splits_of(device, sizes=[64, 0, 128])
+    x, w1, w2 = (draw(*shape, **like) for shape in ((192, 64), (3, 256, 64), (3, 64, 128)))
+    queue, kept, results = gmm_torch.WgradQueue() if delay else None, [], []
+    for hooks in (True, False):
+        x.grad = w1.grad = w2.grad = None
+        pack = (lambda t: kept.append(t) or t) if hooks else (lambda t: t)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            y = gmm_torch.mlp(x, w1, w2, splits, recipe="fp8_block", save=save if hooks else "preact", queue=queue)
+        y.sum().backward()
+        if delay:
+            queue.run()
+        results.append((x.grad, w1.grad, w2.grad))
+    assert any(t.data_ptr() == x.data_ptr() for t in kept) == (save == "preact")
+    rows = [t for t in kept if t.shape == x.shape]
+    assert len(rows) == 1 and (rows[0].untyped_storage().nbytes() < 100) == (save != "preact")
+    if save != "quantized_e4m3":  # whose gradients differ
+        assert all(torch.equal(a, b) for a, b in zip(*results))
+
+
 @each(device=DEVICES)
 def test_delayed_random(device):
     """The entry refers to the random words: it keeps a dense copy of others, and the operator refuses these."""

@@ -13763,7 +13763,7 @@ static gmm_status gmm__ck_add_tensor(gmm_ckpt_table *t, const gmm_ckpt_tensor *t
         if (tensor->shape[d] < 0)
             return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "extent %d is %lld: must be >= 0", (int)d,
                                 (long long)tensor->shape[d]);
-    if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_I64)
+    if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_F64)
         return gmm__ck_fail(report, GMM_CKPT_DTYPE, name, fn, "%d is no dtype", (int)tensor->dtype);
     if (tensor->dtype != GMM_NONE && !gmm__ck_tensor_bytes(tensor, &bytes))
         return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "its shape of %s makes no 63-bit number of bytes",
@@ -14160,7 +14160,7 @@ static const char *gmm__ck_dtype_names(uint32_t set, char *text, size_t capacity
     size_t n = 0;
     int32_t d;
     *text = 0;
-    for (d = 0; d <= GMM_I64; d++)
+    for (d = 0; d <= GMM_F64; d++)
         if (set >> d & 1 && n + 8 < capacity)
             n += (size_t)snprintf(text + n, capacity - n, "%s%s", n ? ", " : "", gmm_dtype_name((gmm_dtype)d));
     return text;
@@ -14724,9 +14724,11 @@ static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
         }
     }
     for (i = n - 1; i > 0; i--) {
-        if (m->src_step[i - 1] != m->count[i] * m->src_step[i] || m->dst_step[i - 1] != m->count[i] * m->dst_step[i])
+        int64_t count, src, dst; /* of a move that is not checked yet they may not fit */
+        if (!gmm__mul(m->count[i], m->src_step[i], &src) || !gmm__mul(m->count[i], m->dst_step[i], &dst) ||
+            !gmm__mul(m->count[i - 1], m->count[i], &count) || m->src_step[i - 1] != src || m->dst_step[i - 1] != dst)
             continue;
-        m->count[i - 1] *= m->count[i];
+        m->count[i - 1] = count;
         m->src_step[i - 1] = m->src_step[i];
         m->dst_step[i - 1] = m->dst_step[i];
         for (j = i; j + 1 < n; j++) {
@@ -16566,6 +16568,10 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->source.extra < GMM_CKPT_EXTRA_REFUSE || b->source.extra > GMM_CKPT_EXTRA_DROP)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.extra is %d: must be a gmm_ckpt_extra",
                               (int)b->source.extra);
+    if ((b->source.skip_missing | b->target.views) & ~1 || b->target.reserved)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.skip_missing %d and target.views %d must be 0 or 1, "
+                              "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
+                              b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
@@ -16803,11 +16809,19 @@ static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, co
     q.experts = experts;
     q.packed = gmm__ck_is_packed(t->dtype);
     q.dims = t->rank - own;
+    if (q.dims == 2 && t->shape[own + 1] > INT64_MAX / 2) return; /* the extents are refused */
     q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
     q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
     q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
     format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
     if (format) l->scaling = format->scaling;
+}
+
+/* Multiplies an extent of a linear, which a tensor's shape has given. */
+static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *t, int64_t *extent, int64_t factor) {
+    if (gmm__mul(*extent, factor, extent)) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "extent %lld times %lld does not fit 63 bits",
+                          (long long)*extent, (long long)factor);
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
@@ -16821,6 +16835,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
     const gmm__ck_match *scale = NULL;
+    gmm_status status;
     int mx, scaled = 0;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
@@ -16854,8 +16869,9 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
     m[0] = t->shape[expert_dims];
     m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1];
-    if (mx) m[1] *= 32;
-    else if (t->dtype == GMM_U8 && scaled) m[1] *= 2; /* two codes per byte */
+    /* blocks of 32 elements, or two codes per byte */
+    status = gmm__ck_scan_times(b, t, &m[1], mx ? 32 : t->dtype == GMM_U8 && scaled ? 2 : 1);
+    if (status) return status;
     if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
         if (m[wide] % rank_experts)
@@ -16878,6 +16894,8 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
                 other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
                     matches[i].expert != match->expert)
                 continue;
+            if (o->shape[d] > INT64_MAX - l->out)
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, o->name, "the rows of all GTP ranks do not fit 63 bits");
             l->out += o->shape[d];
             found++;
         }
@@ -16885,9 +16903,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
             return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
                                   (int)rank->gtp_size);
     }
-    if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;
-    if (l->slot == GMM_CKPT_FC2) l->in *= b->parts[0].rank.etp_size;
-    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    status = gmm__ck_scan_times(b, t, &l->out, l->slot == GMM_CKPT_FC1 ? b->parts[0].rank.etp_size : 1);
+    if (!status) status = gmm__ck_scan_times(b, t, &l->in, l->slot == GMM_CKPT_FC2 ? b->parts[0].rank.etp_size : 1);
+    if (!status) status = gmm__ck_scan_times(b, t, &l->out, row->half != GMM_CKPT_BOTH ? 2 : 1);
+    if (status) return status;
     if (l->out < 1)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
     return GMM_OK;
@@ -17473,6 +17492,10 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
     const char *prefix = args->prefix;
     int64_t i;
     int kind;
+    if (out) *out = NULL;
+    if ((args->parity != GMM_CKPT_UPSTREAM && args->parity != GMM_CKPT_SAFE) || args->count < 0)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, NULL, args->fn, "parity %d must be 0 or 1, and count %lld >= 0",
+                            (int)args->parity, (long long)args->count);
     memset(&keys, 0, sizeof keys);
     part.table = args->table;
     source.parts = &part;
@@ -17855,7 +17878,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     for (i = 0; !status && i < target_count; i++) {
         gmm_ckpt_tensor t = targets[i];
         int32_t index;
-        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
+        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_F64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
                                     "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
         else if (!gmm__ck_tensor_bytes(&t, &t.bytes))

@@ -372,7 +372,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
 /* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
-   included.
+   included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
    Errors: GMM_E_NULL, GMM_E_ARG. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
@@ -398,11 +398,11 @@ GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
    are those of CUDA graphs: other streams join the capture by events and must be joined with its origin before the end;
    waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its stream. A rank has one
    capture at a time.
-   Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
+   Errors: GMM_E_NULL, GMM_E_ARG (no such rank), GMM_E_CAPTURE, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
-GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
+GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while a launch is queued or runs */
 
 /* ------------------------------------------------------------------------------------------------------- 8 NCCL --- */
 
@@ -1720,6 +1720,8 @@ typedef struct gmm__member {
     gmm__cpu_rank *rank;
     int32_t index, open;
     uint64_t enqueued;      /* collectives enqueued */
+    uint64_t captured;      /* collectives in the capture with this serial number, in the order of the calls */
+    uint64_t capture_serial;
     const char *what;
     gmm_stream stream;
     gmm__coll *parts;       /* calls of the open group */
@@ -2568,6 +2570,7 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
 static gmm_status gmm__member_flush(gmm__member *m) {
     gmm__cpu_rank *r = m->rank;
     const int captured = gmm__rank_stream_queue(r, m->stream)->graph != NULL;
+    uint64_t *number;
     gmm__rank_op op;
     gmm_status s;
     if (!m->count) return GMM_OK;
@@ -2580,9 +2583,14 @@ static gmm_status gmm__member_flush(gmm__member *m) {
     op.member = m;
     m->parts = NULL;
     m->count = m->capacity = 0;
-    if (!captured) op.number = m->enqueued++; /* in a capture the launch numbers it */
+    if (captured && m->capture_serial != r->capture->serial) {
+        m->capture_serial = r->capture->serial;
+        m->captured = 0;
+    }
+    number = captured ? &m->captured : &m->enqueued; /* a launch adds those that were enqueued before it */
+    op.number = (*number)++;
     s = gmm__rank_enqueue(r, m->stream, &op);
-    if (!captured && s == GMM_E_MEMORY) m->enqueued--; /* it was not enqueued */
+    if (s == GMM_E_MEMORY) --*number; /* it was not enqueued */
     return s;
 }
 
@@ -2771,7 +2779,7 @@ static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
 
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
-    gmm_status s = gmm__rank_begin_call(r);
+    gmm_status s = ranks && !r ? GMM_E_ARG : gmm__rank_begin_call(r);
     if (s) return s;
     if (r->capture || !stream)
         s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
@@ -2794,7 +2802,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_ranks_graph *g;
-    gmm_status s = gmm__rank_check_call(r, "capture_end", "out", out, 0);
+    gmm_status s = ranks && !r ? GMM_E_ARG : gmm__rank_check_call(r, "capture_end", "out", out, 0);
     int32_t i;
     if (s) return s;
     *out = NULL;
@@ -2868,11 +2876,14 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
     for (i = 0; fits && i < graph->queue_count; i++)
         for (j = 0; j < graph->count[i]; j++) {
             gmm__rank_op *to = &replay->ops[i][j];
-            if (to->kind == GMM__RANK_COLLECTIVE) to->number = to->member->enqueued++;
+            if (to->kind == GMM__RANK_COLLECTIVE) to->number += to->member->enqueued;
             if (to->kind != GMM__RANK_RECORD || !to->event) continue;
             gmm__token_release(w, to->event->last);
             to->event->last = gmm__token_retain(to->token);
         }
+    for (i = 0; fits && i < graph->queue_count; i++)
+        for (j = 0; j < graph->count[i]; j++)
+            if (replay->ops[i][j].kind == GMM__RANK_COLLECTIVE) replay->ops[i][j].member->enqueued++;
     for (i = 0; tokens && i < graph->record_count; i++) gmm__token_release(w, tokens[i]);
     gmm__ranks_free(w, tokens);
     if (!fits) {

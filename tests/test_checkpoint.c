@@ -2060,6 +2060,58 @@ static void table_rules(int arg) { /* what tables refuse, without a change to th
     gmm_ckpt_table_destroy(NULL);
 }
 
+/* Extents and loops whose products do not fit 63 bits, and tensors of fp64, which no linear is. */
+static void far_extents(int arg) {
+    gmm_ckpt_tensor x = GMM_ZERO, y;
+    gmm_ckpt_table *t;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_source source = GMM_ZERO;
+    gmm_ckpt_move m = GMM_ZERO;
+    gmm_ckpt_linear *linears = NULL, l = linear_of("fc", 1, 4, 4, 0, 0);
+    gmm_ckpt_plan *plan = NULL;
+    gmm_ckpt_report report;
+    gmm_error error;
+    int64_t count = 0;
+    int32_t storage;
+    (void)arg;
+    MUST(gmm_ckpt_table_create(&t, NULL, &error) == GMM_OK);
+    MUST(gmm_ckpt_table_add_storage(t, NULL, 1000, &storage, &error) == GMM_OK);
+    x.name = "step";
+    x.dtype = GMM_F64;
+    x.rank = 1;
+    x.shape[0] = 2;
+    x.bytes = 16;
+    T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    part.table = t;
+    m.kind = GMM_CKPT_COPY;
+    m.scale = -1;
+    m.loops = 2;
+    m.count[0] = 2;
+    m.count[1] = ((int64_t)1 << 61) + 1; /* merged without a check, 2 elements of 8 bytes */
+    m.src_step[0] = m.src_step[1] = m.dst_step[0] = m.dst_step[1] = 8;
+    y = x;
+    y.name = "copy";
+    T_REFUSED_TEXT(GMM_E_STATE, gmm_ckpt_plan_of_moves(&plan, &part, 1, &y, 1, &m, 1, 1, NULL, &report),
+                   report.error.text, "moves[0]", NULL);
+    x.name = "model.layers.0.mlp.experts.0.gate_proj.weight";
+    x.dtype = GMM_BF16;
+    x.rank = 2;
+    x.shape[0] = (int64_t)1 << 62;
+    x.shape[1] = x.bytes = 0;
+    T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+    source.part_count = 1;
+    source.parts = &part;
+    source.scheme = gmm_ckpt_scheme_of("qwen3-moe");
+    source.skip_missing = 1;
+    T_REFUSED_TEXT(GMM_E_OVERFLOW, gmm_ckpt_scan(&source, 0, &linears, &count, NULL, &report), report.error.text,
+                   "4611686018427387904 times 2", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_normalize_map(&plan, t, &l, -1, GMM_CKPT_UPSTREAM, NULL, &report),
+                   report.error.text, "count -1", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_normalize_map(&plan, t, &l, 1, (gmm_ckpt_parity)7, NULL, &report),
+                   report.error.text, "parity 7", NULL);
+    gmm_ckpt_table_destroy(t);
+}
+
 static void arguments(int arg) { /* descriptors out of range */
     gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1");
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0), two[2];
@@ -2081,6 +2133,9 @@ static void arguments(int arg) { /* descriptors out of range */
     REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 0, "0 parts");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.extra = (gmm_ckpt_extra)5, "5");
     REFUSE(GMM_CKPT_ARGUMENT, c.target.state_count = 2, "state_count");
+    REFUSE(GMM_CKPT_ARGUMENT, c.target.reserved = 7, "reserved 7");
+    REFUSE(GMM_CKPT_ARGUMENT, c.target.views = -3, "views -3");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.skip_missing = 9, "skip_missing 9");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 2; c.part[1] = c.part[0], "same rank");
     REFUSE(GMM_CKPT_DTYPE, c.target.dtype = GMM_E4M3, "e4m3");
     REFUSE(GMM_CKPT_ARGUMENT, l.path = "", "empty");
@@ -3521,6 +3576,7 @@ void tests_checkpoint(void) {
     t_add_host(verify_finds, 0, "checkpoint verify finds what is wrong");
     t_add_host(io_faults, 0, "checkpoint every callback fails");
     t_add_host(arguments, 0, "checkpoint arguments out of range");
+    t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");
     t_add_host(shared_and_router, 0, "checkpoint shared experts and router");
 }

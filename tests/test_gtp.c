@@ -875,7 +875,53 @@ static void router_counts(int arg) {
     T_CHECK(diverged > 0, "the group without GTP agrees: the case shows nothing");
 }
 
+/* A graph in which a rank calls a collective on a stream that joins the capture, then one on its origin: a launch keeps
+   the order of the calls, not of the streams. */
+static void graph_order(int arg) {
+    const int32_t member = 0;
+    gmm_ranks_config config = GMM_ZERO;
+    gmm_ranks *ranks;
+    gmm_ranks_graph *graph;
+    gmm_runtime rt;
+    gmm_comm comm;
+    gmm_stream origin, side;
+    gmm_event forked, joined;
+    gmm_error error;
+    float amax[2] = { 3.0f, 4.0f };
+    (void)arg;
+    config.ranks = 1;
+    config.timeout_ms = 300;
+    T_OK_TEXT(gmm_ranks_create(&config, &ranks, &error), error.text);
+#define OK(call) T_OK_TEXT(call, gmm_ranks_error(ranks, 0))
+    OK(gmm_ranks_comms(ranks, &member, 1, &comm));
+    OK(gmm_ranks_runtime(ranks, 0, &rt));
+    OK(rt.stream_create(rt.self, 0, &origin));
+    OK(rt.stream_create(rt.self, 0, &side));
+    OK(rt.event_create(rt.self, &forked));
+    OK(rt.event_create(rt.self, &joined));
+    T_CHECK(gmm_ranks_capture_begin(ranks, 5, origin) == GMM_E_ARG && gmm_ranks_capture_begin(NULL, 0, origin) ==
+            GMM_E_NULL, "a rank that does not exist");
+    OK(gmm_ranks_capture_begin(ranks, 0, origin));
+    OK(rt.event_record(rt.self, forked, origin, 0));
+    OK(rt.stream_wait(rt.self, side, forked, 0));
+    OK(comm.all_reduce_max(comm.self, amax, 1, side));
+    OK(rt.event_record(rt.self, joined, side, 0));
+    OK(rt.stream_wait(rt.self, origin, joined, 0));
+    OK(comm.all_reduce_max(comm.self, amax + 1, 1, origin));
+    OK(gmm_ranks_capture_end(ranks, 0, origin, &graph));
+    for (int i = 0; i < 2; i++) {
+        OK(gmm_ranks_launch(graph, origin));
+        OK(gmm_ranks_run(ranks));
+    }
+    OK(rt.event_destroy(rt.self, forked));
+    OK(rt.event_destroy(rt.self, joined));
+#undef OK
+    gmm_ranks_graph_destroy(graph);
+    gmm_ranks_destroy(ranks);
+}
+
 void tests_gtp(void) {
+    t_add_host(graph_order, 0, "gtp ranks, a graph keeps the order of collectives");
     t_add_host(even_plan, 1, "gtp plan aligned");
     t_add_host(even_plan, 2, "gtp plan padded");
     t_add_host(all_padding, 0, "gtp plan all-padding ranks");

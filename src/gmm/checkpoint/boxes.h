@@ -124,9 +124,11 @@ static void gmm__ck_simplify_loops(gmm_ckpt_move *m) {
         }
     }
     for (i = n - 1; i > 0; i--) {
-        if (m->src_step[i - 1] != m->count[i] * m->src_step[i] || m->dst_step[i - 1] != m->count[i] * m->dst_step[i])
+        int64_t count, src, dst; /* of a move that is not checked yet they may not fit */
+        if (!gmm__mul(m->count[i], m->src_step[i], &src) || !gmm__mul(m->count[i], m->dst_step[i], &dst) ||
+            !gmm__mul(m->count[i - 1], m->count[i], &count) || m->src_step[i - 1] != src || m->dst_step[i - 1] != dst)
             continue;
-        m->count[i - 1] *= m->count[i];
+        m->count[i - 1] = count;
         m->src_step[i - 1] = m->src_step[i];
         m->dst_step[i - 1] = m->dst_step[i];
         for (j = i; j + 1 < n; j++) {

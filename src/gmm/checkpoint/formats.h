@@ -168,7 +168,7 @@ static const char *gmm__ck_dtype_names(uint32_t set, char *text, size_t capacity
     size_t n = 0;
     int32_t d;
     *text = 0;
-    for (d = 0; d <= GMM_I64; d++)
+    for (d = 0; d <= GMM_F64; d++)
         if (set >> d & 1 && n + 8 < capacity)
             n += (size_t)snprintf(text + n, capacity - n, "%s%s", n ? ", " : "", gmm_dtype_name((gmm_dtype)d));
     return text;

@@ -412,6 +412,10 @@ static gmm_status gmm__ck_normalize(gmm_ckpt_plan **out, const gmm__ck_normalize
     const char *prefix = args->prefix;
     int64_t i;
     int kind;
+    if (out) *out = NULL;
+    if ((args->parity != GMM_CKPT_UPSTREAM && args->parity != GMM_CKPT_SAFE) || args->count < 0)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, NULL, args->fn, "parity %d must be 0 or 1, and count %lld >= 0",
+                            (int)args->parity, (long long)args->count);
     memset(&keys, 0, sizeof keys);
     part.table = args->table;
     source.parts = &part;

@@ -223,6 +223,10 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->source.extra < GMM_CKPT_EXTRA_REFUSE || b->source.extra > GMM_CKPT_EXTRA_DROP)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.extra is %d: must be a gmm_ckpt_extra",
                               (int)b->source.extra);
+    if ((b->source.skip_missing | b->target.views) & ~1 || b->target.reserved)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "source.skip_missing %d and target.views %d must be 0 or 1, "
+                              "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
+                              b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {

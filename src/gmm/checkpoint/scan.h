@@ -61,11 +61,19 @@ static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, co
     q.experts = experts;
     q.packed = gmm__ck_is_packed(t->dtype);
     q.dims = t->rank - own;
+    if (q.dims == 2 && t->shape[own + 1] > INT64_MAX / 2) return; /* the extents are refused */
     q.alike = row->form != GMM_CKPT_EACH && q.row->form != GMM_CKPT_EACH && !own;
     q.rows = own || row->form == GMM_CKPT_EACH ? t->shape[own] : t->shape[0] / experts;
     q.cols = q.dims == 1 ? 1 : t->shape[own + 1] * (t->dtype == GMM_U8 ? 2 : 1);
     format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
     if (format) l->scaling = format->scaling;
+}
+
+/* Multiplies an extent of a linear, which a tensor's shape has given. */
+static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *t, int64_t *extent, int64_t factor) {
+    if (gmm__mul(*extent, factor, extent)) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "extent %lld times %lld does not fit 63 bits",
+                          (long long)*extent, (long long)factor);
 }
 
 /* Extents of one linear from the shapes of its first tensors. */
@@ -79,6 +87,7 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     int64_t i, m[2] = {0, 0}, rank_experts;
     int32_t expert_dims, matrix_rank;
     const gmm__ck_match *scale = NULL;
+    gmm_status status;
     int mx, scaled = 0;
     for (i = 0; i < count; i++) {
         const gmm_ckpt_row *r = &b->source.scheme->rows[matches[i].row];
@@ -112,8 +121,9 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%d dimensions are none of its scheme", (int)t->rank);
     m[0] = t->shape[expert_dims];
     m[1] = matrix_rank == 1 ? 0 : t->shape[expert_dims + 1];
-    if (mx) m[1] *= 32;
-    else if (t->dtype == GMM_U8 && scaled) m[1] *= 2; /* two codes per byte */
+    /* blocks of 32 elements, or two codes per byte */
+    status = gmm__ck_scan_times(b, t, &m[1], mx ? 32 : t->dtype == GMM_U8 && scaled ? 2 : 1);
+    if (status) return status;
     if (!expert_dims && row->form != GMM_CKPT_EACH) {
         const int wide = row->form == GMM_CKPT_WIDE;
         if (m[wide] % rank_experts)
@@ -136,6 +146,8 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
                 other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
                     matches[i].expert != match->expert)
                 continue;
+            if (o->shape[d] > INT64_MAX - l->out)
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, o->name, "the rows of all GTP ranks do not fit 63 bits");
             l->out += o->shape[d];
             found++;
         }
@@ -143,9 +155,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
             return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
                                   (int)rank->gtp_size);
     }
-    if (l->slot == GMM_CKPT_FC1) l->out *= b->parts[0].rank.etp_size;
-    if (l->slot == GMM_CKPT_FC2) l->in *= b->parts[0].rank.etp_size;
-    if (row->half != GMM_CKPT_BOTH) l->out *= 2;
+    status = gmm__ck_scan_times(b, t, &l->out, l->slot == GMM_CKPT_FC1 ? b->parts[0].rank.etp_size : 1);
+    if (!status) status = gmm__ck_scan_times(b, t, &l->in, l->slot == GMM_CKPT_FC2 ? b->parts[0].rank.etp_size : 1);
+    if (!status) status = gmm__ck_scan_times(b, t, &l->out, row->half != GMM_CKPT_BOTH ? 2 : 1);
+    if (status) return status;
     if (l->out < 1)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
     return GMM_OK;

@@ -126,7 +126,7 @@ static gmm_status gmm__ck_add_tensor(gmm_ckpt_table *t, const gmm_ckpt_tensor *t
         if (tensor->shape[d] < 0)
             return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, name, fn, "extent %d is %lld: must be >= 0", (int)d,
                                 (long long)tensor->shape[d]);
-    if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_I64)
+    if (tensor->dtype < GMM_NONE || tensor->dtype > GMM_F64)
         return gmm__ck_fail(report, GMM_CKPT_DTYPE, name, fn, "%d is no dtype", (int)tensor->dtype);
     if (tensor->dtype != GMM_NONE && !gmm__ck_tensor_bytes(tensor, &bytes))
         return gmm__ck_fail(report, GMM_CKPT_OVERFLOW, name, fn, "its shape of %s makes no 63-bit number of bytes",

@@ -229,7 +229,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
     for (i = 0; !status && i < target_count; i++) {
         gmm_ckpt_tensor t = targets[i];
         int32_t index;
-        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_I64)
+        if (t.rank < 0 || t.rank > GMM_CKPT_RANK || t.dtype <= GMM_NONE || t.dtype > GMM_F64)
             status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, t.name, "targets[%lld]: rank %d, dtype %d: must be 0 to %d, "
                                     "and a dtype", (long long)i, t.rank, (int)t.dtype, (int)GMM_CKPT_RANK);
         else if (!gmm__ck_tensor_bytes(&t, &t.bytes))

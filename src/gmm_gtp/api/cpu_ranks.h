@@ -29,7 +29,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
 /* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
-   included.
+   included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
    Errors: GMM_E_NULL, GMM_E_ARG. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
@@ -55,9 +55,9 @@ GMMDEF int64_t gmm_ranks_races(gmm_ranks *ranks, const char **text);
    are those of CUDA graphs: other streams join the capture by events and must be joined with its origin before the end;
    waits for events from outside need GMM_EVENT_EXTERNAL; a launch is one operation of its stream. A rank has one
    capture at a time.
-   Errors: GMM_E_NULL, GMM_E_CAPTURE, GMM_E_MEMORY. */
+   Errors: GMM_E_NULL, GMM_E_ARG (no such rank), GMM_E_CAPTURE, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream);
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out);
 GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream);
-GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while it runs */
+GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while a launch is queued or runs */
 

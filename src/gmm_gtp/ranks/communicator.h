@@ -4,6 +4,7 @@
 static gmm_status gmm__member_flush(gmm__member *m) {
     gmm__cpu_rank *r = m->rank;
     const int captured = gmm__rank_stream_queue(r, m->stream)->graph != NULL;
+    uint64_t *number;
     gmm__rank_op op;
     gmm_status s;
     if (!m->count) return GMM_OK;
@@ -16,9 +17,14 @@ static gmm_status gmm__member_flush(gmm__member *m) {
     op.member = m;
     m->parts = NULL;
     m->count = m->capacity = 0;
-    if (!captured) op.number = m->enqueued++; /* in a capture the launch numbers it */
+    if (captured && m->capture_serial != r->capture->serial) {
+        m->capture_serial = r->capture->serial;
+        m->captured = 0;
+    }
+    number = captured ? &m->captured : &m->enqueued; /* a launch adds those that were enqueued before it */
+    op.number = (*number)++;
     s = gmm__rank_enqueue(r, m->stream, &op);
-    if (!captured && s == GMM_E_MEMORY) m->enqueued--; /* it was not enqueued */
+    if (s == GMM_E_MEMORY) --*number; /* it was not enqueued */
     return s;
 }
 

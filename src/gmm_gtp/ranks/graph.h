@@ -43,7 +43,7 @@ static int32_t gmm__graph_find_unjoined(const gmm_ranks_graph *g) {
 
 GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_stream stream) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
-    gmm_status s = gmm__rank_begin_call(r);
+    gmm_status s = ranks && !r ? GMM_E_ARG : gmm__rank_begin_call(r);
     if (s) return s;
     if (r->capture || !stream)
         s = gmm__rank_fail(r, GMM_E_CAPTURE, stream ? "capture_begin: rank %d is capturing already" : "capture_begin: "
@@ -66,7 +66,7 @@ GMMDEF gmm_status gmm_ranks_capture_begin(gmm_ranks *ranks, int32_t rank, gmm_st
 GMMDEF gmm_status gmm_ranks_capture_end(gmm_ranks *ranks, int32_t rank, gmm_stream stream, gmm_ranks_graph **out) {
     gmm__cpu_rank *r = ranks && rank >= 0 && rank < ranks->config.ranks ? &ranks->rank[rank] : NULL;
     gmm_ranks_graph *g;
-    gmm_status s = gmm__rank_check_call(r, "capture_end", "out", out, 0);
+    gmm_status s = ranks && !r ? GMM_E_ARG : gmm__rank_check_call(r, "capture_end", "out", out, 0);
     int32_t i;
     if (s) return s;
     *out = NULL;
@@ -140,11 +140,14 @@ GMMDEF gmm_status gmm_ranks_launch(gmm_ranks_graph *graph, gmm_stream stream) {
     for (i = 0; fits && i < graph->queue_count; i++)
         for (j = 0; j < graph->count[i]; j++) {
             gmm__rank_op *to = &replay->ops[i][j];
-            if (to->kind == GMM__RANK_COLLECTIVE) to->number = to->member->enqueued++;
+            if (to->kind == GMM__RANK_COLLECTIVE) to->number += to->member->enqueued;
             if (to->kind != GMM__RANK_RECORD || !to->event) continue;
             gmm__token_release(w, to->event->last);
             to->event->last = gmm__token_retain(to->token);
         }
+    for (i = 0; fits && i < graph->queue_count; i++)
+        for (j = 0; j < graph->count[i]; j++)
+            if (replay->ops[i][j].kind == GMM__RANK_COLLECTIVE) replay->ops[i][j].member->enqueued++;
     for (i = 0; tokens && i < graph->record_count; i++) gmm__token_release(w, tokens[i]);
     gmm__ranks_free(w, tokens);
     if (!fits) {

@@ -108,6 +108,8 @@ typedef struct gmm__member {
     gmm__cpu_rank *rank;
     int32_t index, open;
     uint64_t enqueued;      /* collectives enqueued */
+    uint64_t captured;      /* collectives in the capture with this serial number, in the order of the calls */
+    uint64_t capture_serial;
     const char *what;
     gmm_stream stream;
     gmm__coll *parts;       /* calls of the open group */

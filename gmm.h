@@ -16818,10 +16818,10 @@ static void gmm__ck_scan_format(const gmm__ck_builder *b, gmm_ckpt_linear *l, co
 }
 
 /* Multiplies an extent of a linear, which a tensor's shape has given. */
-static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *t, int64_t *extent, int64_t factor) {
-    if (gmm__mul(*extent, factor, extent)) return GMM_OK;
+static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *t, int64_t *extent, int64_t multiple) {
+    if (gmm__mul(*extent, multiple, extent)) return GMM_OK;
     return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "extent %lld times %lld does not fit 63 bits",
-                          (long long)*extent, (long long)factor);
+                          (long long)*extent, (long long)multiple);
 }
 
 /* Extents of one linear from the shapes of its first tensors. */

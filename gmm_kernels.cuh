@@ -5774,11 +5774,11 @@ GMM__ELEM_UNITS(GMM__X)
    another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
    time, a lane four consecutive elements of it. */
 enum {
-    GMM__QUANT_BLOCK = 256,
-    GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
-    GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
-    GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_THREADS = 256,
+    GMM__QUANT_WARPS = GMM__QUANT_THREADS / 32,
+    GMM__QUANT_CODES_PITCH = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
+    GMM__QUANT_TILE_BYTES = GMM_TILE * GMM_TILE * 4,
+    GMM__QUANT_SHARED_BYTES = GMM__QUANT_TILE_BYTES + GMM_TILE * GMM__QUANT_CODES_PITCH,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
     GMM__TRANSPOSE_PER_SM = 4
@@ -5805,16 +5805,17 @@ typedef struct gmm__quant_args {
     gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
     int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
-    const float *scale;
-    const int32_t *skip;
-    const uint64_t *random;
+    float *row_amax;                  /* [rows of all units]; NULL: not needed */
+    float *col_amax;                  /* [units][cols]; NULL: not needed */
+    const float *scale;               /* [units], delayed scaling: encode scales; NULL: ones */
+    const int32_t *skip;              /* not 0: nothing is written; NULL: 0 */
+    const uint64_t *random;           /* [2] seed and offset of gmm_draw_block */
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
-    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    /* vectorized: bytes between matrices of rowwise, columnwise and src, and between the scales of the first two */
     int64_t step[3], scale_step[2];
     gmm__act_source act;
     gmm_row_index index;              /* of gathered rows of the source */
@@ -5839,7 +5840,7 @@ typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
     const int64_t *valid_rows;
-    const int32_t *skip;
+    const int32_t *skip; /* not 0: nothing is written; NULL: 0 */
 } gmm__quant_tail_args;
 
 /* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
@@ -5921,7 +5922,21 @@ GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
     gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
-/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
+GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
+    int32_t i, stride;
+#pragma unroll
+    for (stride = 1; stride <= last; stride *= 2)
+#pragma unroll
+        for (i = 0; i < count; i++)
+            if (!(i & stride)) {
+                const float a = v[i], b = v[i + stride];
+                v[i] = gmm__fadd(a, b);
+                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
+            }
+}
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`: 0, or gmm_format.hadamard, whose
+   lower 16 bits are the signs by row of a block. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
@@ -5931,15 +5946,7 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
 #pragma unroll
     for (j = 0; j < 4; j++)
         v[j] = gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ (((uint32_t)hadamard >> (4 * quarter + j)) & 1u) << 31);
-#pragma unroll
-    for (stride = 1; stride < 4; stride *= 2)
-#pragma unroll
-        for (j = 0; j < 4; j++)
-            if (!(j & stride)) {
-                const float a = v[j], b = v[j + stride];
-                v[j] = gmm__fadd(a, b);
-                v[j + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
+    gmm_hadamard_stages(v, 4, 2);
 #pragma unroll
     for (stride = 1; stride < 4; stride *= 2)
 #pragma unroll
@@ -6152,7 +6159,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
+            codes[(4 * lane + i) * GMM__QUANT_CODES_PITCH + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
         uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
@@ -6182,7 +6189,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     int32_t l, i;
     gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -6210,7 +6217,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
                     (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
         }
         __syncthreads();
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
             int32_t stride, j;
@@ -6235,7 +6242,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     if (!s->view.apart) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
-        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        const uint8_t *src = codes + l * GMM__QUANT_CODES_PITCH;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
             dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
@@ -6289,29 +6296,29 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+    for (i = first; a->col_amax && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
         ((float *)(void *)v.scale)[i % a->cols] =
-            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->col_amax[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
-            a->rowwise.amax[i] = a->lines[i];
+            a->rowwise.amax[i] = a->row_amax[i];
 }
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
-                      1);
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * GMM__QUANT_THREADS, 1);
 }
 
 /* Zeroes the rows behind the last group. One CTA per row. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
-        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_THREADS) a.data[r * a.pitch + i] = 0;
 }
 #endif
 
@@ -6618,7 +6625,7 @@ GMM__DEVICE uint8_t *gmm_cast_col_codes(const gmm_cast_tile *t, int32_t thread, 
 /* Stores the columns from there on. All threads call it after a barrier. */
 GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int32_t bytes, uint8_t *codes,
                                      uint8_t *dst, int64_t pitch) {
-    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_BLOCK / chunks;
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_THREADS / chunks;
     int32_t k;
     if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
 #pragma unroll
@@ -6704,7 +6711,8 @@ GMM__DEVICE uint32_t gmm_hadamard_positive_nan(uint32_t w) {
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: flips the signs of rows selected by bits of `signs`. gmm_hadamard_gather16 then exchanges words between the two
+/* BF16: flips the signs of the rows whose bit in `signs` is 1: gmm_format.hadamard, whose lower 16 bits are the signs
+   by row of a block, shifted to the lane's 8 rows. gmm_hadamard_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
 GMM__DEVICE void gmm_hadamard_flip_signs(uint32_t x[8][8], uint32_t signs) {
@@ -6726,19 +6734,6 @@ GMM__DEVICE void gmm_hadamard_gather16(const uint32_t x[8][8], int32_t lower, ui
             dst[i][k] = lower ? received : x[i][k];
             dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
-}
-/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
-GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
-    int32_t i, stride;
-#pragma unroll
-    for (stride = 1; stride <= last; stride *= 2)
-#pragma unroll
-        for (i = 0; i < count; i++)
-            if (!(i & stride)) {
-                const float a = v[i], b = v[i + stride];
-                v[i] = gmm__fadd(a, b);
-                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
 }
 /* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
    `hadamard`. NaN loses its sign. */
@@ -6795,7 +6790,7 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
    the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
-enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
+enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {
@@ -6844,12 +6839,12 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
             gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
 #pragma unroll
             for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
-            own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
+            own[(i + j) * GMM__QUANT_THREADS] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 #pragma unroll
     for (i = 0; i < 8; i++) {
-        const uint4 v = i < rows ? own[i * GMM__QUANT_BLOCK] : make_uint4(0u, 0u, 0u, 0u);
+        const uint4 v = i < rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;
@@ -6893,19 +6888,19 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
     const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-    uint32_t *dst = copy ? (uint32_t *)a->columns + p->unit * a->cols + t->c0 + l
-                         : (uint32_t *)a->lines + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row +
-                               l;
+    uint32_t *dst = copy ? (uint32_t *)a->col_amax + p->unit * a->cols + t->c0 + l
+                         : (uint32_t *)a->row_amax + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) +
+                               p->row + l;
     uint32_t maximum;
     int32_t i;
     __syncthreads();
-    if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
+    if (!(copy ? a->col_amax : a->row_amax) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
     gmm_cast_raise_amax(dst, maximum);
 }
 
-/* Maximum of the warp's part of the tile, and with `hadamard` of its transform. */
+/* Maximum of the warp's part of the tile, and in the instances with a transform (`hadamard`) of that. */
 GMM__DEVICE void gmm_amax_unit(const gmm_cast_tile *t, int32_t hadamard, uint32_t x[8][8],
                                uint32_t (*warp_maxima)[GMM__QUANT_WARPS]) {
     const int32_t lower = gmm__lane() >> 3 & 1;
@@ -6970,7 +6965,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     const int32_t thread = (int32_t)threadIdx.x;
     if (thread < GMM_TILE && t->rowwise) {
         const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
-        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->row_amax[row] : 0.0f);
         c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
         if (t->c0 == 0 && thread < p->m)
             ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
@@ -6979,7 +6974,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
         c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
-            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->col_amax[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 
@@ -7319,7 +7314,8 @@ GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_til
    all encode scales that the unit can have. */
 typedef struct gmm_cast_nv16 {
     int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
-    const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
+    const float *encodes;   /* table of the rowwise copy: encode scales by scale byte. Entry 127, whose byte is NaN in
+                               E4M3 and no scale, is what a block's amax is multiplied by to get its scale: mult */
     const float *encodes_t; /* table of the columnwise copy */
     uint8_t *codes;         /* the tile's columnwise codes, in shared memory */
     uint8_t *scales;        /* [GMM_TILE][GMM_TILE_BLOCKS] their scales */
@@ -7402,6 +7398,8 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
         maximum = m > maximum ? m : maximum;
     }
+    /* A normal scale is rounded down by at most a 17th, so that its products stay below 6.4. Subnormal and saturated
+       scales may be far less than what they are rounded from. */
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
 /* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */
@@ -7629,7 +7627,7 @@ GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
    tile at a time. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
@@ -7678,7 +7676,7 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
 #pragma unroll
     for (i = 0; i < 4; i++) {
         const int32_t j = (i + lane / 8) & 3;
-        tile[(4 * lane + j) * (GMM__QUANT_CODES / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
+        tile[(4 * lane + j) * (GMM__QUANT_CODES_PITCH / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
     }
 }
 
@@ -7703,7 +7701,7 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
    both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
 GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
-    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
+    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES_PITCH / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
     const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
@@ -7738,32 +7736,32 @@ GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) 
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
                 for (k = lane; k < n; k += 32)
-                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
+                    codes[k * GMM__QUANT_CODES_PITCH + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
                                                            : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (words) {
                 if (4 * lane < m)
                     gmm__transpose_store4(dst + l * dst_pitch + bytes4 * lane, e2m1,
-                                          tile[l * (GMM__QUANT_CODES / 4) + lane]);
+                                          tile[l * (GMM__QUANT_CODES_PITCH / 4) + lane]);
             } else if (e2m1)
                 for (k = 2 * lane; k < m; k += 64)
-                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES + k] |
-                                                           codes[l * GMM__QUANT_CODES + k + 1] << 4);
+                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES_PITCH + k] |
+                                                           codes[l * GMM__QUANT_CODES_PITCH + k + 1] << 4);
             else
-                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES_PITCH + k];
         if (e2m1)
             gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
-                                             GMM__QUANT_BLOCK);
+                                             GMM__QUANT_THREADS);
         else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 0);
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 1);
 }
@@ -7776,8 +7774,8 @@ typedef struct gmm__update_args {
 } gmm__update_args;
 
 /* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
-    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
+    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
     if (i < a.slots)
         a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
@@ -7785,9 +7783,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i;
     int32_t k;
     for (i = first; i < a.length; i += step) {
@@ -7800,9 +7798,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
             }
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i, begin, end, lines, blocks;
     int32_t k;
     for (k = 0; k < 2; k++) {
@@ -7972,18 +7970,19 @@ static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, 
     cudaError_t error = cudaSuccess;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_THREADS, smem, args, stream);
 }
 
-/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+/* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
+   `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
    addresses. */
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
+                                                   int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED_BYTES : GMM__QUANT_TILE_BYTES;
     const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
     const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
@@ -7998,41 +7997,42 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         row++;
     forward.backward = 0;
     if (amax)
-        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
-                                  stream);
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE_BYTES,
+                                  a->vectorized ? 0 : GMM__QUANT_TILE_BYTES, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
         error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
                                   stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED_BYTES, cast_smem, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
-                                                 cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
+                                                     cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
-                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
+                             GMM__QUANT_TILE_BYTES, GMM__QUANT_TILE_BYTES, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, int64_t max_blocks,
+                                                    cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
                              gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                     cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
     return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
                              gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
-    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
+static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, cudaStream_t stream) {
+    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_THREADS - 1) / GMM__QUANT_THREADS;
     if (blocks == 0) return cudaSuccess;
     return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }
@@ -12447,7 +12447,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                                                 int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->row_amax + (a->grouped ? p->source_row : p->unit * p->rows) + p->row;
+    uint32_t amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -12488,7 +12489,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
    columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -12502,18 +12503,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                             transformed || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.row_amax != NULL,
+                                             transformed || a.col_amax ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.col_amax); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
             gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
             amax[1] = bits > amax[1] ? bits : amax[1];
-            if (a.columns) {
+            if (a.col_amax) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-                if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
+                if (lane == 0) atomicMax((uint32_t *)a.col_amax + p.unit * a.cols + c0 + l, bits);
             }
         }
         amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
@@ -12540,11 +12541,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
    copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
    elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
-    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
+    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE_BYTES;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t tile_index;
@@ -12565,8 +12566,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = c0;
             s.lines = (int32_t)p.m;
             s.along = n;
-            s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.per_line = a.row_amax != NULL;
+            s.amax = a.row_amax ? a.row_amax + (a.grouped ? p.source_row : p.unit * p.rows) + p.row
+                                : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -12578,8 +12580,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = p.row;
             s.lines = n;
             s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
-            s.per_line = a.columns != NULL;
-            s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
+            s.per_line = a.col_amax != NULL;
+            s.amax = a.col_amax ? a.col_amax + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -12608,7 +12610,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
                       thread 1 that of its transform */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
@@ -12620,9 +12622,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, 0, x);
-        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
-            if (a.lines) gmm_amax_rows(&t, x, partials[0]);
-            if (a.columns) gmm_amax_cols(&t, x, partials[1]);
+        if (!GMM__HADAMARD && (a.row_amax || a.col_amax)) { /* amaxes of units are not needed then */
+            if (a.row_amax) gmm_amax_rows(&t, x, partials[0]);
+            if (a.col_amax) gmm_amax_cols(&t, x, partials[1]);
             gmm_amax_store_lines(&t, partials);
         } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
@@ -12656,19 +12658,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
    GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
+    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
-        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
-                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
@@ -12724,7 +12726,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        block scales   of rows: lanes l and l ^ 1, four rows each; of columns: lanes l and l ^ 8, four columns each
        columns stored thread t: 16 bytes number t % 4 of columns t / 4, t / 4 + 64 */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
@@ -12735,8 +12737,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         0, 0, 0, 0 };
     int32_t strip;
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
-                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);
@@ -12791,11 +12793,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
        block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
                       columns each */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
+    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
+                              e5m2 };
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {

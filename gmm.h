@@ -9870,9 +9870,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
-        if (k->op == op && k->dtype == dtype && k->parts == block_scaled &&
-            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
+        if (k->op == op && k->dtype == dtype && k->block_scaled == block_scaled &&
+            k->mn_major_a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
+            k->mn_major_b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
             plan->kernel = i;
     }
     if (plan->kernel < 0)
@@ -11864,7 +11864,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
-        args.units = split->tiles[GMM__TILES_16];
+        args.blocks16 = split->tiles[GMM__TILES_16];
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;

@@ -1798,7 +1798,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
+    int32_t mn_major_a, mn_major_b, block_scaled; /* of the kind */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
@@ -4679,8 +4679,9 @@ typedef struct gmm_expand_args {
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
-    int64_t *ends;          /* [G + 1] receives 16 times `units`: row offsets of groups in transposed copies; or NULL */
+    const int32_t *blocks16; /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
+    int64_t *ends;          /* [G + 1] receives 16 times blocks16: row offsets of groups in transposed copies, or is
+                               NULL */
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
@@ -4927,8 +4928,9 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
         strips[nth].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
         /* a Hadamard transform spreads the last rows over 16 */
         strips[nth].valid_rows = s->src.hadamard ? strips[nth].rows : rows - row;
-        strips[nth].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        strips[nth].dst = s->dst + (16 * (int64_t)args->blocks16[g] + row + row0) * lines + 8 * chunk;
     }
+    /* the first iteration only loads; each of the others loads the next 64 lines before it stores its own */
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
         const gmm_expand_strip_step step = next;
@@ -4989,7 +4991,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->factor[g] = gmm__scale_split(product, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
-        args->ends[g] = 16 * (int64_t)args->units[g];
+        args->ends[g] = 16 * (int64_t)args->blocks16[g];
 }
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
@@ -9881,10 +9883,10 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_outer_begin_)(const gmm_qgemm_args *args, c
 
 /* Stores rows 8 i to 8 i + 7 of the warp's sums to shared memory at `sums`, scaled unless in_smem, which says that they
    are scaled there. row_scale: of the thread's row. */
-GMM__DEVICE void GMM__PART(gmm_qgemm_pass_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
-                                                 float row_scale, float *sums,
-                                                 const float acc[GMM__MT][GMM__NT][4],
-                                                 const float sum[GMM__SUM_MT][GMM__NT][4]) {
+GMM__DEVICE void GMM__PART(gmm_qgemm_write_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
+                                                  float row_scale, float *sums,
+                                                  const float acc[GMM__MT][GMM__NT][4],
+                                                  const float sum[GMM__SUM_MT][GMM__NT][4]) {
     const int lane = (int)threadIdx.x & 31;
     int s, j;
 #pragma unroll
@@ -9948,7 +9950,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_store_tile_)(const gmm_qgemm_args *args, co
         if (!outer.empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&v.a, args->a.scaling, frag_row);
         in_smem = outer.extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
         if (!outer.empty && frag_row < tile.m) row_scale = gmm__fmul(outer.alpha, row_scale);
-        GMM__PART(gmm_qgemm_pass_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
+        GMM__PART(gmm_qgemm_write_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
         if (in_smem) GMM__PART(gmm_qgemm_scale_rows_)(args, smem_tile, &outer, first_row, first_col, sums);
         gmm_gemm_store_8_rows(&args->p, &epilogue, &tile, first_row, first_col, 128 / GMM__WN, sums, bias);
         __syncwarp();

@@ -797,7 +797,7 @@ GMM__DEVICE gmm_warp_split gmm_warp_split_scan(const gmm_groups *s, int32_t tile
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
     const int64_t *offsets; /* [G + 1] */
-    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' tiles of rows: fwd, dgrad, quantized wgrad */
     int32_t groups;
     int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
@@ -826,10 +826,10 @@ typedef struct gmm_gemm_args {
 typedef enum gmm_epilogue_step { GMM_EPILOGUE_STEP_LIST(GMM__X) gmm_epilogue_steps } gmm_epilogue_step;
 #undef GMM__X
 
-/* Values of rows and columns of D: of the group's first row, and of column 0. NULL: 1. */
+/* Values of rows and columns of D. NULL: 1. */
 typedef struct gmm_epilogue_values {
-    const float *rows;
-    const char *cols;
+    const float *rows; /* that of row `row` of the token matrices, which the caller passes, and those behind it */
+    const char *cols;  /* that of column 0, and those behind it */
     gmm_dtype cols_dtype;
 } gmm_epilogue_values;
 
@@ -1798,7 +1798,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
+    int32_t mn_major_a, mn_major_b, block_scaled; /* of the kind */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;
@@ -1944,19 +1944,23 @@ static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_
 #endif /* GMM__HOLDS(0) */
 /* ..................................................................................... Work tiles of products ... */
 
-/* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
-   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the
-   scheduler warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of
-   this header.
+/* The arithmetic of the tile scheduler of the Hopper products. Plain functions of host and device, without warp
+   operations. scheduler.cuh and fp8.cuh call them from the scheduler warp of a CTA. A C or C++ compiler sees this part
+   with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
 
-   CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
-   c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
-   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. For wgrad of a skewed split the balanced
-   order below replaces that order of work. */
+   A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
+   tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
+   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends,
+   the prefix sums of gmm_sm90_group_work over the groups, say in which group a cluster tile lies;
+   gmm_sm90_schedule_tile computes this CTA's work tile from the number of the cluster tile within the group. For wgrad
+   of a skewed split the balanced order below replaces that order. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
 #define GMM__SCHEDULE_DONE
+
+/* The operand that the two work tiles of a cluster have in common, and that TMA multicasts. */
+enum { GMM_SM90_MULTICAST_NONE, GMM_SM90_MULTICAST_B, GMM_SM90_MULTICAST_A };
 
 /* A work tile. */
 typedef struct gmm_sm90_tile {
@@ -1965,12 +1969,12 @@ typedef struct gmm_sm90_tile {
     int32_t m0, n0;      /* first row (within the group) and first column of D */
     int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
+    int32_t multicast;   /* GMM_SM90_MULTICAST_* */
 } gmm_sm90_tile;
 
 #ifndef __CUDACC__
-/* What the functions below read of a product's arguments (mma/gemm.cuh): extents of D and of the contraction; the one
-   that varies between groups is not read. */
+/* What the functions below read of a product's arguments (common/epilogue.cuh): extents of D and of the contraction;
+   the one that varies between groups is not read. */
 typedef struct gmm_gemm_args {
     int32_t m, n, k;
 } gmm_gemm_args;
@@ -1988,19 +1992,21 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
 /* The balanced order of wgrad, whose tiles take as long as their group has rows. In the order of groups some clusters
    would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
    other's operands in the L2. So the scheduler passes twice over the groups, the longest first. In the first pass every
-   cluster takes the same number of works of a group, its rounds, so that all clusters stay at the same rows. In the
-   second pass the works that are left of a group, its rest, are given to the clusters with the least load so far, one
-   each. A group of 70 works has one round and a rest of 4 for 66 clusters. The struct lies where work_ends lies
-   otherwise. */
+   cluster takes the same number of cluster tiles of a group, its rounds, so that all clusters stay at the same rows. In
+   the second pass the cluster tiles that are left of a group, its rest, are given to the clusters with the least load
+   so far, one each. A group of 70 cluster tiles has one round and a rest of 4 for 66 clusters. The struct lies where
+   work_ends lies otherwise. */
 enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
 typedef struct gmm_sm90_balance {
     int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
     unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups, the longest first, equal ones by number */
-    int32_t rounds, rest, least;                   /* of each group; least load of a tile: the time that D takes */
-    int32_t cluster, clusters;                     /* number of this cluster, and how many there are */
+    int32_t rounds;   /* cluster tiles of a group that each cluster takes in the first pass */
+    int32_t rest;     /* cluster tiles of a group that are left for the second pass */
+    int32_t min_load; /* least load of a tile, in stages: the time that D takes */
+    int32_t cluster, clusters; /* number of this cluster, and how many there are */
     int32_t position; /* of the group at hand: 0 to G - 1 in the first pass, G to 2 G - 1 in the second; -1: none yet */
-    int32_t first;    /* number of this cluster's first work there */
-    int32_t count;    /* this cluster's works there; while a rest is given out, those of the rest */
+    int32_t first;    /* number of this cluster's first cluster tile there */
+    int32_t count;    /* its cluster tiles in that group; while a rest is given out, those of the rest */
     int32_t below;    /* second pass: clusters with less load */
 } gmm_sm90_balance;
 
@@ -2009,11 +2015,12 @@ typedef struct gmm_sm90_balance {
 typedef struct gmm_sm90_scheduler {
     const gmm_gemm_args *p;
     int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' cluster tiles (gmm_sm90_count_work) */
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
-    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks;
+    int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
+                               row tiles of the same columns (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: max_blocks is constant */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
@@ -2025,7 +2032,7 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* The work number that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
     return (int32_t)(block / cluster_size + index * (uint32_t)stride);
 }
@@ -2038,19 +2045,19 @@ GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t ma
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
-   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
-   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
-   axis. */
-GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
-    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+/* Cluster tiles of a group. The two work tiles of a cluster have the same columns, and B is multicast, where tiles have
+   192 or 256 columns; with `cluster_along_n` (128 columns) they have the same rows, and A, the larger operand, is
+   multicast. If the number of tiles along that axis is odd, the last ones are paired along the other axis. */
+GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int cluster_along_n) {
+    const int32_t along = cluster_along_n ? tiles_n : tiles_m, other = cluster_along_n ? tiles_m : tiles_n;
     return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
 /* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
-   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. */
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. nonempty > 0. */
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
                                        int32_t cluster_size) {
+    /* rounded down to a multiple of the cluster size */
     const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
@@ -2067,25 +2074,26 @@ GMM__HD int gmm_sm90_is_skewed(int32_t rows, int32_t max_rows, int32_t nonempty)
 }
 /* Load of a tile of wgrad, in stages of 64 rows: products and what they do not hide, or the time of D if that is
    longer. FP8 counts in the same unit, although its stages have 128 rows. */
+enum { GMM_SM90_OVERHEAD_STAGES = 2 }; /* per tile, for what its products do not hide */
 GMM__HD int32_t gmm_sm90_tile_load(const gmm_sm90_balance *b, int32_t k) {
-    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + 2;
-    return stages > b->least ? stages : b->least;
+    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + GMM_SM90_OVERHEAD_STAGES;
+    return stages > b->min_load ? stages : b->min_load;
 }
 /* The position behind b->position; the first pass is left out where groups have no rounds. */
 GMM__HD int32_t gmm_sm90_next_position(const gmm_sm90_balance *b, int32_t groups) {
     return b->position < 0 && b->rounds == 0 ? groups : b->position + 1;
 }
-/* The number within its group of the i-th work that this cluster takes there. groups: of the split. */
+/* The number within its group of the i-th cluster tile that this cluster takes there. groups: of the split. */
 GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups, int32_t i) {
     return b->position < groups ? i * b->clusters + b->cluster : b->rounds * b->clusters + b->below;
 }
 
-/* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
+/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g, which has `group_work` cluster tiles.
    Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a
-   CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates
-   only where a CTA would otherwise get the same tile of every group. */
-GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
+   operands. cluster_along_n: as s->cluster_along_n. `rotated`: each group starts at another of its tiles (golden
+   ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly
+   equal, rotates only where a CTA would otherwise get the same tile of every group. */
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_along_n, int32_t group_work, int32_t work,
                                     const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
@@ -2099,22 +2107,27 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
         if (work >= group_work) work -= group_work;
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
-    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
-    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
-    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    clusters_m = cluster_along_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = cluster_along_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
+                   : cluster_along_n ? GMM_SM90_MULTICAST_A : GMM_SM90_MULTICAST_B;
     if (work < clusters_m * clusters_n) {
         const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
         const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
         work -= 8 * band * clusters_n;
         tn = work / height;
         tm = 8 * band + work - tn * height;
-        if (raster_n) tn = tn * cluster_size + cta_rank;
+        if (cluster_along_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
     } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
         work = 2 * (work - clusters_m * clusters_n);
-        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? work + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : work + cta_rank;
+        /* the neighbours have the other operand in common */
+        t->multicast = work + 1 < (cluster_along_n ? tiles_m : tiles_n)
+                     ? GMM_SM90_MULTICAST_A + GMM_SM90_MULTICAST_B - t->multicast : GMM_SM90_MULTICAST_NONE;
+        tm = cluster_along_n ? work + cta_rank : tiles_m - 1;
+        tn = cluster_along_n ? tiles_n - 1 : work + cta_rank;
+        /* If their number is odd, the second CTA of the last cluster has no tile: its column tile lies beyond the last
+           one, so that cols <= 0. Along the columns, tn is that already. */
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
@@ -2130,91 +2143,12 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
-
-#ifndef __CUDACC__
-/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
-   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same
-   tile of every group. */
-GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
-    int32_t g;
-    for (g = s->work_ends[0] = 0; g < groups; g++) {
-        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
-        s->work_ends[g + 1] = s->work_ends[g] + gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows,
-                              s->max_blocks), s->tiles_n, cluster_size, s->raster_n);
-    }
-}
-/* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
-GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid,
-                              int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
-    const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
-    const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
-    int32_t group_work;
-    gmm_sm90_cta cta;
-    if (work >= s->work_ends[groups]) return 0;
-    cta.cluster_size = cluster_size;
-    cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
-    t->g = 0;
-    while (s->work_ends[t->g + 1] <= work) t->g++;
-    group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
-    if (rotation == 2) rotation = stride % group_work == 0;
-    gmm_sm90_schedule_tile(s, s->raster_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
-    return 1;
-}
-/* The balanced order in sequence: begins it for a cluster. */
-GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t work,
-                                    int32_t cluster, int32_t clusters) {
-    int32_t g, i, index;
-    for (i = 0; i < clusters; i++) b->load[i] = 0;
-    b->rounds = work / clusters;
-    b->rest = work % clusters;
-    b->cluster = cluster;
-    b->clusters = clusters;
-    b->position = -1;
-    b->least = b->first = b->count = b->below = 0;
-    for (g = 0; g < groups; g++) {
-        const int32_t k = ends[g + 1] - ends[g];
-        for (i = index = 0; i < g; i++) index += ends[i + 1] - ends[i] >= k;
-        for (; i < groups; i++) index += ends[i + 1] - ends[i] > k;
-        b->order[index] = (unsigned char)g;
-    }
-}
-/* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
-GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
-    const int32_t clusters = b->clusters;
-    int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
-    for (c = 0; c < clusters; c++) before[c] = b->load[c];
-    for (c = 0; c < clusters; c++) {
-        const int32_t own = before[c];
-        for (i = below = 0; i < c; i++) below += before[i] <= own;
-        for (; i < clusters; i++) below += before[i] < own;
-        if (below < rest) b->load[c] += load;
-        if (c == b->cluster) b->below = below, b->count = below < rest;
-    }
-}
-/* The group of a cluster's work number `index`, and the number within it. Returns 0 behind the last. `index` does not
-   fall from call to call. */
-GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t index, int32_t *g,
-                                   int32_t *work) {
-    while (index >= b->first + b->count) {
-        const int32_t position = gmm_sm90_next_position(b, groups);
-        if (position >= 2 * groups) return 0;
-        b->first += b->count;
-        b->position = position;
-        *g = b->order[b->position % groups];
-        b->count = b->rounds;
-        if (b->position >= groups) gmm_sm90_assign_rest(b, b->rest, gmm_sm90_tile_load(b, ends[*g + 1] - ends[*g]));
-    }
-    *g = b->order[b->position % groups];
-    *work = gmm_sm90_balanced_work(b, groups, index - b->first);
-    return 1;
-}
-#endif
 #endif /* GMM__SCHEDULE_DONE */
 #if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
 #define GMM__GEMM_REST_DONE
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
+/* The grouped products of common/epilogue.cuh, computed by wgmma (sm_90a). alpha2 multiplies the sum after alpha.
 
    swap_ab. A tile of D is computed transposed: the A operand of wgmma is B (the weights, M = 64 columns of D per
    instruction), and its B operand is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly
@@ -2226,8 +2160,8 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    scheduler warp needs more, 224 and 56.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
-                          while the other multiplies; a warp group begins when the other's last stage is full (order
-                          barrier), so that operands are read in the order in which they are loaded.
+                          while the other multiplies; a warp group begins when the other's last stage is full
+                          (last_stage_full), so that operands are read in the order in which they are loaded.
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
@@ -2242,7 +2176,7 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
        scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
        gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
-       consumers  --order[i]-->       the other consumers (ping-pong)
+       consumers  --last_stage_full[i]-->  the other consumers (ping-pong)
 
    mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
@@ -2257,13 +2191,13 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
                        gathered rows: 2 gather warps)
-       order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
-                       its tile is full (4)                                                           of its last tile
+       last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
+                       of its tile is full (4)                                                        of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
                        is not 0 (2)
        slot[n % 4].full   warps of the warp group that wrote part n (4)            store warp         n / 4
-   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i holds the stores of wgrad in the order of
-   tiles.
+   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i, the order barrier of warp group i, holds the
+   stores of wgrad in the order of tiles.
 
    Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
        tile                stages              slots       tile            stages              slots
@@ -2295,8 +2229,8 @@ GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int
    glu products. A warp group multiplies boxes of 64 gate columns by boxes of the 64 linear columns that belong to them,
    wherever both lie in B (gmm_sm90_glu_column), so that the activation's two operands are in one row of a store slot.
 
-   The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
-   so that one map serves weights at any address. */
+   The last two dimensions of maps of weights, and of D in wgrad, address memory in steps of 16 and 2^18 bytes, counted
+   from GMM_SM90_MAP_BASE, so that one map serves matrices at any address (gmm_sm90_map_offset). */
 
 /* The gated activation of a glu product: h = p act(D), where D, the pre-activation, has been rounded. */
 typedef struct gmm_sm90_glu {
@@ -2317,7 +2251,7 @@ typedef struct gmm_sm90_args {
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
     int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
-    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
@@ -2381,8 +2315,9 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
    where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
-   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every
-   name stands in full in the source. */
+   contraction; in the name of a kernel with two tiles 160x256 stands first, although its first tile is 256x128, that of
+   its row in kernels.cuh. <arch> is sm90, or mma for kernels of the portable engine. Every name stands in full in the
+   source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
@@ -2446,7 +2381,8 @@ enum {
 enum {
     GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
-    GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
+    GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
+    GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
@@ -2523,10 +2459,10 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 /* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
 #define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
 
-/* Named barriers of a CTA. Those of consumers join the 128 threads of a warp group; the third warp group exists in FP8
-   tiles of 192 rows alone, which order nothing. Order barrier i lets warp group i begin when the other one, which
-   arrives, has ended: in wgrad their stores (slots are used in the order of tiles), in FP8 1d1d the products of a stage
-   (one warp group multiplies while the other promotes). */
+/* Named barriers of a CTA. CONSUMER + i joins the 128 threads of consumer warp group i. ORDER + i makes warp group i
+   wait until the other one arrives: in wgrad before it stores a tile, since slots are used in the order of tiles; in
+   FP8 1d1d before it issues the products of a stage, so that one warp group multiplies while the other promotes. Id 3
+   is CONSUMER + 2 in tiles with three consumers, and ORDER + 0 in tiles with two; no kernel uses both. */
 enum {
     GMM_BAR_CTA = 0,      /* __syncthreads */
     GMM_BAR_CONSUMER = 1, /* + warp group: 1 to 3 */
@@ -2540,11 +2476,9 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Order barrier of warp group `wg`. With `wait` 1 that warp group blocks until the other one has arrived (`wait` 0). */
-GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
-    if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
-    else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
-}
+/* The order barrier of warp group `wg`: that warp group waits for the other one to arrive. */
+GMM__DEVICE void gmm_order_wait(int wg) { gmm_bar_sync_256(GMM_BAR_ORDER + wg); }
+GMM__DEVICE void gmm_order_arrive(int wg) { gmm_bar_arrive_256(GMM_BAR_ORDER + wg); }
 
 /* mbarriers lie in shared memory, where code addresses them as 32-bit numbers. Stage: its operands have landed (full),
    all warps that read it are done (empty). */
@@ -2559,7 +2493,7 @@ typedef struct gmm_sm90_slot_barriers {
 typedef struct gmm_sm90_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];     /* an entry of the tile ring has been written */
     uint64_t batch_empty[GMM_SM90_TILE_BATCHES]; /* all readers of the ring have released a batch of entries */
-    uint64_t order[2];                          /* ping-pong: the last stage of the tile of warp group i is full */
+    uint64_t last_stage_full[2];                /* ping-pong: the last stage of the tile of warp group i is full */
     gmm_sm90_slot_barriers slot[GMM_SM90_STORE_SLOTS];
 } gmm_sm90_barriers;
 enum {
@@ -2596,8 +2530,8 @@ GMM__DEVICE uint32_t gmm_sm90_batch_empty(uint32_t bars, uint32_t batch) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, batch_empty) +
            GMM_SM90_MBARRIER_BYTES * (batch % GMM_SM90_TILE_BATCHES);
 }
-GMM__DEVICE uint32_t gmm_sm90_order(uint32_t bars, int wg) {
-    return bars + GMM__OFFSET(gmm_sm90_barriers, order) + GMM_SM90_MBARRIER_BYTES * (uint32_t)wg;
+GMM__DEVICE uint32_t gmm_sm90_last_stage_full(uint32_t bars, int wg) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, last_stage_full) + GMM_SM90_MBARRIER_BYTES * (uint32_t)wg;
 }
 
 /* Waits until entry `tile_index` of the tile ring has been written. */
@@ -2619,8 +2553,8 @@ typedef struct gmm_sm90_pipeline {
     uint32_t iter;         /* number of the next stage */
 } gmm_sm90_pipeline;
 
-/* Where a warp stands in the pipeline: the stage in shared memory, and the parity of the phase that its full barrier
-   completes next. The empty barrier completes the phase of the other parity before that. */
+/* Where a consumer warp of packed weights stands in the pipeline: the stage in shared memory, and the parity of the
+   phase that its full barrier completes next. The empty barrier completes the phase of the other parity before that. */
 typedef struct gmm_sm90_stage {
     uint32_t index, phase;
 } gmm_sm90_stage;
@@ -2657,7 +2591,7 @@ GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t 
 typedef struct gmm_sm90_ring {
     gmm_sm90_tile tile[GMM_SM90_TILE_RING];
     gmm_sm90_tile warmup; /* an empty tile that warms the producer up */
-    int32_t alt_tile;     /* whether the scheduler has chosen the kernel's second tile */
+    int32_t second_tile;  /* whether the scheduler has chosen the kernel's second tile */
     int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
 } gmm_sm90_ring;
 
@@ -2860,11 +2794,18 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #endif
 #undef GMM__BODY
 
-/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
-   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
+/* Matrix descriptors of wgmma (PTX manual): in units of 16 bytes, bits 0 to 13 are the start address, bits 16 to 29 the
+   leading dimension byte offset, bits 32 to 45 the stride dimension byte offset; 1 in bits 62 and 63 is the 128-byte
+   swizzle. */
+/* That of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k]; MN-major tiles
+   (`mn_major`) are boxes of [k][64 mn] one after another. 1024: 8 rows of 128 bytes; 8192: a box of 64 k by 64 mn. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
+}
+/* That of a K-major tile, from the low word of its descriptor: the high word is the same for all of them. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address_word) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address_word;
 }
 /* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to
    that of the next 8 rows, and to that of the next 16 bytes along K. */
@@ -2878,7 +2819,8 @@ GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + 
 GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
 
 /* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
-   sums of work. schedule.cuh has its arithmetic. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+   sums of cluster tiles. schedule.cuh has its arithmetic and says what a cluster tile is. All but gmm_sm90_table_bytes
+   runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -2892,14 +2834,15 @@ typedef struct gmm_sm90_operands {
 } gmm_sm90_operands;
 
 /* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
-typedef struct gmm_sm90_deferred {
+typedef struct gmm_sm90_store_state {
     const gmm_sm90_args *args;
     const gmm_sm90_tile *tile; /* the previous one */
     int wg;
     char *slots;               /* store slots of the warp group */
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
-    uint32_t part;             /* number of the next slot */
-} gmm_sm90_deferred;
+    uint32_t part;             /* parts stored so far: of the CTA in wgrad, else of this warp group; the next one is
+                                  written to slot part % slots */
+} gmm_sm90_store_state;
 
 /* Where a consumer warp group stores a tile. */
 typedef struct gmm_sm90_output {
@@ -3062,7 +3005,7 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* Writes work_ends, the prefix sums of the groups' work. Whole warp. */
+/* Writes work_ends, the prefix sums of the groups' cluster tiles. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -3073,7 +3016,7 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluste
         const int32_t m = s->ends[g + 1] - s->ends[g];
         if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
             total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
-                                         s->tiles_n, cluster_size, s->raster_n);
+                                         s->tiles_n, cluster_size, s->cluster_along_n);
         s->work_ends[g + 1] = total;
     }
     gmm_sm90_prefix_sums(G, total, s->work_ends);
@@ -3100,10 +3043,10 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
     }
 }
 /* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
-   with pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did.
-   Whole warp. */
+   with pointers from s, which may be to the workspace, the code would need more registers. min_load: see
+   gmm_sm90_balance. Returns whether it did. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
-                                      int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
+                                      int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
     int32_t c;
     s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
@@ -3115,10 +3058,10 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
     if ((threadIdx.x & 31) == 0) {
         const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
-                                                 cluster_size, s->raster_n);
+                                                 cluster_size, s->cluster_along_n);
         b->rounds = work / clusters;
         b->rest = work % clusters;
-        b->least = least;
+        b->min_load = min_load;
         b->cluster = (int32_t)blockIdx.x / cluster_size;
         b->clusters = clusters;
         b->position = -1;
@@ -3127,8 +3070,8 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     __syncwarp();
     return 1;
 }
-/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has
-   clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+/* Gives the rest of the group at hand, b->count cluster tiles, to the clusters with the least load, one each. Lane l
+   has clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
 GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
     enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -3169,8 +3112,8 @@ GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, 
     }
     __syncwarp();
 }
-/* The group of the cluster's work number `index` in the balanced order, and the number within it; G and -1 behind the
-   last. Whole warp. */
+/* The group of the cluster's cluster tile number `index` in the balanced order, and the number within the group; G and
+   -1 behind the last. Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, const gmm_gemm_args *p,
                                            int32_t index, int32_t *work) {
     while (index >= b->first + b->count) {
@@ -3203,16 +3146,19 @@ typedef struct gmm_sm90_tile_shape {
 
 /* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
    blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 for cooperative
-   tiles, to m16 / 2 + 1 for ping-pong tiles. Eight at most, since four lanes evaluate each candidate. Clocks of a tile
-   are linear in its height, with constants fitted on one H200 (gmm__wgmma_choose prices the same on the host from
-   average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last round speed up the
-   others: idle time counts 0.69 of its length. Whole warp. */
+   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 if power_limited,
+   else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
+   power_limited: cooperative tiles of plain operands, whose clocks are linear in the height. They run at the power
+   limit, so that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Not
+   power_limited: ping-pong tiles, and packed weights, for which an order of heights is enough. Their clocks are the
+   maximum of products, shared-memory traffic and store. Constants are clocks of one H200 (KERNELS.md, "Clock and power
+   limit"). gmm__wgmma_choose prices kernels on the host for average sizes, by constants of its own (wgmma_price.h).
+   Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
-                                         const int cooperative, const gmm_sm90_tile_shape first,
+                                         const int power_limited, const gmm_sm90_tile_shape first,
                                          const gmm_sm90_tile_shape second, int32_t *chosen) {
     const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
-    const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+    const int32_t G = s->p->groups, heights0 = power_limited ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
     float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
@@ -3237,9 +3183,9 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
             const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
                         tiles = ceilf((blocks - 0.5f) * inverse_height);
             const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
-            const float clocks = cooperative ? fixed + slope * height
-                                             : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
-                                                     330.0f * height) + 200.0f;
+            const float clocks = power_limited ? fixed + slope * height
+                                               : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
+                                                       330.0f * height) + 200.0f;
             total_tiles += tiles;
             total_clocks += tiles * clocks;
             if (tiles > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
@@ -3259,7 +3205,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
         const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
         /* where the heights of tiles differ, some CTA gets more tall tiles than others */
-        if (cooperative)
+        if (power_limited)
             cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * total_tiles, total_clocks) - 1.0f) *
                                                           rsqrtf(rounds));
         cost = fminf(cost * total_clocks * tiles_per_cta, 3.0e38f);
@@ -3392,7 +3338,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
-            gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+            gmm_wgmma_rs_bf16(m16, acc, fragments[j], gmm_wgmma_desc_k_major(a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
         gmm_sm90_release_stage(pipe, s.index);
@@ -3462,6 +3408,12 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
 /* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
    warps of wgrad load and store. */
 
+/* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
+   the last two coordinates. */
+GMM__DEVICE uint64_t gmm_sm90_map_offset(const void *data) { return (uint64_t)(uintptr_t)data - GMM_SM90_MAP_BASE; }
+GMM__DEVICE int32_t gmm_sm90_map_z(uint64_t offset) { return (int32_t)(offset / 16 % GMM_SM90_MAP_STEPS); }
+GMM__DEVICE int32_t gmm_sm90_map_w(uint64_t offset) { return (int32_t)(offset / (16 * GMM_SM90_MAP_STEPS)); }
+
 /* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
@@ -3494,22 +3446,24 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     box->end = t->end;
     box->wrap = GMM_SM90_RAGGED_ROWS;
     if (box->is_b) {
-        box->multicast = t->multicast == 1;
+        box->multicast = t->multicast == GMM_SM90_MULTICAST_B;
         box->map = &args->b;
         box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
         if (!layout.k_grouped) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
-            box->end = (int32_t)(from >> 4 & 0x3FFF);
-            box->wrap = (int32_t)(from >> 18);
+            const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, t->g));
+            box->end = gmm_sm90_map_z(offset);
+            box->wrap = gmm_sm90_map_w(offset);
         }
     } else {
         int32_t first;
         index -= b_boxes;
+        /* K-major: boxes of 64 rows, then one of 16 rows for each of the last row_blocks % 4 blocks, from row
+           64 boxes64 + 16 (index - boxes64) on */
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
-        box->multicast = t->multicast == 2;
+        box->multicast = t->multicast == GMM_SM90_MULTICAST_A;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
         box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
@@ -3574,14 +3528,16 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     /* of the current tile; x and y are those of the box that is stored next */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
-    uint64_t from = 0;
+    uint64_t offset = 0;
     uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += GMM_SM90_BOX_BYTES * (uint32_t)lane;
+    /* parts go down by 64 rows, and this warp has every other one; the previous part of its slot is 4 parts ago */
     for (;; part += 2, y += 128) {
         const uint32_t slot_bar = gmm_sm90_store_empty(bars, part);
-        if (part >= 4) gmm_sm90_store_part(args, &previous, bars, slots, part - 4);
+        if (part >= GMM_SM90_STORE_SLOTS)
+            gmm_sm90_store_part(args, &previous, bars, slots, part - GMM_SM90_STORE_SLOTS);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
             __syncwarp(3); /* both lanes have read the previous tile */
@@ -3598,7 +3554,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
                 by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
+                offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.d, t->g));
             }
         }
         if (done) break;
@@ -3606,8 +3562,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         previous = current;
         current.x = x;
         current.y = m0 + y;
-        current.z = (int32_t)(from >> 4 & 0x3FFF);
-        current.w = (int32_t)(from >> 18);
+        current.z = gmm_sm90_map_z(offset);
+        current.w = gmm_sm90_map_w(offset);
         current.active = by_tma && x < col_end;
         current.evict_first = evict_first;
         GMM__BULK_WAIT_GROUP_READ(0);
@@ -3783,7 +3739,7 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
-   which the next row calls), other tile */
+   which the next row calls), second tile */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE
@@ -3904,7 +3860,8 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix, as a ragged map. */
+/* Rows of a token matrix, as a ragged map (see "Ragged maps" in tables.cuh). Its last two dimensions only have to be
+   large. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -3914,11 +3871,12 @@ static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enc
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
-/* A matrix of each group, at any address: the last two coordinates are its address. `weights`: weights, else D. */
+/* A matrix of each group, at any address: the last two coordinates are its address (gmm_sm90_map_offset).
+   `weights`: weights, else D. */
 static GMM__UNUSED int gmm_sm90_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines,
                                            int weights) {
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    cuuint64_t dims[4] = { 0, 0, GMM_SM90_MAP_STEPS, 0x7FFFFFFF }, strides[3] = { 0, 16, 16 * GMM_SM90_MAP_STEPS };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -3930,8 +3888,8 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                                                    const gmm_mat *m, int64_t features, int64_t lines,
                                                    int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
-    const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
+    const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 16 * GMM_SM90_MAP_STEPS };
+    cuuint64_t dims[4] = { 0, 0, GMM_SM90_MAP_STEPS, 0x7FFFFFFF };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     dims[0] = (cuuint64_t)(fp4 ? features / 2 : features);
     dims[1] = (cuuint64_t)lines;
@@ -4007,7 +3965,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->tile_choice;
+    args->tile_choice = row->tile_choice;
     return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
@@ -4015,15 +3973,16 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
-   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
-   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters and multicast are those of the 16-bit products (tables.cuh). The tile
+   ring is too, except that its readers do not release its entries: the scheduler writes tile n when the producer has
+   begun tile n - 8. A stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are
+   D's columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
    Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
    scheduler, store. The tile list has the registers of consumers and of the other warps.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
-       scheduler    --tile_full[16]-->  all others;  producer  --tile_empty[16]-->  scheduler
+       scheduler    --tile_full[16]-->  all others;  producer  --tile_begun[16]-->  scheduler
        producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
                                                                                where an operand is multicast)
        store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
@@ -4038,8 +3997,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size)                                          scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
-       tile_empty[n % 16]  producer lane 0, when it has read tile n (1); the        scheduler, for       n / 16
-                           scheduler is at most half a ring ahead of it             tile n + 8
+       tile_begun[n % 16]  producer lane 0, when it begins tile n (1). No reader    scheduler, for       n / 16
+                           releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
        slot[c].full        threads of consumer c (128)                              store lanes of c     n
@@ -4077,12 +4036,13 @@ typedef struct gmm_fp8_args {
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
-enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
+enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with
-   many, 192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   predict the first tile of a CTA, whether operands may have a scale per line). Tags end in _small_m where the first
+   tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is not the small-M mode of
+   the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
@@ -4091,18 +4051,21 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
-   of the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+   of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 16, 0, 0) \
     X(1d2d, GMM_FP8_1D2D, 16, 0, 32) \
     X(1d1d, GMM_FP8_1D1D, 0, 16, 1)
+#define GMM__FP8_IS_FAST_fast 1
+#define GMM__FP8_IS_FAST_1d2d 0
+#define GMM__FP8_IS_FAST_1d1d 0
 #define GMM__FP8_IS_1D1D_fast 0
 #define GMM__FP8_IS_1D1D_1d2d 0
 #define GMM__FP8_IS_1D1D_1d1d 1
-#define GMM__FP8_SCALED_fast 0
-#define GMM__FP8_SCALED_1d2d 1
-#define GMM__FP8_SCALED_1d1d 1
+#define GMM__FP8_HAS_STAGE_SCALES_fast 0
+#define GMM__FP8_HAS_STAGE_SCALES_1d2d 1
+#define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
    serves fwd, dgrad and wgrad, so its name has no operation. */
@@ -4120,10 +4083,10 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
+    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
     GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
@@ -4134,8 +4097,9 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
 
-/* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
-   to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
+/* How a tile is stored: 16BIT the store slot holds 16-bit elements, else fp32 sums; TMA by the store warp, else by the
+   consumers; LOAD added to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by
+   TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
 /* The bits of d_flags from this one on: where the outer scale is two factors, the biased exponent of the second, which
    is a power of two; else 0. */
@@ -4154,7 +4118,7 @@ typedef struct gmm_fp8_tile {
 /* Barriers besides those of stages and slots. */
 typedef struct gmm_fp8_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
-    uint64_t tile_empty[GMM_SM90_TILE_RING]; /* the producer has read it */
+    uint64_t tile_begun[GMM_SM90_TILE_RING]; /* the producer has begun tile n: the scheduler may write tile n + 8 */
 } gmm_fp8_barriers;
 /* Of kernels with a predicted first tile. */
 typedef struct gmm_fp8_prediction {
@@ -4166,7 +4130,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -4174,29 +4138,29 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
-        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
         int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
     GMM__FP8(line_scale_bytes, tag) = sizeof(GMM__FP8(line_scales, tag)), \
-    GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
+    GMM__FP8(prediction_offset, tag) = GMM__IF(predicts_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
@@ -4213,7 +4177,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
         GMM__FP8(tile_smem, tile_) tile; \
-        GMM__IF(GMM__FP8_SCALED_##scaling, \
+        GMM__IF(GMM__FP8_HAS_STAGE_SCALES_##scaling, \
                 GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
         GMM__IF(GMM__FP8_IS_1D1D_##scaling, char unread[GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)];) \
     } GMM__FP8_INSTANCE(smem, tag, scaling, tile_);
@@ -4225,13 +4189,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -4280,18 +4244,13 @@ GMM__DEVICE void gmm_fp8_store_column_scale(uint32_t smem, float scale) {
     gmm_st_shared_v4_u32(smem, low, high, low, high);
 }
 
-/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
-   same for all such operands. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
-}
 /* Addresses of barriers of the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) +
            GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
-GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +
+GMM__DEVICE uint32_t gmm_fp8_tile_begun(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_begun) +
            GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 /* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
@@ -4304,8 +4263,8 @@ GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint
     return f;
 }
 
-/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
-   from overrunning the tile ring. */
+/* Stages of a tile. An empty contraction takes one stage without a load: a tile has at least one stage, because stages
+   bound how far the producer, and with it the scheduler, is ahead of the consumers. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
@@ -4342,18 +4301,19 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
 /* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. Rows of D have a
    multiple of 16 elements, so that they end at multiples of 16 bytes, as TMA stores require. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
+    const char *const d = gmm_kmat_data(&args->p.d, f->t.g);
+    const int32_t map_z = gmm_sm90_map_z(gmm_sm90_map_offset(d)), map_w = gmm_sm90_map_w(gmm_sm90_map_offset(d));
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
     f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale writes another where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
-    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
+    if ((((uint64_t)(uintptr_t)d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
         if (beta == 1.0f && f->t.k >= GMM_FP8_REDUCE_K) f->d_flags |= GMM_FP8_D_REDUCE;
     }
     f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
-    f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
-    f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
+    f->d_z = args->wgrad ? map_z : f->t.end;
+    f->d_w = args->wgrad ? map_w : GMM_SM90_RAGGED_ROWS;
 }
 
 /* Per-tensor scale of a group in A and in B; 1 where the operand has none. */
@@ -4456,7 +4416,7 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
         work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
-                                                       tiles_n, cluster_size, s->raster_n);
+                                                       tiles_n, cluster_size, s->cluster_along_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -4507,16 +4467,16 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->raster_n, 0, work - work_ends[g], 0, cta, &f->t);
-        f->t.multicast = 0;
+        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work - work_ends[g], 0, cta, &f->t);
+        f->t.multicast = GMM_SM90_MULTICAST_NONE;
     }
 }
 /* Whether the predicted first tile is the true one, or both are empty. */
-GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
-    return (f->t.cols <= 0 && first->t.cols <= 0) ||
-           (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
-            f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
-            f->padded_row == first->padded_row);
+GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *predicted) {
+    const gmm_sm90_tile *const a = &f->t, *const b = &predicted->t;
+    return (a->cols <= 0 && b->cols <= 0) ||
+           (a->g == b->g && a->row == b->row && a->end == b->end && a->m0 == b->m0 && a->rows == b->rows &&
+            a->n0 == b->n0 && a->cols == b->cols && f->padded_row == predicted->padded_row);
 }
 /* Sends the other CTA of the cluster whether this CTA mispredicted. prediction: address of the gmm_fp8_prediction. One
    lane. */
@@ -4539,7 +4499,9 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
     for (tile_index = 0;; tile_index++) {
-        /* the entry is not overwritten before the consumers are two tiles further */
+        /* Entry of tile n. The scheduler overwrites it with tile n + 16, when the producer has begun tile n + 8. The
+           producer is at most `stages` (4) stages, hence 4 tiles, ahead of the consumers; and a consumer ends tile
+           n + 1 only after this warp, which by then has left tile n, has passed it the slot. */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
@@ -4570,36 +4532,36 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, tile */
 #if GMM__HOLDS(2)
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 0, 128x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(3)
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 0, 128x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile;
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
@@ -4612,7 +4574,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(prefetch_tile, tile), \
+      GMM__FP8(predicts_first_tile, tile), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -4679,8 +4641,9 @@ typedef struct gmm_expand_args {
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
-    int64_t *ends;          /* [G + 1] receives 16 times `units`: row offsets of groups in transposed copies; or NULL */
+    const int32_t *blocks16; /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
+    int64_t *ends;          /* [G + 1] receives 16 times blocks16: row offsets of groups in transposed copies, or is
+                               NULL */
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
@@ -4927,8 +4890,9 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
         strips[nth].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
         /* a Hadamard transform spreads the last rows over 16 */
         strips[nth].valid_rows = s->src.hadamard ? strips[nth].rows : rows - row;
-        strips[nth].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        strips[nth].dst = s->dst + (16 * (int64_t)args->blocks16[g] + row + row0) * lines + 8 * chunk;
     }
+    /* the first iteration only loads; each of the others loads the next 64 lines before it stores its own */
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
         const gmm_expand_strip_step step = next;
@@ -4989,7 +4953,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->factor[g] = gmm__scale_split(product, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
-        args->ends[g] = 16 * (int64_t)args->units[g];
+        args->ends[g] = 16 * (int64_t)args->blocks16[g];
 }
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
@@ -5774,11 +5738,11 @@ GMM__ELEM_UNITS(GMM__X)
    another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
    time, a lane four consecutive elements of it. */
 enum {
-    GMM__QUANT_BLOCK = 256,
-    GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
-    GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
-    GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_THREADS = 256,
+    GMM__QUANT_WARPS = GMM__QUANT_THREADS / 32,
+    GMM__QUANT_CODES_PITCH = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
+    GMM__QUANT_TILE_BYTES = GMM_TILE * GMM_TILE * 4,
+    GMM__QUANT_SHARED_BYTES = GMM__QUANT_TILE_BYTES + GMM_TILE * GMM__QUANT_CODES_PITCH,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
     GMM__TRANSPOSE_PER_SM = 4
@@ -5805,16 +5769,17 @@ typedef struct gmm__quant_args {
     gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
     int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
-    const float *scale;
-    const int32_t *skip;
-    const uint64_t *random;
+    float *row_amax;                  /* [rows of all units]; NULL: not needed */
+    float *col_amax;                  /* [units][cols]; NULL: not needed */
+    const float *scale;               /* [units], delayed scaling: encode scales; NULL: ones */
+    const int32_t *skip;              /* not 0: nothing is written; NULL: 0 */
+    const uint64_t *random;           /* [2] seed and offset of gmm_draw_block */
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
-    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    /* vectorized: bytes between matrices of rowwise, columnwise and src, and between the scales of the first two */
     int64_t step[3], scale_step[2];
     gmm__act_source act;
     gmm_row_index index;              /* of gathered rows of the source */
@@ -5839,7 +5804,7 @@ typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
     const int64_t *valid_rows;
-    const int32_t *skip;
+    const int32_t *skip; /* not 0: nothing is written; NULL: 0 */
 } gmm__quant_tail_args;
 
 /* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
@@ -5921,7 +5886,21 @@ GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
     gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
-/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
+GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
+    int32_t i, stride;
+#pragma unroll
+    for (stride = 1; stride <= last; stride *= 2)
+#pragma unroll
+        for (i = 0; i < count; i++)
+            if (!(i & stride)) {
+                const float a = v[i], b = v[i + stride];
+                v[i] = gmm__fadd(a, b);
+                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
+            }
+}
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`: 0, or gmm_format.hadamard, whose
+   lower 16 bits are the signs by row of a block. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
@@ -5931,15 +5910,7 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
 #pragma unroll
     for (j = 0; j < 4; j++)
         v[j] = gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ (((uint32_t)hadamard >> (4 * quarter + j)) & 1u) << 31);
-#pragma unroll
-    for (stride = 1; stride < 4; stride *= 2)
-#pragma unroll
-        for (j = 0; j < 4; j++)
-            if (!(j & stride)) {
-                const float a = v[j], b = v[j + stride];
-                v[j] = gmm__fadd(a, b);
-                v[j + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
+    gmm_hadamard_stages(v, 4, 2);
 #pragma unroll
     for (stride = 1; stride < 4; stride *= 2)
 #pragma unroll
@@ -6152,7 +6123,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
+            codes[(4 * lane + i) * GMM__QUANT_CODES_PITCH + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
         uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
@@ -6182,7 +6153,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     int32_t l, i;
     gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -6210,7 +6181,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
                     (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
         }
         __syncthreads();
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
             int32_t stride, j;
@@ -6235,7 +6206,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     if (!s->view.apart) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
-        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        const uint8_t *src = codes + l * GMM__QUANT_CODES_PITCH;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
             dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
@@ -6289,29 +6260,29 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+    for (i = first; a->col_amax && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
         ((float *)(void *)v.scale)[i % a->cols] =
-            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->col_amax[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
-            a->rowwise.amax[i] = a->lines[i];
+            a->rowwise.amax[i] = a->row_amax[i];
 }
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
-                      1);
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * GMM__QUANT_THREADS, 1);
 }
 
 /* Zeroes the rows behind the last group. One CTA per row. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
-        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_THREADS) a.data[r * a.pitch + i] = 0;
 }
 #endif
 
@@ -6618,7 +6589,7 @@ GMM__DEVICE uint8_t *gmm_cast_col_codes(const gmm_cast_tile *t, int32_t thread, 
 /* Stores the columns from there on. All threads call it after a barrier. */
 GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int32_t bytes, uint8_t *codes,
                                      uint8_t *dst, int64_t pitch) {
-    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_BLOCK / chunks;
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_THREADS / chunks;
     int32_t k;
     if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
 #pragma unroll
@@ -6704,7 +6675,8 @@ GMM__DEVICE uint32_t gmm_hadamard_positive_nan(uint32_t w) {
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: flips the signs of rows selected by bits of `signs`. gmm_hadamard_gather16 then exchanges words between the two
+/* BF16: flips the signs of the rows whose bit in `signs` is 1: gmm_format.hadamard, whose lower 16 bits are the signs
+   by row of a block, shifted to the lane's 8 rows. gmm_hadamard_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
 GMM__DEVICE void gmm_hadamard_flip_signs(uint32_t x[8][8], uint32_t signs) {
@@ -6726,19 +6698,6 @@ GMM__DEVICE void gmm_hadamard_gather16(const uint32_t x[8][8], int32_t lower, ui
             dst[i][k] = lower ? received : x[i][k];
             dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
-}
-/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
-GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
-    int32_t i, stride;
-#pragma unroll
-    for (stride = 1; stride <= last; stride *= 2)
-#pragma unroll
-        for (i = 0; i < count; i++)
-            if (!(i & stride)) {
-                const float a = v[i], b = v[i + stride];
-                v[i] = gmm__fadd(a, b);
-                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
 }
 /* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
    `hadamard`. NaN loses its sign. */
@@ -6795,7 +6754,7 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
    the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
-enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
+enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {
@@ -6844,12 +6803,12 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
             gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
 #pragma unroll
             for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
-            own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
+            own[(i + j) * GMM__QUANT_THREADS] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 #pragma unroll
     for (i = 0; i < 8; i++) {
-        const uint4 v = i < rows ? own[i * GMM__QUANT_BLOCK] : make_uint4(0u, 0u, 0u, 0u);
+        const uint4 v = i < rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;
@@ -6893,19 +6852,19 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
     const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-    uint32_t *dst = copy ? (uint32_t *)a->columns + p->unit * a->cols + t->c0 + l
-                         : (uint32_t *)a->lines + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row +
-                               l;
+    uint32_t *dst = copy ? (uint32_t *)a->col_amax + p->unit * a->cols + t->c0 + l
+                         : (uint32_t *)a->row_amax + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) +
+                               p->row + l;
     uint32_t maximum;
     int32_t i;
     __syncthreads();
-    if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
+    if (!(copy ? a->col_amax : a->row_amax) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
     gmm_cast_raise_amax(dst, maximum);
 }
 
-/* Maximum of the warp's part of the tile, and with `hadamard` of its transform. */
+/* Maximum of the warp's part of the tile, and in the instances with a transform (`hadamard`) of that. */
 GMM__DEVICE void gmm_amax_unit(const gmm_cast_tile *t, int32_t hadamard, uint32_t x[8][8],
                                uint32_t (*warp_maxima)[GMM__QUANT_WARPS]) {
     const int32_t lower = gmm__lane() >> 3 & 1;
@@ -6970,7 +6929,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     const int32_t thread = (int32_t)threadIdx.x;
     if (thread < GMM_TILE && t->rowwise) {
         const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
-        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->row_amax[row] : 0.0f);
         c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
         if (t->c0 == 0 && thread < p->m)
             ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
@@ -6979,7 +6938,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
         c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
-            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->col_amax[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 
@@ -7319,7 +7278,8 @@ GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_til
    all encode scales that the unit can have. */
 typedef struct gmm_cast_nv16 {
     int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
-    const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
+    const float *encodes;   /* table of the rowwise copy: encode scales by scale byte. Entry 127, whose byte is NaN in
+                               E4M3 and no scale, is what a block's amax is multiplied by to get its scale: mult */
     const float *encodes_t; /* table of the columnwise copy */
     uint8_t *codes;         /* the tile's columnwise codes, in shared memory */
     uint8_t *scales;        /* [GMM_TILE][GMM_TILE_BLOCKS] their scales */
@@ -7402,6 +7362,8 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
         maximum = m > maximum ? m : maximum;
     }
+    /* A normal scale is rounded down by at most a 17th, so that its products stay below 6.4. Subnormal and saturated
+       scales may be far less than what they are rounded from. */
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
 /* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */
@@ -7629,7 +7591,7 @@ GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
    tile at a time. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
@@ -7678,7 +7640,7 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
 #pragma unroll
     for (i = 0; i < 4; i++) {
         const int32_t j = (i + lane / 8) & 3;
-        tile[(4 * lane + j) * (GMM__QUANT_CODES / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
+        tile[(4 * lane + j) * (GMM__QUANT_CODES_PITCH / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
     }
 }
 
@@ -7703,7 +7665,7 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
    both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
 GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
-    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
+    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES_PITCH / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
     const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
@@ -7738,32 +7700,32 @@ GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) 
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
                 for (k = lane; k < n; k += 32)
-                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
+                    codes[k * GMM__QUANT_CODES_PITCH + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
                                                            : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (words) {
                 if (4 * lane < m)
                     gmm__transpose_store4(dst + l * dst_pitch + bytes4 * lane, e2m1,
-                                          tile[l * (GMM__QUANT_CODES / 4) + lane]);
+                                          tile[l * (GMM__QUANT_CODES_PITCH / 4) + lane]);
             } else if (e2m1)
                 for (k = 2 * lane; k < m; k += 64)
-                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES + k] |
-                                                           codes[l * GMM__QUANT_CODES + k + 1] << 4);
+                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES_PITCH + k] |
+                                                           codes[l * GMM__QUANT_CODES_PITCH + k + 1] << 4);
             else
-                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES_PITCH + k];
         if (e2m1)
             gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
-                                             GMM__QUANT_BLOCK);
+                                             GMM__QUANT_THREADS);
         else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 0);
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 1);
 }
@@ -7776,8 +7738,8 @@ typedef struct gmm__update_args {
 } gmm__update_args;
 
 /* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
-    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
+    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
     if (i < a.slots)
         a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
@@ -7785,9 +7747,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i;
     int32_t k;
     for (i = first; i < a.length; i += step) {
@@ -7800,9 +7762,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
             }
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i, begin, end, lines, blocks;
     int32_t k;
     for (k = 0; k < 2; k++) {
@@ -7972,18 +7934,19 @@ static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, 
     cudaError_t error = cudaSuccess;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_THREADS, smem, args, stream);
 }
 
-/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+/* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
+   `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
    addresses. */
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
+                                                   int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED_BYTES : GMM__QUANT_TILE_BYTES;
     const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
     const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
@@ -7998,41 +7961,42 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         row++;
     forward.backward = 0;
     if (amax)
-        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
-                                  stream);
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE_BYTES,
+                                  a->vectorized ? 0 : GMM__QUANT_TILE_BYTES, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
         error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
                                   stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED_BYTES, cast_smem, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
-                                                 cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
+                                                     cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
-                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
+                             GMM__QUANT_TILE_BYTES, GMM__QUANT_TILE_BYTES, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, int64_t max_blocks,
+                                                    cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
                              gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                     cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
     return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
                              gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
-    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
+static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, cudaStream_t stream) {
+    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_THREADS - 1) / GMM__QUANT_THREADS;
     if (blocks == 0) return cudaSuccess;
     return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }
@@ -9881,10 +9845,10 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_outer_begin_)(const gmm_qgemm_args *args, c
 
 /* Stores rows 8 i to 8 i + 7 of the warp's sums to shared memory at `sums`, scaled unless in_smem, which says that they
    are scaled there. row_scale: of the thread's row. */
-GMM__DEVICE void GMM__PART(gmm_qgemm_pass_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
-                                                 float row_scale, float *sums,
-                                                 const float acc[GMM__MT][GMM__NT][4],
-                                                 const float sum[GMM__SUM_MT][GMM__NT][4]) {
+GMM__DEVICE void GMM__PART(gmm_qgemm_write_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
+                                                  float row_scale, float *sums,
+                                                  const float acc[GMM__MT][GMM__NT][4],
+                                                  const float sum[GMM__SUM_MT][GMM__NT][4]) {
     const int lane = (int)threadIdx.x & 31;
     int s, j;
 #pragma unroll
@@ -9948,7 +9912,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_store_tile_)(const gmm_qgemm_args *args, co
         if (!outer.empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&v.a, args->a.scaling, frag_row);
         in_smem = outer.extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
         if (!outer.empty && frag_row < tile.m) row_scale = gmm__fmul(outer.alpha, row_scale);
-        GMM__PART(gmm_qgemm_pass_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
+        GMM__PART(gmm_qgemm_write_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
         if (in_smem) GMM__PART(gmm_qgemm_scale_rows_)(args, smem_tile, &outer, first_row, first_col, sums);
         gmm_gemm_store_8_rows(&args->p, &epilogue, &tile, first_row, first_col, 128 / GMM__WN, sums, bias);
         __syncwarp();
@@ -10673,23 +10637,24 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__DTYPE GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__TILES GMM__COLUMN(6, GMM__ROW)
-#define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
+#define GMM__SECOND_TILE GMM__COLUMN(7, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__SM90(name, GMM__TILE)
 #define GMM__SMEM GMM__SM90(smem, GMM__TILE)          /* the struct in shared memory */
 #define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member)) /* address of a member; base: of the struct */
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
+/* A kernel with two tiles calls the functions of both; those of the second tile are defined by a row before, which
    defines no kernel. */
 #if GMM__TILES == 2
-#define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
-#define GMM__TILE_CHOICE args.tile
-#define GMM__ALT_CFG(name) (int)GMM__SM90(name, GMM__ALT_TILE)
-#define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
+#define GMM__SECOND_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__SECOND_TILE)
+#define GMM__TILE_CHOICE args.tile_choice
+#define GMM__SECOND_CFG(name) (int)GMM__SM90(name, GMM__SECOND_TILE)
+#define GMM__CFG_OF(second_tile, name) ((second_tile) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
+static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm90_choose_tile: candidates of a warp");
 #else
 #define GMM__TILE_CHOICE 0
-#define GMM__ALT_CFG(name) 0
-#define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
+#define GMM__SECOND_CFG(name) 0
+#define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
@@ -10712,11 +10677,11 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__DEFERRED GMM__CFG(deferred)
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
-#define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
+#define GMM__DEFERRED_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of GMM__STEP rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
-#define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
+/* Tiles begin at multiples of so many rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
+#define GMM__ROW_ALIGN (GMM__K_GROUPED ? 64 : 8)
 #define GMM__HAS_N8(n8) ((n8) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (n8) % 8 == 0))
 /* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
    bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
@@ -10734,16 +10699,16 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (args->d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
-   it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
-   need as many registers again. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
+   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot
+   three stages after its store, one stage before it is written again. Words are selected by predicates: an index into
+   them would put them into local memory, and moving them down would need as many registers again. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
     const gmm_sm90_tile *const t = store->tile;
     const int wg = store->wg;
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - store->pending);
-    char *const slot = store->slots + store->part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
+    char *const slot = store->slots + store->part % GMM__DEFERRED_SLOTS * (512 * GMM__WORDS_PER_STORE);
     const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
     const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
     const gmm_kmat *const d = &args->p.d;
@@ -10755,7 +10720,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                  words[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
-        GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
+        GMM__BULK_WAIT_GROUP_READ(GMM__DEFERRED_SLOTS - 2);
     gmm_consumer_sync(wg);
     if (args->d_by_tma) {
         if (tid == 0) {
@@ -10777,12 +10742,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
 }
 
 /* Mainloop of a consumer warp group: accumulates the stages of a tile of 8 n8 rows, and meanwhile stores the previous
-   tile (deferred store). `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is
-   full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
+   tile (deferred store). last_stage_full: mbarrier at which this warp group of a ping-pong tile arrives when its last
+   stage is full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never
+   pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               const gmm_sm90_operands *operands, uint32_t order,
-                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const gmm_sm90_operands *operands, uint32_t last_stage_full,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_store_state *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t k, s = pipe->iter % GMM__CFG(stages), parity = pipe->iter / GMM__CFG(stages) & 1, prev_stage = 0;
@@ -10793,8 +10759,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
         if (GMM__CFG(gather)) gmm_fence_proxy_async(); /* wgmma reads what cp.async has written */
-        if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
+        if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(last_stage_full);
         gmm_wgmma_fence();
+        /* a step of 16 k: 16 rows of 128 bytes of an MN-major operand, else 32 bytes of each row */
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
@@ -10805,8 +10772,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s : prev_stage), lane);
+        if (small_m || k > 0) gmm_sm90_release_stage(pipe, small_m ? s : prev_stage);
         if (GMM__DEFERRED && store->pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(store, deferred);
         prev_stage = s;
@@ -10817,8 +10783,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < pipe->cluster_size)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, prev_stage), lane);
+    if (!small_m) gmm_sm90_release_stage(pipe, prev_stage);
     pipe->iter += operands->k_tiles;
 }
 #endif
@@ -11025,8 +10990,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
 /* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
    are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
    column 0. */
-GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
-                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+GMM__DEVICE void GMM__PART(gmm_sm90_write_sums_)(int part, char *to, int lane, int w,
+                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
     int p, x, e;
 #pragma unroll
@@ -11081,7 +11046,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
             if (vectorized && beta != 0.0f && !GMM__K_GROUPED && row + 8 * x < rows_left)
                 old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
         }
-        GMM__PART(gmm_sm90_pass_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
+        GMM__PART(gmm_sm90_write_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
         gmm_consumer_sync(out->wg);
         if (vectorized) {
 #pragma unroll
@@ -11120,7 +11085,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
 #if !GMM__GLU
 /* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
    the next tile's mainloop has to store. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_deferred *store,
+GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_store_state *store,
                                               uint32_t deferred[GMM__DEFERRED_WORDS],
                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
@@ -11141,7 +11106,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm
 
 /* The epilogue of a tile: alpha, the steps, and the store. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
-                                                 gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
+                                                 gmm_sm90_store_state *store, uint32_t deferred[GMM__DEFERRED_WORDS],
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
@@ -11153,14 +11118,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     out->beta = gmm_gemm_beta(&args->p, t->g);
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
-    if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+    if (GMM__K_GROUPED && !first) gmm_order_wait(out->wg); /* slots are used in the order of tiles */
 #if GMM__GLU
     (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
 #else
     GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif
-    if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
+    if (GMM__K_GROUPED) gmm_order_arrive(out->wg ^ 1);
 }
 #endif
 /* Body 9, continued: the consumer warp groups. */
@@ -11168,8 +11133,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
 /* Multiplies a tile: the mainloop for its rows, which are a constant of wgmma. */
 GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const volatile int32_t *small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               const gmm_sm90_operands *operands, uint32_t order,
-                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const gmm_sm90_operands *operands, uint32_t last_stage_full,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_store_state *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     int j, u;
 #pragma unroll
@@ -11178,7 +11143,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
         for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
     switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
 #define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, order, pipe, store, deferred)
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, last_stage_full, pipe, store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands->k_tiles, operands->packed_at, \
                              operands->scales_at, operands->desc_a, pipe)
@@ -11203,9 +11168,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
         for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
 }
 
-/* Passes a tile of which the warp group has no columns: releases its stages unread, and in wgrad keeps the order of the
+/* Skips a tile of which the warp group has no columns: releases its stages unread, and in wgrad keeps the order of the
    tiles' stores. `first`: of the CTA. */
-GMM__DEVICE void GMM__PART(gmm_sm90_pass_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
+GMM__DEVICE void GMM__PART(gmm_sm90_skip_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
                                                 gmm_sm90_pipeline *pipe) {
     const int lane = (int)threadIdx.x & 31;
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
@@ -11215,10 +11180,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_tile_)(uint32_t k_tiles, uint32_t bars,
         if (lane < (int)pipe->cluster_size)
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), (uint32_t)lane);
     }
-    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
+    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
     if (GMM__K_GROUPED) {
-        if (!first) gmm_order_barrier(wg, 1);
-        gmm_order_barrier(wg ^ 1, 0);
+        if (!first) gmm_order_wait(wg);
+        gmm_order_arrive(wg ^ 1);
     }
 }
 
@@ -11231,7 +11196,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
-    gmm_sm90_deferred store = { &args, ring, 0, smem->slot[0], 0, 0 };
+    gmm_sm90_store_state store = { &args, ring, 0, smem->slot[0], 0, 0 };
     uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int u;
 #pragma unroll
@@ -11255,7 +11220,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {
-            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
+            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_wait(wg);
             break;
         }
         operands.k_tiles = gmm_sm90_k_tiles(t->k);
@@ -11268,9 +11233,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
            of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
-            gmm_mbarrier_wait(gmm_sm90_order(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
+            gmm_mbarrier_wait(gmm_sm90_last_stage_full(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) {
-            GMM__PART(gmm_sm90_pass_tile_)(operands.k_tiles, bars, wg, tile_index == 0, &pipe);
+            GMM__PART(gmm_sm90_skip_tile_)(operands.k_tiles, bars, wg, tile_index == 0, &pipe);
             continue;
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
@@ -11279,8 +11244,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
         operands.packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         operands.scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
-        GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store,
-                                      deferred);
+        GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_last_stage_full(bars, wg),
+                                      &pipe, &store, deferred);
         while (GMM__DEFERRED && store.pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
 #pragma unroll
@@ -11303,26 +11268,26 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
-    const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
+    const gmm_sm90_tile_shape second_shape = { GMM__SECOND_CFG(tile_n), GMM__SECOND_CFG(m16) };
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, s->ends);
-    if ((threadIdx.x & 31) == 0)
+    if ((threadIdx.x & 31) == 0) /* no group has more than 64 rows, or 128 if their mean is 3/4 of the largest */
         smem->ring.small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
                              (stats.max_rows <= GMM_SM90_SMALL_M &&
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
     s->max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
                                    : gmm_sm90_choose_tile(s, stats, GMM__TILE_CHOICE,
                                                           GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                          alt_shape, &smem->ring.alt_tile);
+                                                          second_shape, &smem->ring.second_tile);
     __syncwarp();
     /* divisions by constants: a division by a variable would delay the first tile */
-    s->tiles_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
-                 : GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+    s->tiles_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                 : GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128 ? (args.p.n + 127) / 128
                                                                    : (args.p.n + GMM__CFG(tile_n) - 1) /
                                                                          GMM__CFG(tile_n);
     if (!GMM__K_GROUPED)
         s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, GMM__COL_ALIGN, 16 * s->max_blocks,
                                       (int32_t)gmm_cluster_nctarank(), stats);
-    s->raster_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128;
+    s->cluster_along_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
         !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
                                gmm_sm90_d_stages(&args.p), (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
@@ -11331,19 +11296,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
 }
 
 /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative: it plans
-   the first tile from the split as read before griddepcontrol.wait, and writes shared memory alone. The second pass
-   reads the split again and plans anew if it has changed. */
+   the first tile from the split as read before griddepcontrol.wait. The second pass reads the split again and plans
+   anew if it has changed. Before the wait the plan may read the split alone, which is compared after it, and write
+   shared memory alone: so neither tables in the workspace, nor frozen and beta, which gmm_sm90_has_work reads in
+   wgrad. */
 GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const alt_tile = &smem->ring.alt_tile;
+    const int32_t *const second_tile = &smem->ring.second_tile;
     const uint32_t bars = GMM__SMEM_AT(bars), cluster_size = gmm_cluster_nctarank();
     const int lane = (int)threadIdx.x & 31;
     int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1) : smem->ends;
     int32_t *const work_ends = ends + args.p.groups + 1;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                             /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
-                             /* block_rows */ 16, /* row_align */ GMM__STEP,
+                             /* cluster_along_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                             /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
     int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
@@ -11382,7 +11349,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
                     const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
-                    gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
+                    gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
                                            rotated, gmm_sm90_this_cta(), tile);
                 }
             }
@@ -11401,7 +11368,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
    without rows: it loads nothing, but brings code and parameters into the caches. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
+    const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t cta_rank = gmm_cluster_ctarank();
     const int lane = (int)threadIdx.x & 31;
@@ -11422,15 +11389,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
             if (t->row_blocks == 0) break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *second_tile, stage_bytes);
         bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
                                                : (uint32_t)t->row_blocks * 2048;
         bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
         if (t->cols <= 0) bytes = 0;
-        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *second_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
         /* neighbouring lanes load the same lines of two stages */
         second = (uint32_t)lane & (stages_at_once - 1);
-        layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+        layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
         gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
         if (second) box.x += 64;
         if (warmup) {
@@ -11483,7 +11450,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
                           9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-    for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
+    for (i = 0; i < 2; i++) /* the warps of a warp group */
+        gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
+    /* slots, at which wgrad alone arrives: the two lanes of a store warp; the four warps of a warp group */
 #pragma unroll
     for (i = 0; i < GMM_SM90_STORE_SLOTS; i++) {
         gmm_mbarrier_init(gmm_sm90_store_empty(bars, i), GMM__K_GROUPED ? 2 : 1);
@@ -11540,8 +11509,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
         gmm_sm90_wait_tile(bars, 0);
-        if (*(const volatile int32_t *)&smem->ring.alt_tile)
-            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__ALT_TILE) *)gmm_shared, base);
+        if (*(const volatile int32_t *)&smem->ring.second_tile)
+            GMM__SECOND_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__SECOND_TILE) *)gmm_shared, base);
         else
 #endif
         GMM__PART(gmm_sm90_consume_tiles_)(args, smem, base);
@@ -11552,11 +11521,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__DEFERRED
 #undef GMM__DEFERRED_WORDS
 #undef GMM__WORDS_PER_STORE
-#undef GMM__STORE_SLOTS
+#undef GMM__DEFERRED_SLOTS
 #undef GMM__SCHEDULER_WARP
 #undef GMM__STORE_SLOT
 #undef GMM__ZERO_INIT
-#undef GMM__STEP
+#undef GMM__ROW_ALIGN
 #undef GMM__SMALL_M
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
@@ -11568,16 +11537,16 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__CFG_OF
-#undef GMM__ALT_CFG
+#undef GMM__SECOND_CFG
 #undef GMM__TILE_CHOICE
-#undef GMM__ALT_PART
+#undef GMM__SECOND_PART
 #undef GMM__PART
 #undef GMM__INSTANCE
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
 #undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__ALT_TILE
+#undef GMM__SECOND_TILE
 #undef GMM__KERNEL_NAME
 #undef GMM__TILES
 #undef GMM__OP
@@ -11590,13 +11559,13 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #elif GMM__BODY == 11
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
-#define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
-#define GMM__FAST GMM__COLUMN(4, GMM__ROW)
-#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
-#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALED)
+#define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__IS_FAST GMM__CAT(GMM__FP8_IS_FAST_, GMM__SCALING)
+#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALING)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
-#define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _), GMM__TILE)
+#define GMM__SCALING_VALUE (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALING)
 /* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
 #define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
 #define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member))
@@ -11604,8 +11573,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #define GMM__STAGE_SCALE_BYTES (int)sizeof(GMM__STAGE_SCALES)
 #define GMM__ROW_SCALE_BYTES (int)offsetof(GMM__STAGE_SCALES, col)
 #define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
-/* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
-#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
+/* Tiles of fwd and dgrad begin at multiples of so many columns: one of 192 columns may begin in the middle of a block
+   of 128. Those of wgrad begin at multiples of their width. */
+#define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
@@ -11617,7 +11587,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_fence();
 #pragma unroll
     for (kk = 0; kk < 4; kk++)
-        if (GMM__KIND == GMM_FP8_FAST || kk > 0)
+        if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
             GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
                             gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
         else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
@@ -11641,8 +11611,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_read_scales_)(GMM__PART(gmm_fp8_lane_scales_)
     for (x = 0; x < GMM__LANE_COLS; x++) v->col[x] = 32 * x < cols_left ? cols[32 * x] : 0.0f;
 }
 /* Passes those of stage number `iter` to the consumers, when its memory is free. */
-GMM__DEVICE void GMM__PART(gmm_fp8_pass_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
-                                                 uint32_t stage_bars, uint32_t stage_scales_at) {
+GMM__DEVICE void GMM__PART(gmm_fp8_write_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
+                                                  uint32_t stage_bars, uint32_t stage_scales_at) {
     const uint32_t lane = threadIdx.x & 31, s = iter % GMM__CFG(stages);
     const uint32_t to = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
     int x;
@@ -11681,7 +11651,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 #pragma unroll
             for (i = 0; i < 2; i++) {
                 if (k + i >= k_tiles) break;
-                if (k >= 0) GMM__PART(gmm_fp8_pass_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
+                if (k >= 0) GMM__PART(gmm_fp8_write_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
                 if (k + i + 2 >= k_tiles) continue;
                 GMM__PART(gmm_fp8_read_scales_)(&v[i], rows, cols, rows_left, cols_left);
                 rows += next_row;
@@ -11695,15 +11665,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 
 /* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
    products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after
-   the other has issued its own, so that one's additions and the other's products run side by side. */
+   products need. order_wg: this consumer's number where two alternate, else -1. Each of two issues the products of a
+   stage after the other has issued its own, so that one's additions and the other's products run side by side. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
-                                                   uint32_t desc_b, uint32_t row_scales_at, int order,
+                                                   uint32_t desc_b, uint32_t row_scales_at, int order_wg,
                                                    gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t end = pipe->iter + k_tiles;
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
-    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_LINES, 0);
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_BLOCK_BYTES, 0);
     uint32_t k = pipe->iter, s;
     float partial[GMM__ACC], scales[GMM__ACC];
     int u;
@@ -11713,7 +11683,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
         uint32_t rows[4];
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (order >= 0) gmm_order_barrier(order, 1);
+        if (order_wg >= 0) gmm_order_wait(order_wg);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
         of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
@@ -11721,10 +11691,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
         gmm_wgmma_fence();
         gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
         gmm_wgmma_commit();
-        if (order >= 0) gmm_order_barrier(order ^ 1, 0);
+        if (order_wg >= 0) gmm_order_arrive(order_wg ^ 1);
         GMM__WGMMA_WAIT(0);
         __syncwarp();
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        gmm_sm90_release_stage(pipe, s);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) {
             GMM__PIN_F32(partial[u]);
@@ -11741,9 +11711,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
    are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
                                               uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
-#if GMM__FAST
+#if GMM__IS_FAST
+    const uint32_t lane = threadIdx.x & 31;
     (void)row_scales_at;
     (void)n0_at_64;
 #pragma unroll 1
@@ -11756,8 +11727,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < pipe->cluster_size)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
+    gmm_sm90_release_stage(pipe, (k - 1) % GMM__CFG(stages));
 #else
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
@@ -11777,6 +11747,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
             gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
+        /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns,
+           the first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
 #pragma unroll
         for (e = 0; e < 2; e++) {
             scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
@@ -11789,7 +11761,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         __syncwarp(); /* all lanes have read the stage's scales */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        gmm_sm90_release_stage(pipe, s);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
@@ -11809,15 +11781,16 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(prefetch_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
 }
 
 /* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
                                                 gmm_sm90_scheduler *s) {
     int32_t speculative;
-    /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
-       be written. */
+    /* The split is read before griddepcontrol.wait, and again after it. Before the wait the plan may read the split
+       alone, which is compared after it, and write shared memory alone: so neither tables in the workspace, nor frozen
+       and beta, which gmm_sm90_has_work reads in wgrad. */
     if (GMM__PART(gmm_fp8_predicts_)(args)) {
         gmm_fp8_tile f;
 #pragma unroll 1
@@ -11846,11 +11819,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                 const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
                 s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                 if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__STEP,
-                                                 GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                 (int32_t)gmm_cluster_nctarank(), stats);
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__COL_ALIGN,
+                                                  GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                  (int32_t)gmm_cluster_nctarank(), stats);
                 s->k_grouped = args->wgrad;
-                if (GMM__CFG(prefetch_tile) || !args->wgrad ||
+                if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
                     !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
                                            2 * gmm_sm90_d_stages(&args->p),
                                            (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
@@ -11866,17 +11839,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t cluster = gmm_cluster_nctarank();
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     int32_t *const ends = args->tables ? args->tables + (int64_t)blockIdx.x * 3 * (args->p.groups + 1)
                                       : smem->ends;
     int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     const int32_t stride = (int32_t)(gridDim.x / cluster);
-    const int raster_n = GMM__CFG(tile_n) == 128;
-    gmm_sm90_scheduler s = { &args->p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0, 0,
-                             GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
-    int mispredicted = 0, unresolved = prefetch_tile;
+    const int cluster_along_n = GMM__CFG(tile_n) == 128;
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0, cluster_along_n,
+                             /* tiles_n */ 0, /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+                             /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
+                             /* col_align */ GMM__COL_ALIGN };
+    /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
+    int mispredicted = 0, unresolved = predicts;
     int32_t work = (int32_t)(blockIdx.x / cluster);
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
@@ -11887,6 +11863,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         int32_t next_work = work;
         f.t.row_blocks = 0; /* ends the ring */
         int32_t in_group = -1, group_work = 0; /* number of the tile in its group; -1: there is none */
+        /* Behind the last tile. If this CTA mispredicted, it repeats its first tile; if only its peer did, it takes an
+           empty tile, so that both pass equally many stages. */
         if (unresolved && tile_index > 0 && next_work >= work_ends[args->p.groups]) {
             int peer_mispredicted = 0;
             unresolved = 0;
@@ -11900,7 +11878,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                 if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
             }
         }
-        if (!GMM__CFG(prefetch_tile) && s.balanced)
+        if (!GMM__CFG(predicts_first_tile) && s.balanced)
             f.t.g = gmm_sm90_balanced_tile(balance, smem->ends, &args->p, (int32_t)tile_index, &in_group);
         else if (next_work < work_ends[args->p.groups]) {
             gmm_find_group32(work_ends, args->p.groups, next_work, &f.t.g);
@@ -11909,25 +11887,26 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         }
         if (in_group >= 0) {
             s.k_grouped = args->wgrad;
-            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__STEP;
-            gmm_sm90_schedule_tile(&s, raster_n, group_work, in_group,
+            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
+            gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
                                    args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
                                    &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
-            if (prefetch_tile && !unresolved) f.t.multicast = 0;
+            /* a repeated tile: the peer loads no half of a multicast operand */
+            if (predicts && !unresolved) f.t.multicast = GMM_SM90_MULTICAST_NONE;
         }
-        if (prefetch_tile && tile_index == 0) {
-            const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+        if (predicts && tile_index == 0) {
+            const gmm_fp8_tile *const predicted = &ring[GMM_SM90_TILE_RING - 1];
             if (f.t.row_blocks == 0) gmm_fp8_empty_tile(args, &f);
-            mispredicted = !gmm_fp8_same_tile(&f, first);
+            mispredicted = !gmm_fp8_same_tile(&f, predicted);
             __syncwarp();
             if (mispredicted) gmm_fp8_empty_tile(args, &f); /* the result of the predicted tile is discarded */
             if (lane == 0 && gmm_cluster_nctarank() > 1)
                 gmm_fp8_send_mispredict(prediction, mispredicted);
         }
         if (tile_index >= GMM_SM90_TILE_RING / 2)
-            gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
+            gmm_mbarrier_wait(gmm_fp8_tile_begun(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
         if (lane == 0) {
             ring[tile_index % GMM_SM90_TILE_RING] = f;
             if (gmm_fp8_has_outer_scale(args))
@@ -11943,8 +11922,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
 /* Body 11, continued: the warps that load operands and scales. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
-GMM__DEVICE int GMM__PART(gmm_fp8_scaled_)(const gmm_fp8_args *args) {
-    return !GMM__FAST && args->a_scale.scaling == GMM_SCALING_1X128;
+GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
+    return !GMM__IS_FAST && args->a_scale.scaling == GMM_SCALING_1X128;
 }
 
 /* The producer warp: each lane loads one TMA box of every stage. */
@@ -11952,19 +11931,19 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     uint32_t iter = 0, tile_index = 0, i;
     for (;; tile_index++) {
         uint32_t bytes, offset, k_tiles;
         int32_t b_boxes, index, x, y, end, wrap;
         const CUtensorMap *map;
         int active, multicast;
-        const int first = prefetch_tile && tile_index == 0;
-        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
+        const int predicted = predicts && tile_index == 0;
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
         if (f->t.row_blocks == 0) break;
-        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
+        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_begun(bars, tile_index));
         /* the kernel before may write the table of weights */
-        if (first && args->p.b.table) gmm_griddepcontrol_wait();
+        if (predicted && args->p.b.table) gmm_griddepcontrol_wait();
         k_tiles = gmm_fp8_k_tiles(f->t.k);
         b_boxes = (f->t.cols + 63) / 64;
         bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
@@ -11974,18 +11953,18 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         end = wrap = 0;
         if (lane < b_boxes) {
             index = lane;
-            multicast = f->t.multicast == 1;
+            multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
             map = &args->b;
             offset = 8192 * index;
             y = f->t.n0 + 64 * index;
             if (!args->wgrad) {
-                const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, f->t.g) - GMM_SM90_MAP_BASE;
-                end = (int32_t)(from >> 4 & 0x3FFF);
-                wrap = (int32_t)(from >> 18);
+                const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
+                end = gmm_sm90_map_z(map_offset);
+                wrap = gmm_sm90_map_w(map_offset);
             }
         } else {
             index = lane - b_boxes;
-            multicast = f->t.multicast == 2;
+            multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
             map = &args->a;
             offset = GMM__CFG(a_offset) + 8192 * index;
             y = f->t.m0 + 64 * index;
@@ -11996,7 +11975,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             }
         }
         if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
-        if (first) /* its operands: the box is computed before it */
+        if (predicted) /* the box is an operand of the wait, so that the compiler computes it before */
             GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
         for (; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
@@ -12022,12 +12001,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     uint32_t iter = 0, tile_index = 0;
     int32_t x;
     for (;; tile_index++) {
         const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
-                                                        prefetch_tile && tile_index == 0);
+                                                        predicts && tile_index == 0);
         const float *rows, *cols;
         int64_t step, block;
         uint32_t k_tiles;
@@ -12252,8 +12231,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args
         gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
     }
 }
-/* A tile of which the warp group has nothing to store takes a part of the slot all the same. */
-GMM__DEVICE void GMM__PART(gmm_fp8_store_nothing_)(uint32_t base, int wg, uint32_t *part) {
+/* Completes one phase of the slot's barriers for a tile without rows or columns of this warp group, since the store
+   warp waits for at least one part per tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, uint32_t *part) {
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars);
     gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
     gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
@@ -12266,7 +12246,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_nothing_)(uint32_t base, int wg, uint32
 GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
-    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_scaled_)(args) ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0;
+    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
+                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
     /* line scales that the call does not have stay 1 */
@@ -12281,13 +12262,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
 #pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
 #pragma unroll
     for (i = 0; i < GMM__CFG(consumers); i++) {
         gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
         gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
     }
-    if (GMM__CFG(prefetch_tile)) {
+    if (GMM__CFG(predicts_first_tile)) {
         gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
         gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
     }
@@ -12296,13 +12277,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* Passes the stages of a tile of which this warp group multiplies nothing. */
-GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
+/* Releases the stages of a tile of which this warp group multiplies nothing, unread. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
         const uint32_t s = pipe->iter % GMM__CFG(stages);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        if ((threadIdx.x & 31) < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
+        gmm_sm90_release_stage(pipe, s);
     }
     __syncwarp();
 }
@@ -12312,30 +12292,31 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int predicts = GMM__PART(gmm_fp8_predicts_)(args), scaled = GMM__PART(gmm_fp8_scaled_)(args);
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    const int has_stage_scales = GMM__PART(gmm_fp8_has_stage_scales_)(args);
     gmm_sm90_pipeline pipe = { GMM__SMEM_AT(stage_bars), GMM__CFG(stages), GMM__CFG(stage_bytes),
                                gmm_cluster_nctarank(), 0 };
     uint32_t tile_index = 0, part = 0;
     float acc[GMM__ACC];
     int u;
     for (;; tile_index++) {
-        const int first = predicts && tile_index == 0;
-        const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-        const gmm_sm90_tile *t = &f->t;
+        const int predicted = predicts && tile_index == 0;
+        const gmm_fp8_tile *f;
+        const gmm_sm90_tile *t;
         /* recomputed for every tile, so that the mainloop has their registers */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
         const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
-        /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
-           the ring */
+        /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
+           scheduler may overwrite the entry. */
         __syncwarp();
-        gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
-                                : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
+        f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
+        t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            GMM__PART(gmm_fp8_release_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
+            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
-                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -12345,25 +12326,25 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         if (t->k > 0) {
             const int tid = gmm_tid_x(), row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
 #if GMM__IS_1D1D
-            (void)scaled;
+            (void)has_stage_scales;
             GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                               stage_scales_at + 4 * (uint32_t)row,
                                               t->row_blocks > 1 ? wg : -1, &pipe);
 #else
             GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                         scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
+                                         has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
                                          t->n0 % 128 != 0, &pipe);
 #endif
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-        if (first) { /* the scheduler has read the split again meanwhile */
+        if (predicted) { /* the scheduler has read the split again meanwhile */
             gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
             f = ring;
             t = &f->t;
             if (t->cols <= 0) {
                 gmm_cp_async_wait_all();
-                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -12392,7 +12373,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     gmm_griddepcontrol_launch_dependents();
 
     if (warp < PRODUCER_WARP) {
-        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
+        if (GMM__SCALING_VALUE == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_arrive(0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
         GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
         return;
@@ -12400,7 +12381,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
     if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
     else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
-    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_scaled_)(&args))
+    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));
@@ -12414,19 +12395,19 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 }
 #undef GMM__WGMMA
 #undef GMM__ACC
-#undef GMM__STEP
+#undef GMM__COL_ALIGN
 #undef GMM__LINE_SCALES
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
 #undef GMM__STAGE_SCALES
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
-#undef GMM__KIND
+#undef GMM__SCALING_VALUE
 #undef GMM__PART
 #undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__SCALED
-#undef GMM__FAST
+#undef GMM__SCALING
+#undef GMM__IS_FAST
 #undef GMM__IS_1D1D
 #undef GMM__KERNEL_NAME
 #undef GMM__TAG
@@ -12447,7 +12428,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                                                 int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->row_amax + (a->grouped ? p->source_row : p->unit * p->rows) + p->row;
+    uint32_t amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -12488,7 +12470,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
    columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -12502,18 +12484,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                             transformed || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.row_amax != NULL,
+                                             transformed || a.col_amax ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.col_amax); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
             gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
             amax[1] = bits > amax[1] ? bits : amax[1];
-            if (a.columns) {
+            if (a.col_amax) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-                if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
+                if (lane == 0) atomicMax((uint32_t *)a.col_amax + p.unit * a.cols + c0 + l, bits);
             }
         }
         amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
@@ -12540,11 +12522,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
    copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
    elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
-    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
+    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE_BYTES;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t tile_index;
@@ -12565,8 +12547,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = c0;
             s.lines = (int32_t)p.m;
             s.along = n;
-            s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.per_line = a.row_amax != NULL;
+            s.amax = a.row_amax ? a.row_amax + (a.grouped ? p.source_row : p.unit * p.rows) + p.row
+                                : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -12578,8 +12561,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = p.row;
             s.lines = n;
             s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
-            s.per_line = a.columns != NULL;
-            s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
+            s.per_line = a.col_amax != NULL;
+            s.amax = a.col_amax ? a.col_amax + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -12608,7 +12591,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
                       thread 1 that of its transform */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
@@ -12620,9 +12603,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, 0, x);
-        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
-            if (a.lines) gmm_amax_rows(&t, x, partials[0]);
-            if (a.columns) gmm_amax_cols(&t, x, partials[1]);
+        if (!GMM__HADAMARD && (a.row_amax || a.col_amax)) { /* amaxes of units are not needed then */
+            if (a.row_amax) gmm_amax_rows(&t, x, partials[0]);
+            if (a.col_amax) gmm_amax_cols(&t, x, partials[1]);
             gmm_amax_store_lines(&t, partials);
         } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);
@@ -12656,19 +12639,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
    GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
+    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
-        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
-                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;
@@ -12724,7 +12707,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        block scales   of rows: lanes l and l ^ 1, four rows each; of columns: lanes l and l ^ 8, four columns each
        columns stored thread t: 16 bytes number t % 4 of columns t / 4, t / 4 + 64 */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
@@ -12735,8 +12718,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         0, 0, 0, 0 };
     int32_t strip;
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
-                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);
@@ -12791,11 +12774,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                       w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
        block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
                       columns each */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
+    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
+                              e5m2 };
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {

@@ -9,11 +9,84 @@
 
 enum { MOST_GROUPS = 4096, MOST_ROWS = 1 << 16 };
 
-/* Tiles as the kernels schedule them; rotation as in gmm_sm90_nth_tile. */
+/* What the scheduler warp of a CTA computes with a group per lane, in sequence. All groups have work, and D takes no
+   time. First gmm_sm90_count_work: the prefix sums of the groups' cluster tiles. */
+static void sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
+    s->work_ends[0] = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
+        const int32_t tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
+        s->work_ends[g + 1] = s->work_ends[g] +
+                              gmm_sm90_group_work(tiles_m, s->tiles_n, cluster_size, s->cluster_along_n);
+    }
+}
+/* The tile that CTA `block` of `grid` takes as its `index`-th. rotation: 0 never, 1 always, 2 where a CTA would
+   otherwise get the same tile of every group. Returns 0 behind the last. */
+static int nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid, int32_t cluster_size,
+                    int rotation, uint32_t index, gmm_sm90_tile *t) {
+    const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
+    const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
+    const gmm_sm90_cta cta = { cluster_size, (int32_t)(block % (uint32_t)cluster_size) };
+    if (work >= s->work_ends[groups]) return 0;
+    t->g = 0;
+    while (s->work_ends[t->g + 1] <= work) t->g++;
+    const int32_t group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
+    if (rotation == 2) rotation = stride % group_work == 0;
+    gmm_sm90_schedule_tile(s, s->cluster_along_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
+    return 1;
+}
+/* The balanced order: begins it for a cluster, as gmm_sm90_plan_balance does. */
+static void begin_balance(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t work, int32_t cluster,
+                          int32_t clusters) {
+    for (int32_t i = 0; i < clusters; i++) b->load[i] = 0;
+    b->rounds = work / clusters;
+    b->rest = work % clusters;
+    b->cluster = cluster;
+    b->clusters = clusters;
+    b->position = -1;
+    b->min_load = b->first = b->count = b->below = 0;
+    for (int32_t g = 0; g < groups; g++) {
+        const int32_t k = ends[g + 1] - ends[g];
+        int32_t index = 0;
+        for (int32_t i = 0; i < groups; i++) index += i < g ? ends[i + 1] - ends[i] >= k : ends[i + 1] - ends[i] > k;
+        b->order[index] = (unsigned char)g;
+    }
+}
+/* gmm_sm90_assign_rest: gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one
+   each. */
+static void assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
+    int32_t before[GMM_SM90_BALANCE_CLUSTERS];
+    for (int32_t c = 0; c < b->clusters; c++) before[c] = b->load[c];
+    for (int32_t c = 0; c < b->clusters; c++) {
+        int32_t below = 0;
+        for (int32_t i = 0; i < b->clusters; i++) below += i < c ? before[i] <= before[c] : before[i] < before[c];
+        if (below < rest) b->load[c] += load;
+        if (c == b->cluster) b->below = below, b->count = below < rest;
+    }
+}
+/* gmm_sm90_balanced_tile: the group of a cluster's cluster tile number `index`, and the number within the group.
+   Returns 0 behind the last. `index` does not fall from call to call. */
+static int balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t index, int32_t *g,
+                         int32_t *work) {
+    while (index >= b->first + b->count) {
+        const int32_t position = gmm_sm90_next_position(b, groups);
+        if (position >= 2 * groups) return 0;
+        b->first += b->count;
+        b->position = position;
+        *g = b->order[b->position % groups];
+        b->count = b->rounds;
+        if (b->position >= groups) assign_rest(b, b->rest, gmm_sm90_tile_load(b, ends[*g + 1] - ends[*g]));
+    }
+    *g = b->order[b->position % groups];
+    *work = gmm_sm90_balanced_work(b, groups, index - b->first);
+    return 1;
+}
+
+/* Tiles as the kernels schedule them; rotation as in nth_tile. */
 static const struct kind {
     const char *name;
     int32_t block_rows, max_blocks, row_align, col_align, tile_n;
-    int raster_n, k_grouped, rotation;
+    int cluster_along_n, k_grouped, rotation;
 } kinds[] = {
     { "256x128", 16, 16, 8, 64, 128, 1, 0, 1 },        { "160x256", 16, 10, 8, 64, 256, 0, 0, 1 },
     { "96x256", 16, 6, 8, 64, 256, 0, 0, 1 },          { "176x128", 16, 11, 8, 64, 128, 1, 0, 1 },
@@ -60,24 +133,24 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
    clusters along the rows, in a band column by column; then what an odd number of tiles leaves, along the other axis.
    A second CTA without a tile has row -1. Returns the number of clusters. */
 static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, int32_t cluster, int32_t (*order)[4]) {
-    const int32_t clusters_m = k->raster_n ? tiles_m : tiles_m / cluster;
-    const int32_t clusters_n = k->raster_n ? tiles_n / cluster : tiles_n;
+    const int32_t clusters_m = k->cluster_along_n ? tiles_m : tiles_m / cluster;
+    const int32_t clusters_n = k->cluster_along_n ? tiles_n / cluster : tiles_n;
     int32_t count = 0;
     for (int32_t band = 0; band < clusters_m; band += 8)
         for (int32_t n = 0; n < clusters_n; n++)
             for (int32_t m = band; m < least(clusters_m, band + 8); m++, count++) {
-                order[count][0] = k->raster_n ? m : m * cluster;
-                order[count][1] = k->raster_n ? n * cluster : n;
-                order[count][2] = order[count][0] + (k->raster_n ? 0 : cluster - 1);
-                order[count][3] = order[count][1] + (k->raster_n ? cluster - 1 : 0);
+                order[count][0] = k->cluster_along_n ? m : m * cluster;
+                order[count][1] = k->cluster_along_n ? n * cluster : n;
+                order[count][2] = order[count][0] + (k->cluster_along_n ? 0 : cluster - 1);
+                order[count][3] = order[count][1] + (k->cluster_along_n ? cluster - 1 : 0);
             }
-    if (cluster == 2 && (k->raster_n ? tiles_n : tiles_m) % 2)
-        for (int32_t i = 0; i < (k->raster_n ? tiles_m : tiles_n); i += 2, count++) {
-            const int second = i + 1 < (k->raster_n ? tiles_m : tiles_n);
-            order[count][0] = k->raster_n ? i : tiles_m - 1;
-            order[count][1] = k->raster_n ? tiles_n - 1 : i;
-            order[count][2] = !second ? -1 : k->raster_n ? i + 1 : tiles_m - 1;
-            order[count][3] = !second ? -1 : k->raster_n ? tiles_n - 1 : i + 1;
+    if (cluster == 2 && (k->cluster_along_n ? tiles_n : tiles_m) % 2)
+        for (int32_t i = 0; i < (k->cluster_along_n ? tiles_m : tiles_n); i += 2, count++) {
+            const int second = i + 1 < (k->cluster_along_n ? tiles_m : tiles_n);
+            order[count][0] = k->cluster_along_n ? i : tiles_m - 1;
+            order[count][1] = k->cluster_along_n ? tiles_n - 1 : i;
+            order[count][2] = !second ? -1 : k->cluster_along_n ? i + 1 : tiles_m - 1;
+            order[count][3] = !second ? -1 : k->cluster_along_n ? tiles_n - 1 : i + 1;
         }
     return count;
 }
@@ -102,7 +175,7 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
     s.ends = (int32_t *)(uintptr_t)ends;
     s.work_ends = work_ends;
     s.k_grouped = k->k_grouped;
-    s.raster_n = k->raster_n;
+    s.cluster_along_n = k->cluster_along_n;
     s.max_blocks = k->max_blocks;
     s.block_rows = k->block_rows;
     s.row_align = k->row_align;
@@ -111,7 +184,7 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
     if (!k->k_grouped && nonempty > 0 && max_rows <= k->block_rows * k->max_blocks)
         s.tiles_n = gmm_sm90_filling_tiles(nonempty, s.tiles_n, units_n, (int32_t)grid, cluster);
     T_CHECK(s.tiles_n >= 1 && s.tiles_n <= units_n, "%d tiles of %d columns", (int)s.tiles_n, (int)n);
-    gmm_sm90_sum_work(&s, G, cluster);
+    sum_work(&s, G, cluster);
     memset(seen, 0, sizeof seen);
     for (int32_t work = 0; work < work_ends[G]; work++) {
         gmm_sm90_tile t[2];
@@ -120,12 +193,12 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
         for (int32_t rank = 0; rank < cluster; rank++) {
             const uint32_t stride = grid / (uint32_t)cluster;
             const uint32_t block = (uint32_t)work % stride * (uint32_t)cluster + (uint32_t)rank;
-            T_CHECK(gmm_sm90_nth_tile(&s, G, block, grid, cluster, k->rotation, (uint32_t)work / stride, &t[rank]),
+            T_CHECK(nth_tile(&s, G, block, grid, cluster, k->rotation, (uint32_t)work / stride, &t[rank]),
                     "work %d has no tile", (int)work);
         }
         const int32_t g = t[0].g, in_group = work - work_ends[g];
         T_CHECK(g >= 0 && g < G && in_group >= 0 && work < work_ends[g + 1], "work %d in group %d", (int)work, (int)g);
-        if (g != ordered) { /* works of a group follow one another */
+        if (g != ordered) { /* cluster tiles of a group follow one another */
             T_CHECK(g > ordered, "group %d after %d", (int)g, (int)ordered);
             ordered = g;
             m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
@@ -150,7 +223,8 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
             T_CHECK(c->row_blocks >= 1 && c->row_blocks <= k->max_blocks && c->rows <= k->block_rows * c->row_blocks,
                     "work %d: %d blocks for %d rows", (int)work, (int)c->row_blocks, (int)c->rows);
             if (tm < 0) {
-                T_CHECK(c->cols <= 0 && c->multicast == 0, "work %d: a tile behind the last", (int)work);
+                T_CHECK(c->cols <= 0 && c->multicast == GMM_SM90_MULTICAST_NONE, "work %d: a tile behind the last",
+                        (int)work);
                 continue;
             }
             T_CHECK(c->m0 == k->row_align * part_begin(units_m, tiles_m, tm) &&
@@ -169,9 +243,11 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
         if (cluster == 2) { /* multicast: a common operand; the CTA without a tile receives nothing */
             const int same_cols = t[0].n0 == t[1].n0 && t[0].cols == t[1].cols && t[1].cols > 0;
             const int same_rows = t[0].m0 == t[1].m0 && t[0].rows == t[1].rows && t[1].cols > 0;
-            T_CHECK(t[0].multicast == t[1].multicast && t[0].multicast == (same_cols ? 1 : same_rows ? 2 : 0),
+            const int common = same_cols ? GMM_SM90_MULTICAST_B : same_rows ? GMM_SM90_MULTICAST_A
+                                                                            : GMM_SM90_MULTICAST_NONE;
+            T_CHECK(t[0].multicast == t[1].multicast && t[0].multicast == common,
                     "work %d: multicast %d", (int)work, (int)t[0].multicast);
-        } else T_CHECK(t[0].multicast == 0, "work %d: multicast", (int)work);
+        } else T_CHECK(t[0].multicast == GMM_SM90_MULTICAST_NONE, "work %d: multicast", (int)work);
     }
     for (int32_t g = 0; g < G; g++) { /* nothing is left out */
         const int32_t m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
@@ -182,7 +258,7 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
         gmm_sm90_tile t;
         const uint32_t stride = grid / (uint32_t)cluster, b = block / (uint32_t)cluster, all = (uint32_t)work_ends[G];
         const uint32_t works = all > b ? (all - b + stride - 1) / stride : 0;
-        T_CHECK(!gmm_sm90_nth_tile(&s, G, block, grid, cluster, k->rotation, works, &t), "CTA %u ends late", block);
+        T_CHECK(!nth_tile(&s, G, block, grid, cluster, k->rotation, works, &t), "CTA %u ends late", block);
     }
 }
 
@@ -209,8 +285,8 @@ static void tiles(int arg) {
             }
 }
 
-/* The balanced order of wgrad: every work of every group once; the same number of works of a group for every cluster,
-   then at most one more; loads of clusters that differ by no more than one tile. */
+/* The balanced order of wgrad: every cluster tile of every group once; the same number of cluster tiles of a group for
+   every cluster, then at most one more; loads of clusters that differ by no more than one tile. */
 static void balanced(int arg) {
     static const int32_t counts[] = { 1, 2, 8, 33, 128, 256 }, works[] = { 1, 24, 65, 66, 300, 1000 };
     static const int32_t clusters[] = { 1, 3, 66, 96 };
@@ -222,14 +298,14 @@ static void balanced(int arg) {
         int32_t least_load = INT32_MAX, most_load = 0, longest = 0, total = 0;
         for (int32_t g = ends[0] = 0; g < G; g++)
             ends[g + 1] = least(ends[g] + splits[arg].rows(g, G), MOST_ROWS);
-        t_about("%s rows of %d groups with %d works, %d clusters", splits[arg].name, (int)G, (int)work, (int)C);
+        t_about("%s rows of %d groups with %d cluster tiles, %d clusters", splits[arg].name, (int)G, (int)work, (int)C);
         memset(seen, 0, sizeof seen);
         for (int32_t c = 0; c < C; c++) {
             gmm_sm90_balance b;
             int32_t g, w, load = 0, last_k = INT32_MAX, last_rest = 0;
-            gmm_sm90_begin_balance(&b, ends, G, work, c, C);
-            b.least = 7;
-            for (int32_t n = 0; gmm_sm90_balanced_tile(&b, ends, G, n, &g, &w); n++, total++) {
+            begin_balance(&b, ends, G, work, c, C);
+            b.min_load = 7;
+            for (int32_t n = 0; balanced_tile(&b, ends, G, n, &g, &w); n++, total++) {
                 const int32_t k = ends[g + 1] - ends[g], stages = gmm_sm90_tile_load(&b, k);
                 T_CHECK(g >= 0 && g < G && w >= 0 && w < work && !seen[g][w], "cluster %d: work %d of group %d", (int)c,
                         (int)w, (int)g);
@@ -245,7 +321,7 @@ static void balanced(int arg) {
             least_load = load < least_load ? load : least_load;
             most_load = load > most_load ? load : most_load;
         }
-        T_CHECK(total == G * work, "%d works of %d", (int)total, (int)(G * work));
+        T_CHECK(total == G * work, "%d cluster tiles of %d", (int)total, (int)(G * work));
         T_CHECK(most_load - least_load <= longest, "loads from %d to %d, a tile has %d", (int)least_load,
                 (int)most_load, (int)longest);
     }

@@ -273,9 +273,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     plan->kernel = -1;
     for (i = 0; i < GMM_QGEMM_KERNELS; i++) {
         const gmm_qgemm_kernel *k = &gmm_qgemm_kernels[i];
-        if (k->op == op && k->dtype == dtype && k->parts == block_scaled &&
-            k->a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
-            k->b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
+        if (k->op == op && k->dtype == dtype && k->block_scaled == block_scaled &&
+            k->mn_major_a == (a->scaling == GMM_SCALING_MX32 && call->direction[role_a] == GMM_COLUMNWISE) &&
+            k->mn_major_b == (mx && call->direction[role_b] == GMM_COLUMNWISE))
             plan->kernel = i;
     }
     if (plan->kernel < 0)

@@ -92,7 +92,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm__k_quantize_tail(&t, stream);
+    return gmm_launch_quantize_tail(&t, stream);
 }
 
 /* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
@@ -183,8 +183,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
-    if (counts[1]) a.lines = amax + counts[0];
-    if (counts[2]) a.columns = amax + counts[0] + counts[1];
+    if (counts[1]) a.row_amax = amax + counts[0];
+    if (counts[2]) a.col_amax = amax + counts[0] + counts[1];
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
@@ -206,14 +206,15 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.lines))
+    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
         e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    e = gmm__k_quantize(&a, d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.lines),
-                        d->phase != GMM_QUANT_AMAX, gmm__strips(call),
-                        gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                        gmm__mma_streaming_limits(call).max_ctas, stream);
+    e = gmm_launch_quantize(&a,
+                            d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.row_amax),
+                            d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+                            gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
+                            gmm__mma_streaming_limits(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -259,8 +260,8 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_dequantize(&a, gmm__strips(call) * a.col_tiles,
-                              gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+        e = gmm_launch_dequantize(&a, gmm__strips(call) * a.col_tiles,
+                                  gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, dst, call->in * size, dst->ld * size, NULL, stream);
@@ -296,8 +297,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_operand(plan, GMM__DY, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__Y, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm__k_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
-                             stream);
+        e = gmm_launch_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
+                                 stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -313,7 +314,7 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.margin = d->margin;
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
-    return gmm__cuda_status(plan->call, gmm__k_update_scales(&a, stream));
+    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, stream));
 }
 
 static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
@@ -321,7 +322,7 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
     if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm__k_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call).max_ctas, stream);
+    if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call).max_ctas, stream);
     return gmm__cuda_status(plan->call, e);
 }
 

@@ -345,7 +345,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
-        args.units = split->tiles[GMM__TILES_16];
+        args.blocks16 = split->tiles[GMM__TILES_16];
         args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;

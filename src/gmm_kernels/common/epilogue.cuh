@@ -7,7 +7,7 @@
 typedef struct gmm_gemm_args {
     gmm_kmat a, b, d, bias;
     const int64_t *offsets; /* [G + 1] */
-    const int32_t *tiles;   /* [G + 1] fwd, dgrad: prefix sums of the groups' tiles along m */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' tiles of rows: fwd, dgrad, quantized wgrad */
     int32_t groups;
     int32_t m, n, k;        /* extents; the grouped one is not read */
     int64_t capacity;
@@ -36,10 +36,10 @@ typedef struct gmm_gemm_args {
 typedef enum gmm_epilogue_step { GMM_EPILOGUE_STEP_LIST(GMM__X) gmm_epilogue_steps } gmm_epilogue_step;
 #undef GMM__X
 
-/* Values of rows and columns of D: of the group's first row, and of column 0. NULL: 1. */
+/* Values of rows and columns of D. NULL: 1. */
 typedef struct gmm_epilogue_values {
-    const float *rows;
-    const char *cols;
+    const float *rows; /* that of row `row` of the token matrices, which the caller passes, and those behind it */
+    const char *cols;  /* that of column 0, and those behind it */
     gmm_dtype cols_dtype;
 } gmm_epilogue_values;
 

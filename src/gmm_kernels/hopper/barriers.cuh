@@ -2,10 +2,10 @@
 /* Offset of a member of a struct in shared memory, where addresses have 32 bits. */
 #define GMM__OFFSET(type, member) ((uint32_t)offsetof(type, member))
 
-/* Named barriers of a CTA. Those of consumers join the 128 threads of a warp group; the third warp group exists in FP8
-   tiles of 192 rows alone, which order nothing. Order barrier i lets warp group i begin when the other one, which
-   arrives, has ended: in wgrad their stores (slots are used in the order of tiles), in FP8 1d1d the products of a stage
-   (one warp group multiplies while the other promotes). */
+/* Named barriers of a CTA. CONSUMER + i joins the 128 threads of consumer warp group i. ORDER + i makes warp group i
+   wait until the other one arrives: in wgrad before it stores a tile, since slots are used in the order of tiles; in
+   FP8 1d1d before it issues the products of a stage, so that one warp group multiplies while the other promotes. Id 3
+   is CONSUMER + 2 in tiles with three consumers, and ORDER + 0 in tiles with two; no kernel uses both. */
 enum {
     GMM_BAR_CTA = 0,      /* __syncthreads */
     GMM_BAR_CONSUMER = 1, /* + warp group: 1 to 3 */
@@ -19,11 +19,9 @@ GMM__DEVICE void gmm_consumer_sync(int wg) {
 }
 /* The same where there are up to three of them. */
 GMM__DEVICE void gmm_fp8_consumer_sync(int wg) { gmm_bar_sync_128(GMM_BAR_CONSUMER + wg); }
-/* Order barrier of warp group `wg`. With `wait` 1 that warp group blocks until the other one has arrived (`wait` 0). */
-GMM__DEVICE void gmm_order_barrier(int wg, int wait) {
-    if (wait) gmm_bar_sync_256(GMM_BAR_ORDER + wg);
-    else gmm_bar_arrive_256(GMM_BAR_ORDER + wg);
-}
+/* The order barrier of warp group `wg`: that warp group waits for the other one to arrive. */
+GMM__DEVICE void gmm_order_wait(int wg) { gmm_bar_sync_256(GMM_BAR_ORDER + wg); }
+GMM__DEVICE void gmm_order_arrive(int wg) { gmm_bar_arrive_256(GMM_BAR_ORDER + wg); }
 
 /* mbarriers lie in shared memory, where code addresses them as 32-bit numbers. Stage: its operands have landed (full),
    all warps that read it are done (empty). */
@@ -38,7 +36,7 @@ typedef struct gmm_sm90_slot_barriers {
 typedef struct gmm_sm90_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];     /* an entry of the tile ring has been written */
     uint64_t batch_empty[GMM_SM90_TILE_BATCHES]; /* all readers of the ring have released a batch of entries */
-    uint64_t order[2];                          /* ping-pong: the last stage of the tile of warp group i is full */
+    uint64_t last_stage_full[2];                /* ping-pong: the last stage of the tile of warp group i is full */
     gmm_sm90_slot_barriers slot[GMM_SM90_STORE_SLOTS];
 } gmm_sm90_barriers;
 enum {
@@ -75,8 +73,8 @@ GMM__DEVICE uint32_t gmm_sm90_batch_empty(uint32_t bars, uint32_t batch) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, batch_empty) +
            GMM_SM90_MBARRIER_BYTES * (batch % GMM_SM90_TILE_BATCHES);
 }
-GMM__DEVICE uint32_t gmm_sm90_order(uint32_t bars, int wg) {
-    return bars + GMM__OFFSET(gmm_sm90_barriers, order) + GMM_SM90_MBARRIER_BYTES * (uint32_t)wg;
+GMM__DEVICE uint32_t gmm_sm90_last_stage_full(uint32_t bars, int wg) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, last_stage_full) + GMM_SM90_MBARRIER_BYTES * (uint32_t)wg;
 }
 
 /* Waits until entry `tile_index` of the tile ring has been written. */
@@ -98,8 +96,8 @@ typedef struct gmm_sm90_pipeline {
     uint32_t iter;         /* number of the next stage */
 } gmm_sm90_pipeline;
 
-/* Where a warp stands in the pipeline: the stage in shared memory, and the parity of the phase that its full barrier
-   completes next. The empty barrier completes the phase of the other parity before that. */
+/* Where a consumer warp of packed weights stands in the pipeline: the stage in shared memory, and the parity of the
+   phase that its full barrier completes next. The empty barrier completes the phase of the other parity before that. */
 typedef struct gmm_sm90_stage {
     uint32_t index, phase;
 } gmm_sm90_stage;

@@ -3,13 +3,13 @@
 #elif GMM__BODY == 11
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
-#define GMM__SCALED GMM__COLUMN(3, GMM__ROW)
-#define GMM__FAST GMM__COLUMN(4, GMM__ROW)
-#define GMM__TILE GMM__COLUMN(5, GMM__ROW)
-#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALED)
+#define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
+#define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__IS_FAST GMM__CAT(GMM__FP8_IS_FAST_, GMM__SCALING)
+#define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALING)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALED), _), GMM__TILE)
-#define GMM__KIND (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALED)
+#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _), GMM__TILE)
+#define GMM__SCALING_VALUE (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALING)
 /* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
 #define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
 #define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member))
@@ -17,8 +17,9 @@
 #define GMM__STAGE_SCALE_BYTES (int)sizeof(GMM__STAGE_SCALES)
 #define GMM__ROW_SCALE_BYTES (int)offsetof(GMM__STAGE_SCALES, col)
 #define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
-/* Alignment of a tile's first column: a tile of 192 columns may begin in the middle of a block of 128. */
-#define GMM__STEP (GMM__CFG(tile_n) == 128 ? 128 : 64)
+/* Tiles of fwd and dgrad begin at multiples of so many columns: one of 192 columns may begin in the middle of a block
+   of 128. Those of wgrad begin at multiples of their width. */
+#define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
@@ -30,7 +31,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, ui
     gmm_wgmma_fence();
 #pragma unroll
     for (kk = 0; kk < 4; kk++)
-        if (GMM__KIND == GMM_FP8_FAST || kk > 0)
+        if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
             GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
                             gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
         else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
@@ -54,8 +55,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_read_scales_)(GMM__PART(gmm_fp8_lane_scales_)
     for (x = 0; x < GMM__LANE_COLS; x++) v->col[x] = 32 * x < cols_left ? cols[32 * x] : 0.0f;
 }
 /* Passes those of stage number `iter` to the consumers, when its memory is free. */
-GMM__DEVICE void GMM__PART(gmm_fp8_pass_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
-                                                 uint32_t stage_bars, uint32_t stage_scales_at) {
+GMM__DEVICE void GMM__PART(gmm_fp8_write_scales_)(const GMM__PART(gmm_fp8_lane_scales_) *v, uint32_t iter,
+                                                  uint32_t stage_bars, uint32_t stage_scales_at) {
     const uint32_t lane = threadIdx.x & 31, s = iter % GMM__CFG(stages);
     const uint32_t to = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
     int x;
@@ -94,7 +95,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 #pragma unroll
             for (i = 0; i < 2; i++) {
                 if (k + i >= k_tiles) break;
-                if (k >= 0) GMM__PART(gmm_fp8_pass_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
+                if (k >= 0) GMM__PART(gmm_fp8_write_scales_)(&v[i], iter++, stage_bars, stage_scales_at);
                 if (k + i + 2 >= k_tiles) continue;
                 GMM__PART(gmm_fp8_read_scales_)(&v[i], rows, cols, rows_left, cols_left);
                 rows += next_row;
@@ -108,15 +109,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 
 /* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
    products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order: -1, or this consumer's number where two alternate: each issues the products of a stage after
-   the other has issued its own, so that one's additions and the other's products run side by side. */
+   products need. order_wg: this consumer's number where two alternate, else -1. Each of two issues the products of a
+   stage after the other has issued its own, so that one's additions and the other's products run side by side. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
-                                                   uint32_t desc_b, uint32_t row_scales_at, int order,
+                                                   uint32_t desc_b, uint32_t row_scales_at, int order_wg,
                                                    gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t end = pipe->iter + k_tiles;
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
-    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_LINES, 0);
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_BLOCK_BYTES, 0);
     uint32_t k = pipe->iter, s;
     float partial[GMM__ACC], scales[GMM__ACC];
     int u;
@@ -126,7 +127,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
         uint32_t rows[4];
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (order >= 0) gmm_order_barrier(order, 1);
+        if (order_wg >= 0) gmm_order_wait(order_wg);
         GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
         of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
@@ -134,10 +135,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
         gmm_wgmma_fence();
         gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
         gmm_wgmma_commit();
-        if (order >= 0) gmm_order_barrier(order ^ 1, 0);
+        if (order_wg >= 0) gmm_order_arrive(order_wg ^ 1);
         GMM__WGMMA_WAIT(0);
         __syncwarp();
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        gmm_sm90_release_stage(pipe, s);
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) {
             GMM__PIN_F32(partial[u]);
@@ -154,9 +155,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
    are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
                                               uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
-    const uint32_t lane = threadIdx.x & 31, end = pipe->iter + k_tiles;
+    const uint32_t end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
-#if GMM__FAST
+#if GMM__IS_FAST
+    const uint32_t lane = threadIdx.x & 31;
     (void)row_scales_at;
     (void)n0_at_64;
 #pragma unroll 1
@@ -169,8 +171,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
     }
     GMM__WGMMA_WAIT(0);
-    if (lane < pipe->cluster_size)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
+    gmm_sm90_release_stage(pipe, (k - 1) % GMM__CFG(stages));
 #else
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
@@ -190,6 +191,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
             a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
             gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
         }
+        /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns,
+           the first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
 #pragma unroll
         for (e = 0; e < 2; e++) {
             scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
@@ -202,7 +205,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         __syncwarp(); /* all lanes have read the stage's scales */
-        if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), lane);
+        gmm_sm90_release_stage(pipe, s);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll

@@ -188,8 +188,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args
         gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
     }
 }
-/* A tile of which the warp group has nothing to store takes a part of the slot all the same. */
-GMM__DEVICE void GMM__PART(gmm_fp8_store_nothing_)(uint32_t base, int wg, uint32_t *part) {
+/* Completes one phase of the slot's barriers for a tile without rows or columns of this warp group, since the store
+   warp waits for at least one part per tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, uint32_t *part) {
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars);
     gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
     gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));

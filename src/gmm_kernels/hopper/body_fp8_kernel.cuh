@@ -5,7 +5,8 @@
 GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
-    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_scaled_)(args) ? (int)GMM__FP8(loader_arrivals, GMM__SCALED) : 0;
+    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
+                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
     /* line scales that the call does not have stay 1 */
@@ -20,13 +21,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
 #pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_empty(bars, i), 1);
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
 #pragma unroll
     for (i = 0; i < GMM__CFG(consumers); i++) {
         gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
         gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
     }
-    if (GMM__CFG(prefetch_tile)) {
+    if (GMM__CFG(predicts_first_tile)) {
         gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
         gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
     }
@@ -35,13 +36,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* Passes the stages of a tile of which this warp group multiplies nothing. */
-GMM__DEVICE void GMM__PART(gmm_fp8_release_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
+/* Releases the stages of a tile of which this warp group multiplies nothing, unread. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
         const uint32_t s = pipe->iter % GMM__CFG(stages);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        if ((threadIdx.x & 31) < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), threadIdx.x & 31);
+        gmm_sm90_release_stage(pipe, s);
     }
     __syncwarp();
 }
@@ -51,30 +51,31 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int predicts = GMM__PART(gmm_fp8_predicts_)(args), scaled = GMM__PART(gmm_fp8_scaled_)(args);
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    const int has_stage_scales = GMM__PART(gmm_fp8_has_stage_scales_)(args);
     gmm_sm90_pipeline pipe = { GMM__SMEM_AT(stage_bars), GMM__CFG(stages), GMM__CFG(stage_bytes),
                                gmm_cluster_nctarank(), 0 };
     uint32_t tile_index = 0, part = 0;
     float acc[GMM__ACC];
     int u;
     for (;; tile_index++) {
-        const int first = predicts && tile_index == 0;
-        const gmm_fp8_tile *f = &ring[first ? GMM_SM90_TILE_RING - 1 : tile_index % GMM_SM90_TILE_RING];
-        const gmm_sm90_tile *t = &f->t;
+        const int predicted = predicts && tile_index == 0;
+        const gmm_fp8_tile *f;
+        const gmm_sm90_tile *t;
         /* recomputed for every tile, so that the mainloop has their registers */
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
         const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
-        /* all lanes have read the previous tile before one of them releases its stages, and with them its entry of
-           the ring */
+        /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
+           scheduler may overwrite the entry. */
         __syncwarp();
-        gmm_mbarrier_wait(first ? prediction + GMM__OFFSET(gmm_fp8_prediction, full)
-                                : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
+        f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
+        t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            GMM__PART(gmm_fp8_release_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
+            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
-                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -84,25 +85,25 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         if (t->k > 0) {
             const int tid = gmm_tid_x(), row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
 #if GMM__IS_1D1D
-            (void)scaled;
+            (void)has_stage_scales;
             GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                               stage_scales_at + 4 * (uint32_t)row,
                                               t->row_blocks > 1 ? wg : -1, &pipe);
 #else
             GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                         scaled ? stage_scales_at + 4 * (uint32_t)row : 0,
+                                         has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
                                          t->n0 % 128 != 0, &pipe);
 #endif
         }
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-        if (first) { /* the scheduler has read the split again meanwhile */
+        if (predicted) { /* the scheduler has read the split again meanwhile */
             gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
             f = ring;
             t = &f->t;
             if (t->cols <= 0) {
                 gmm_cp_async_wait_all();
-                GMM__PART(gmm_fp8_store_nothing_)(base, wg, &part);
+                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -131,7 +132,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     gmm_griddepcontrol_launch_dependents();
 
     if (warp < PRODUCER_WARP) {
-        if (GMM__KIND == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_barrier(0, 0); /* consumer 0 begins */
+        if (GMM__SCALING_VALUE == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_arrive(0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
         GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
         return;
@@ -139,7 +140,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
     GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
     if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
     else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
-    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_scaled_)(&args))
+    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));
@@ -153,19 +154,19 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 }
 #undef GMM__WGMMA
 #undef GMM__ACC
-#undef GMM__STEP
+#undef GMM__COL_ALIGN
 #undef GMM__LINE_SCALES
 #undef GMM__STAGE_SCALE_BYTES
 #undef GMM__ROW_SCALE_BYTES
 #undef GMM__STAGE_SCALES
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
-#undef GMM__KIND
+#undef GMM__SCALING_VALUE
 #undef GMM__PART
 #undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__SCALED
-#undef GMM__FAST
+#undef GMM__SCALING
+#undef GMM__IS_FAST
 #undef GMM__IS_1D1D
 #undef GMM__KERNEL_NAME
 #undef GMM__TAG

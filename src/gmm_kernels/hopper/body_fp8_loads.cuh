@@ -2,8 +2,8 @@
 /* Body 11, continued: the warps that load operands and scales. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
-GMM__DEVICE int GMM__PART(gmm_fp8_scaled_)(const gmm_fp8_args *args) {
-    return !GMM__FAST && args->a_scale.scaling == GMM_SCALING_1X128;
+GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
+    return !GMM__IS_FAST && args->a_scale.scaling == GMM_SCALING_1X128;
 }
 
 /* The producer warp: each lane loads one TMA box of every stage. */
@@ -11,19 +11,19 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     uint32_t iter = 0, tile_index = 0, i;
     for (;; tile_index++) {
         uint32_t bytes, offset, k_tiles;
         int32_t b_boxes, index, x, y, end, wrap;
         const CUtensorMap *map;
         int active, multicast;
-        const int first = prefetch_tile && tile_index == 0;
-        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, first);
+        const int predicted = predicts && tile_index == 0;
+        const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
         if (f->t.row_blocks == 0) break;
-        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_empty(bars, tile_index));
+        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_begun(bars, tile_index));
         /* the kernel before may write the table of weights */
-        if (first && args->p.b.table) gmm_griddepcontrol_wait();
+        if (predicted && args->p.b.table) gmm_griddepcontrol_wait();
         k_tiles = gmm_fp8_k_tiles(f->t.k);
         b_boxes = (f->t.cols + 63) / 64;
         bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
@@ -33,18 +33,18 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         end = wrap = 0;
         if (lane < b_boxes) {
             index = lane;
-            multicast = f->t.multicast == 1;
+            multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
             map = &args->b;
             offset = 8192 * index;
             y = f->t.n0 + 64 * index;
             if (!args->wgrad) {
-                const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, f->t.g) - GMM_SM90_MAP_BASE;
-                end = (int32_t)(from >> 4 & 0x3FFF);
-                wrap = (int32_t)(from >> 18);
+                const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
+                end = gmm_sm90_map_z(map_offset);
+                wrap = gmm_sm90_map_w(map_offset);
             }
         } else {
             index = lane - b_boxes;
-            multicast = f->t.multicast == 2;
+            multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
             map = &args->a;
             offset = GMM__CFG(a_offset) + 8192 * index;
             y = f->t.m0 + 64 * index;
@@ -55,7 +55,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             }
         }
         if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
-        if (first) /* its operands: the box is computed before it */
+        if (predicted) /* the box is an operand of the wait, so that the compiler computes it before */
             GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
         for (; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
@@ -81,12 +81,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     uint32_t iter = 0, tile_index = 0;
     int32_t x;
     for (;; tile_index++) {
         const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index,
-                                                        prefetch_tile && tile_index == 0);
+                                                        predicts && tile_index == 0);
         const float *rows, *cols;
         int64_t step, block;
         uint32_t k_tiles;

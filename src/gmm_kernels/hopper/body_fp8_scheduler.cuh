@@ -3,15 +3,16 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(prefetch_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
 }
 
 /* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
                                                 gmm_sm90_scheduler *s) {
     int32_t speculative;
-    /* The split is read before griddepcontrol.wait, and again after it. Before the wait only shared memory may
-       be written. */
+    /* The split is read before griddepcontrol.wait, and again after it. Before the wait the plan may read the split
+       alone, which is compared after it, and write shared memory alone: so neither tables in the workspace, nor frozen
+       and beta, which gmm_sm90_has_work reads in wgrad. */
     if (GMM__PART(gmm_fp8_predicts_)(args)) {
         gmm_fp8_tile f;
 #pragma unroll 1
@@ -40,11 +41,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                 const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
                 s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
                 if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__STEP,
-                                                 GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
-                                                 (int32_t)gmm_cluster_nctarank(), stats);
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__COL_ALIGN,
+                                                  GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                                                  (int32_t)gmm_cluster_nctarank(), stats);
                 s->k_grouped = args->wgrad;
-                if (GMM__CFG(prefetch_tile) || !args->wgrad ||
+                if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
                     !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
                                            2 * gmm_sm90_d_stages(&args->p),
                                            (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
@@ -60,17 +61,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t cluster = gmm_cluster_nctarank();
-    const int lane = (int)threadIdx.x & 31, prefetch_tile = GMM__PART(gmm_fp8_predicts_)(args);
+    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
     int32_t *const ends = args->tables ? args->tables + (int64_t)blockIdx.x * 3 * (args->p.groups + 1)
                                       : smem->ends;
     int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     const int32_t stride = (int32_t)(gridDim.x / cluster);
-    const int raster_n = GMM__CFG(tile_n) == 128;
-    gmm_sm90_scheduler s = { &args->p, ends, work_ends, starts, 0, raster_n, 0, GMM__CFG(consumers), 0, 0,
-                             GMM_FP8_BLOCK_ROWS, GMM_FP8_BLOCK_ROWS, GMM__STEP };
-    int mispredicted = 0, unresolved = prefetch_tile;
+    const int cluster_along_n = GMM__CFG(tile_n) == 128;
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0, cluster_along_n,
+                             /* tiles_n */ 0, /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+                             /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
+                             /* col_align */ GMM__COL_ALIGN };
+    /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
+    int mispredicted = 0, unresolved = predicts;
     int32_t work = (int32_t)(blockIdx.x / cluster);
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
@@ -81,6 +85,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         int32_t next_work = work;
         f.t.row_blocks = 0; /* ends the ring */
         int32_t in_group = -1, group_work = 0; /* number of the tile in its group; -1: there is none */
+        /* Behind the last tile. If this CTA mispredicted, it repeats its first tile; if only its peer did, it takes an
+           empty tile, so that both pass equally many stages. */
         if (unresolved && tile_index > 0 && next_work >= work_ends[args->p.groups]) {
             int peer_mispredicted = 0;
             unresolved = 0;
@@ -94,7 +100,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                 if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
             }
         }
-        if (!GMM__CFG(prefetch_tile) && s.balanced)
+        if (!GMM__CFG(predicts_first_tile) && s.balanced)
             f.t.g = gmm_sm90_balanced_tile(balance, smem->ends, &args->p, (int32_t)tile_index, &in_group);
         else if (next_work < work_ends[args->p.groups]) {
             gmm_find_group32(work_ends, args->p.groups, next_work, &f.t.g);
@@ -103,25 +109,26 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         }
         if (in_group >= 0) {
             s.k_grouped = args->wgrad;
-            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__STEP;
-            gmm_sm90_schedule_tile(&s, raster_n, group_work, in_group,
+            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
+            gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
                                    args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
                                    &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
-            if (prefetch_tile && !unresolved) f.t.multicast = 0;
+            /* a repeated tile: the peer loads no half of a multicast operand */
+            if (predicts && !unresolved) f.t.multicast = GMM_SM90_MULTICAST_NONE;
         }
-        if (prefetch_tile && tile_index == 0) {
-            const gmm_fp8_tile *const first = &ring[GMM_SM90_TILE_RING - 1];
+        if (predicts && tile_index == 0) {
+            const gmm_fp8_tile *const predicted = &ring[GMM_SM90_TILE_RING - 1];
             if (f.t.row_blocks == 0) gmm_fp8_empty_tile(args, &f);
-            mispredicted = !gmm_fp8_same_tile(&f, first);
+            mispredicted = !gmm_fp8_same_tile(&f, predicted);
             __syncwarp();
             if (mispredicted) gmm_fp8_empty_tile(args, &f); /* the result of the predicted tile is discarded */
             if (lane == 0 && gmm_cluster_nctarank() > 1)
                 gmm_fp8_send_mispredict(prediction, mispredicted);
         }
         if (tile_index >= GMM_SM90_TILE_RING / 2)
-            gmm_mbarrier_wait(gmm_fp8_tile_empty(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
+            gmm_mbarrier_wait(gmm_fp8_tile_begun(bars, oldest), oldest / GMM_SM90_TILE_RING & 1);
         if (lane == 0) {
             ring[tile_index % GMM_SM90_TILE_RING] = f;
             if (gmm_fp8_has_outer_scale(args))

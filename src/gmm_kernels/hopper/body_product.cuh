@@ -5,23 +5,24 @@
 #define GMM__DTYPE GMM__COLUMN(4, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(5, GMM__ROW)
 #define GMM__TILES GMM__COLUMN(6, GMM__ROW)
-#define GMM__ALT_TILE GMM__COLUMN(7, GMM__ROW)
+#define GMM__SECOND_TILE GMM__COLUMN(7, GMM__ROW)
 #define GMM__CFG(name) (int)GMM__SM90(name, GMM__TILE)
 #define GMM__SMEM GMM__SM90(smem, GMM__TILE)          /* the struct in shared memory */
 #define GMM__SMEM_AT(member) (base + GMM__OFFSET(GMM__SMEM, member)) /* address of a member; base: of the struct */
 #define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _)
 #define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
-/* A kernel with two tiles calls the functions of both; those of the other tile are defined by a row before, which
+/* A kernel with two tiles calls the functions of both; those of the second tile are defined by a row before, which
    defines no kernel. */
 #if GMM__TILES == 2
-#define GMM__ALT_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__ALT_TILE)
-#define GMM__TILE_CHOICE args.tile
-#define GMM__ALT_CFG(name) (int)GMM__SM90(name, GMM__ALT_TILE)
-#define GMM__CFG_OF(second, name) ((second) ? GMM__ALT_CFG(name) : GMM__CFG(name))
+#define GMM__SECOND_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__SECOND_TILE)
+#define GMM__TILE_CHOICE args.tile_choice
+#define GMM__SECOND_CFG(name) (int)GMM__SM90(name, GMM__SECOND_TILE)
+#define GMM__CFG_OF(second_tile, name) ((second_tile) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
+static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm90_choose_tile: candidates of a warp");
 #else
 #define GMM__TILE_CHOICE 0
-#define GMM__ALT_CFG(name) 0
-#define GMM__CFG_OF(second, name) ((void)(second), GMM__CFG(name))
+#define GMM__SECOND_CFG(name) 0
+#define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
@@ -44,11 +45,11 @@
 #define GMM__DEFERRED GMM__CFG(deferred)
 #define GMM__DEFERRED_WORDS (GMM__DEFERRED ? 4 * GMM__CFG(m16) : 1)
 #define GMM__WORDS_PER_STORE (GMM__DEFERRED ? 4 * GMM__CFG(deferred) : 1)
-#define GMM__STORE_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
+#define GMM__DEFERRED_SLOTS (GMM__DEFERRED ? 2 * GMM__CFG(store_blocks) / GMM__CFG(deferred) : 2)
 /* Whether the first wgmma of a tile overwrites the accumulators (scale_d = 0); else they are zeroed before. */
 #define GMM__ZERO_INIT (GMM__DEFERRED || GMM__K_GROUPED)
-/* Tiles begin at multiples of GMM__STEP rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
-#define GMM__STEP (GMM__K_GROUPED ? 64 : 8)
+/* Tiles begin at multiples of so many rows. GMM__HAS_N8: whether tiles need wgmma's N = 8 n8. */
+#define GMM__ROW_ALIGN (GMM__K_GROUPED ? 64 : 8)
 #define GMM__HAS_N8(n8) ((n8) <= 2 * GMM__CFG(m16) && (!GMM__K_GROUPED || (n8) % 8 == 0))
 /* Small-M mode: the most rows of a tile with which the loads of weights bound forward, or 0. A stage has 128
    bytes of each line of the weights; device memory delivers 256 contiguous bytes faster, so two stages are requested at
@@ -66,16 +67,16 @@
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (args->d_by_tma). A slot is reused after 3 stages, so that no warp stalls on
-   it. Words are selected by predicates: an index into them would put them into local memory, and moving them down would
-   need as many registers again. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
+   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot
+   three stages after its store, one stage before it is written again. Words are selected by predicates: an index into
+   them would put them into local memory, and moving them down would need as many registers again. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;
     const gmm_sm90_tile *const t = store->tile;
     const int wg = store->wg;
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - store->pending);
-    char *const slot = store->slots + store->part % GMM__STORE_SLOTS * (512 * GMM__WORDS_PER_STORE);
+    char *const slot = store->slots + store->part % GMM__DEFERRED_SLOTS * (512 * GMM__WORDS_PER_STORE);
     const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
     const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
     const gmm_kmat *const d = &args->p.d;
@@ -87,7 +88,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
                                  words[x + 3]);
     gmm_fence_proxy_async();
     if (tid == 0) /* the next slot may be overwritten */
-        GMM__BULK_WAIT_GROUP_READ(GMM__STORE_SLOTS - 2);
+        GMM__BULK_WAIT_GROUP_READ(GMM__DEFERRED_SLOTS - 2);
     gmm_consumer_sync(wg);
     if (args->d_by_tma) {
         if (tid == 0) {
@@ -109,12 +110,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_deferred *store,
 }
 
 /* Mainloop of a consumer warp group: accumulates the stages of a tile of 8 n8 rows, and meanwhile stores the previous
-   tile (deferred store). `order`: mbarrier at which this warp group of a ping-pong tile arrives when its last stage is
-   full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never pauses. */
+   tile (deferred store). last_stage_full: mbarrier at which this warp group of a ping-pong tile arrives when its last
+   stage is full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never
+   pauses. */
 GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               const gmm_sm90_operands *operands, uint32_t order,
-                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const gmm_sm90_operands *operands, uint32_t last_stage_full,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_store_state *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     const uint32_t lane = threadIdx.x & 31;
     uint32_t k, s = pipe->iter % GMM__CFG(stages), parity = pipe->iter / GMM__CFG(stages) & 1, prev_stage = 0;
@@ -125,8 +127,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         const uint64_t a = operands->desc_a + s * (GMM__CFG(stage_bytes) >> 4);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), parity);
         if (GMM__CFG(gather)) gmm_fence_proxy_async(); /* wgmma reads what cp.async has written */
-        if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(order);
+        if (GMM__CFG(consumers) == 1 && k == operands->k_tiles - 1 && lane == 0) gmm_mbarrier_arrive(last_stage_full);
         gmm_wgmma_fence();
+        /* a step of 16 k: 16 rows of 128 bytes of an MN-major operand, else 32 bytes of each row */
 #pragma unroll
         for (kk = 0; kk < 4; kk++)
 #pragma unroll
@@ -137,8 +140,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         gmm_wgmma_commit();
         if (small_m) GMM__WGMMA_WAIT(0);
         else GMM__WGMMA_WAIT(1);
-        if ((small_m || k > 0) && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, small_m ? s : prev_stage), lane);
+        if (small_m || k > 0) gmm_sm90_release_stage(pipe, small_m ? s : prev_stage);
         if (GMM__DEFERRED && store->pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(store, deferred);
         prev_stage = s;
@@ -149,8 +151,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
         }
     }
     GMM__WGMMA_WAIT(0);
-    if (!small_m && lane < pipe->cluster_size)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, prev_stage), lane);
+    if (!small_m) gmm_sm90_release_stage(pipe, prev_stage);
     pipe->iter += operands->k_tiles;
 }
 #endif

@@ -3,8 +3,8 @@
 /* Multiplies a tile: the mainloop for its rows, which are a constant of wgmma. */
 GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const volatile int32_t *small_m,
                                                float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
-                                               const gmm_sm90_operands *operands, uint32_t order,
-                                               gmm_sm90_pipeline *pipe, gmm_sm90_deferred *store,
+                                               const gmm_sm90_operands *operands, uint32_t last_stage_full,
+                                               gmm_sm90_pipeline *pipe, gmm_sm90_store_state *store,
                                                const uint32_t deferred[GMM__DEFERRED_WORDS]) {
     int j, u;
 #pragma unroll
@@ -13,7 +13,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
         for (u = 0; u < 8 * GMM__CFG(m16); u++) acc[j][u] = 0.0f;
     switch (GMM__K_GROUPED ? (t->rows + 63) / 64 * 8 : gmm_sm90_wgmma_n8(t->rows)) {
 #define GMM__MAINLOOP(n8, small_m) \
-    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, order, pipe, store, deferred)
+    GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, last_stage_full, pipe, store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
     gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands->k_tiles, operands->packed_at, \
                              operands->scales_at, operands->desc_a, pipe)
@@ -38,9 +38,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
         for (u = 0; u < 8 * GMM__CFG(m16); u++) GMM__PIN_F32(acc[j][u]);
 }
 
-/* Passes a tile of which the warp group has no columns: releases its stages unread, and in wgrad keeps the order of the
+/* Skips a tile of which the warp group has no columns: releases its stages unread, and in wgrad keeps the order of the
    tiles' stores. `first`: of the CTA. */
-GMM__DEVICE void GMM__PART(gmm_sm90_pass_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
+GMM__DEVICE void GMM__PART(gmm_sm90_skip_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
                                                 gmm_sm90_pipeline *pipe) {
     const int lane = (int)threadIdx.x & 31;
     for (; k_tiles > 0; k_tiles--, pipe->iter++) {
@@ -50,10 +50,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_pass_tile_)(uint32_t k_tiles, uint32_t bars,
         if (lane < (int)pipe->cluster_size)
             gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), (uint32_t)lane);
     }
-    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_order(bars, wg));
+    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
     if (GMM__K_GROUPED) {
-        if (!first) gmm_order_barrier(wg, 1);
-        gmm_order_barrier(wg ^ 1, 0);
+        if (!first) gmm_order_wait(wg);
+        gmm_order_arrive(wg ^ 1);
     }
 }
 
@@ -66,7 +66,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
     const int64_t pitch = args.p.d.ld * size;
     float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)];
     gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 1, 0 };
-    gmm_sm90_deferred store = { &args, ring, 0, smem->slot[0], 0, 0 };
+    gmm_sm90_store_state store = { &args, ring, 0, smem->slot[0], 0, 0 };
     uint32_t tile_index = 0, deferred[GMM__DEFERRED_WORDS];
     int u;
 #pragma unroll
@@ -90,7 +90,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {
-            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_barrier(wg, 1);
+            if (GMM__K_GROUPED && tile_index > 0 && (int)(tile_index & 1) == wg) gmm_order_wait(wg);
             break;
         }
         operands.k_tiles = gmm_sm90_k_tiles(t->k);
@@ -103,9 +103,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         /* A parity only distinguishes a phase from the previous one, and this warp group has not waited for the stages
            of the other one's tile: it must wait until the last of them is full. */
         if (GMM__CFG(consumers) == 1 && tile_index > 0)
-            gmm_mbarrier_wait(gmm_sm90_order(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
+            gmm_mbarrier_wait(gmm_sm90_last_stage_full(bars, wg ^ 1), (tile_index - 1) / 2 & 1);
         if (t->cols <= col0) {
-            GMM__PART(gmm_sm90_pass_tile_)(operands.k_tiles, bars, wg, tile_index == 0, &pipe);
+            GMM__PART(gmm_sm90_skip_tile_)(operands.k_tiles, bars, wg, tile_index == 0, &pipe);
             continue;
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
@@ -114,8 +114,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
         operands.packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
         operands.scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
-        GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_order(bars, wg), &pipe, &store,
-                                      deferred);
+        GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_last_stage_full(bars, wg),
+                                      &pipe, &store, deferred);
         while (GMM__DEFERRED && store.pending > 0)
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
 #pragma unroll

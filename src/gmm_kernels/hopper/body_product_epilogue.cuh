@@ -166,8 +166,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
 /* Writes part number `part` of the warp group's fp32 sums to a slot. Parts of GMM__ROWS_PER_STORE rows and 64 columns
    are numbered along the rows, then along the columns. `to`: the thread's address in the slot for its first row and
    column 0. */
-GMM__DEVICE void GMM__PART(gmm_sm90_pass_sums_)(int part, char *to, int lane, int w,
-                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+GMM__DEVICE void GMM__PART(gmm_sm90_write_sums_)(int part, char *to, int lane, int w,
+                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int column4 = w * 4 + lane / 16; /* the thread's columns in units of 4 */
     int p, x, e;
 #pragma unroll
@@ -222,7 +222,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
             if (vectorized && beta != 0.0f && !GMM__K_GROUPED && row + 8 * x < rows_left)
                 old[x] = gmm_sm90_d_load4(size, to + 8 * x * pitch);
         }
-        GMM__PART(gmm_sm90_pass_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
+        GMM__PART(gmm_sm90_write_sums_)(p, out->slots + slot + lane % 4 * 512 + lane / 4 % 4 * 4, lane, w, acc);
         gmm_consumer_sync(out->wg);
         if (vectorized) {
 #pragma unroll
@@ -261,7 +261,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
 #if !GMM__GLU
 /* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
    the next tile's mainloop has to store. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_deferred *store,
+GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_store_state *store,
                                               uint32_t deferred[GMM__DEFERRED_WORDS],
                                               float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
@@ -282,7 +282,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm
 
 /* The epilogue of a tile: alpha, the steps, and the store. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90_output *out, int first,
-                                                 gmm_sm90_deferred *store, uint32_t deferred[GMM__DEFERRED_WORDS],
+                                                 gmm_sm90_store_state *store, uint32_t deferred[GMM__DEFERRED_WORDS],
                                                  float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const gmm_sm90_tile *const t = out->tile;
     GMM__PART(gmm_sm90_scale_accumulators_)(args, t, acc);
@@ -294,13 +294,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     out->beta = gmm_gemm_beta(&args->p, t->g);
     out->p = &args->p;
     out->d = gmm_kmat_data(&args->p.d, t->g) + (t->m0 + (GMM__K_GROUPED ? 0 : (int64_t)t->row)) * out->pitch;
-    if (GMM__K_GROUPED && !first) gmm_order_barrier(out->wg, 1); /* slots are used in the order of tiles */
+    if (GMM__K_GROUPED && !first) gmm_order_wait(out->wg); /* slots are used in the order of tiles */
 #if GMM__GLU
     (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
 #else
     GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif
-    if (GMM__K_GROUPED) gmm_order_barrier(out->wg ^ 1, 0);
+    if (GMM__K_GROUPED) gmm_order_arrive(out->wg ^ 1);
 }
 #endif

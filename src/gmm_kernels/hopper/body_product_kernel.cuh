@@ -20,7 +20,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
                           9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
 #pragma unroll
-    for (i = 0; i < 2; i++) gmm_mbarrier_init(gmm_sm90_order(bars, (int)i), 4); /* the warps of a warp group */
+    for (i = 0; i < 2; i++) /* the warps of a warp group */
+        gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
+    /* slots, at which wgrad alone arrives: the two lanes of a store warp; the four warps of a warp group */
 #pragma unroll
     for (i = 0; i < GMM_SM90_STORE_SLOTS; i++) {
         gmm_mbarrier_init(gmm_sm90_store_empty(bars, i), GMM__K_GROUPED ? 2 : 1);
@@ -77,8 +79,8 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
 #if GMM__TILES == 2
         gmm_sm90_wait_tile(bars, 0);
-        if (*(const volatile int32_t *)&smem->ring.alt_tile)
-            GMM__ALT_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__ALT_TILE) *)gmm_shared, base);
+        if (*(const volatile int32_t *)&smem->ring.second_tile)
+            GMM__SECOND_PART(gmm_sm90_consume_tiles_)(args, (GMM__SM90(smem, GMM__SECOND_TILE) *)gmm_shared, base);
         else
 #endif
         GMM__PART(gmm_sm90_consume_tiles_)(args, smem, base);
@@ -89,11 +91,11 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__DEFERRED
 #undef GMM__DEFERRED_WORDS
 #undef GMM__WORDS_PER_STORE
-#undef GMM__STORE_SLOTS
+#undef GMM__DEFERRED_SLOTS
 #undef GMM__SCHEDULER_WARP
 #undef GMM__STORE_SLOT
 #undef GMM__ZERO_INIT
-#undef GMM__STEP
+#undef GMM__ROW_ALIGN
 #undef GMM__SMALL_M
 #undef GMM__HAS_N8
 #undef GMM__ROWS_PER_STORE
@@ -105,16 +107,16 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
 #undef GMM__TB
 #undef GMM__TA
 #undef GMM__CFG_OF
-#undef GMM__ALT_CFG
+#undef GMM__SECOND_CFG
 #undef GMM__TILE_CHOICE
-#undef GMM__ALT_PART
+#undef GMM__SECOND_PART
 #undef GMM__PART
 #undef GMM__INSTANCE
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
 #undef GMM__CFG
 #undef GMM__TILE
-#undef GMM__ALT_TILE
+#undef GMM__SECOND_TILE
 #undef GMM__KERNEL_NAME
 #undef GMM__TILES
 #undef GMM__OP

@@ -3,26 +3,26 @@
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
-    const gmm_sm90_tile_shape alt_shape = { GMM__ALT_CFG(tile_n), GMM__ALT_CFG(m16) };
+    const gmm_sm90_tile_shape second_shape = { GMM__SECOND_CFG(tile_n), GMM__SECOND_CFG(m16) };
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, s->ends);
-    if ((threadIdx.x & 31) == 0)
+    if ((threadIdx.x & 31) == 0) /* no group has more than 64 rows, or 128 if their mean is 3/4 of the largest */
         smem->ring.small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
                              (stats.max_rows <= GMM_SM90_SMALL_M &&
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
     s->max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
                                    : gmm_sm90_choose_tile(s, stats, GMM__TILE_CHOICE,
                                                           GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
-                                                          alt_shape, &smem->ring.alt_tile);
+                                                          second_shape, &smem->ring.second_tile);
     __syncwarp();
     /* divisions by constants: a division by a variable would delay the first tile */
-    s->tiles_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 256   ? (args.p.n + 255) / 256
-                 : GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128 ? (args.p.n + 127) / 128
+    s->tiles_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 256   ? (args.p.n + 255) / 256
+                 : GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128 ? (args.p.n + 127) / 128
                                                                    : (args.p.n + GMM__CFG(tile_n) - 1) /
                                                                          GMM__CFG(tile_n);
     if (!GMM__K_GROUPED)
         s->tiles_n = gmm_sm90_tiles_n(&args.p, s->tiles_n, GMM__COL_ALIGN, 16 * s->max_blocks,
                                       (int32_t)gmm_cluster_nctarank(), stats);
-    s->raster_n = GMM__CFG_OF(smem->ring.alt_tile, tile_n) == 128;
+    s->cluster_along_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
         !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
                                gmm_sm90_d_stages(&args.p), (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
@@ -31,19 +31,21 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
 }
 
 /* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative: it plans
-   the first tile from the split as read before griddepcontrol.wait, and writes shared memory alone. The second pass
-   reads the split again and plans anew if it has changed. */
+   the first tile from the split as read before griddepcontrol.wait. The second pass reads the split again and plans
+   anew if it has changed. Before the wait the plan may read the split alone, which is compared after it, and write
+   shared memory alone: so neither tables in the workspace, nor frozen and beta, which gmm_sm90_has_work reads in
+   wgrad. */
 GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const alt_tile = &smem->ring.alt_tile;
+    const int32_t *const second_tile = &smem->ring.second_tile;
     const uint32_t bars = GMM__SMEM_AT(bars), cluster_size = gmm_cluster_nctarank();
     const int lane = (int)threadIdx.x & 31;
     int32_t *const ends = args.tables ? args.tables + (int64_t)blockIdx.x * 2 * (args.p.groups + 1) : smem->ends;
     int32_t *const work_ends = ends + args.p.groups + 1;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                             /* raster_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
-                             /* block_rows */ 16, /* row_align */ GMM__STEP,
+                             /* cluster_along_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                             /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
     int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
@@ -82,7 +84,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
                     const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
-                    gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*alt_tile, tile_n) == 128, group_work, lane_work,
+                    gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
                                            rotated, gmm_sm90_this_cta(), tile);
                 }
             }
@@ -101,7 +103,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
    without rows: it loads nothing, but brings code and parameters into the caches. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const alt_tile = &smem->ring.alt_tile, *const small_m = &smem->ring.small_m;
+    const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t cta_rank = gmm_cluster_ctarank();
     const int lane = (int)threadIdx.x & 31;
@@ -122,15 +124,15 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
             if (t->row_blocks == 0) break;
         }
         k_tiles = gmm_sm90_k_tiles(t->k);
-        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *alt_tile, stage_bytes);
+        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *second_tile, stage_bytes);
         bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
                                                : (uint32_t)t->row_blocks * 2048;
         bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
         if (t->cols <= 0) bytes = 0;
-        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *alt_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
+        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *second_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
         /* neighbouring lanes load the same lines of two stages */
         second = (uint32_t)lane & (stages_at_once - 1);
-        layout.tile_n = GMM__CFG_OF(!warmup && *alt_tile, tile_n);
+        layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
         gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
         if (second) box.x += 64;
         if (warmup) {

@@ -20,8 +20,9 @@ typedef struct gmm_expand_args {
     int32_t groups;
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of tiles of GMM_GROUP_ROWS rows */
-    const int32_t *units;   /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
-    int64_t *ends;          /* [G + 1] receives 16 times `units`: row offsets of groups in transposed copies; or NULL */
+    const int32_t *blocks16; /* [G + 1] prefix sums of blocks of 16 rows; transposed copies */
+    int64_t *ends;          /* [G + 1] receives 16 times blocks16: row offsets of groups in transposed copies, or is
+                               NULL */
     const float *alpha;     /* [G] or [1]; NULL: 1 */
     int32_t alpha_per_group;
     float *factor;          /* [2][G] receives what each group's accumulators are multiplied by, and what the result is
@@ -268,8 +269,9 @@ GMM__DEVICE void gmm_expand_transposed(const gmm_expand_args *args, const gmm_ex
         strips[nth].rows = exists ? (rows + 15) / 16 * 16 - row : 0;
         /* a Hadamard transform spreads the last rows over 16 */
         strips[nth].valid_rows = s->src.hadamard ? strips[nth].rows : rows - row;
-        strips[nth].dst = s->dst + (16 * (int64_t)args->units[g] + row + row0) * lines + 8 * chunk;
+        strips[nth].dst = s->dst + (16 * (int64_t)args->blocks16[g] + row + row0) * lines + 8 * chunk;
     }
+    /* the first iteration only loads; each of the others loads the next 64 lines before it stores its own */
 #pragma unroll 1
     for (line -= 64; line < end; line += 64) {
         const gmm_expand_strip_step step = next;
@@ -330,7 +332,7 @@ GMM__DEVICE void gmm_expand_groups(const gmm_expand_args *args) {
         args->factor[g] = gmm__scale_split(product, &args->factor[args->groups + g]);
     }
     for (g = (int32_t)threadIdx.x; args->ends && g <= args->groups; g += (int32_t)blockDim.x)
-        args->ends[g] = 16 * (int64_t)args->units[g];
+        args->ends[g] = 16 * (int64_t)args->blocks16[g];
 }
 
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)

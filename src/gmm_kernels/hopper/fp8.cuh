@@ -1,15 +1,16 @@
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
-   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters, multicast and the tile ring are those of the 16-bit products
-   (tables.cuh); a stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are D's
-   columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
+   COLUMNWISE, wgrad dy and x COLUMNWISE. Clusters and multicast are those of the 16-bit products (tables.cuh). The tile
+   ring is too, except that its readers do not release its entries: the scheduler writes tile n when the producer has
+   begun tile n - 8. A stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are
+   D's columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
    Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
    scheduler, store. The tile list has the registers of consumers and of the other warps.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
-       scheduler    --tile_full[16]-->  all others;  producer  --tile_empty[16]-->  scheduler
+       scheduler    --tile_full[16]-->  all others;  producer  --tile_begun[16]-->  scheduler
        producer, scale loader  --full[stage]-->  consumers  --empty[stage]-->  producer, scale loader (of both CTAs
                                                                                where an operand is multicast)
        store        --slot.empty[consumer]-->  consumer  --slot.full[consumer]-->  store
@@ -24,8 +25,8 @@
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size)                                          scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
-       tile_empty[n % 16]  producer lane 0, when it has read tile n (1); the        scheduler, for       n / 16
-                           scheduler is at most half a ring ahead of it             tile n + 8
+       tile_begun[n % 16]  producer lane 0, when it begins tile n (1). No reader    scheduler, for       n / 16
+                           releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
        slot[c].full        threads of consumer c (128)                              store lanes of c     n
@@ -63,12 +64,13 @@ typedef struct gmm_fp8_args {
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
-enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
+enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   prefetch a predicted first tile, whether operands may have a scale per line). Prediction is for few tokens: with
-   many, 192x128 loses up to 4% by it. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   predict the first tile of a CTA, whether operands may have a scale per line). Tags end in _small_m where the first
+   tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is not the small-M mode of
+   the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
@@ -77,18 +79,21 @@ enum { GMM_FP8_SCALE_LINES = 128 }; /* bytes of the scales of 8 columns of D in 
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
-   of the scale loader at a full barrier). GMM__FP8_SCALED_<tag>: whether stages have scales at all. */
+   of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
 enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM_FP8_SCALING_LIST(X) \
     X(fast, GMM_FP8_FAST, 16, 0, 0) \
     X(1d2d, GMM_FP8_1D2D, 16, 0, 32) \
     X(1d1d, GMM_FP8_1D1D, 0, 16, 1)
+#define GMM__FP8_IS_FAST_fast 1
+#define GMM__FP8_IS_FAST_1d2d 0
+#define GMM__FP8_IS_FAST_1d1d 0
 #define GMM__FP8_IS_1D1D_fast 0
 #define GMM__FP8_IS_1D1D_1d2d 0
 #define GMM__FP8_IS_1D1D_1d1d 1
-#define GMM__FP8_SCALED_fast 0
-#define GMM__FP8_SCALED_1d2d 1
-#define GMM__FP8_SCALED_1d1d 1
+#define GMM__FP8_HAS_STAGE_SCALES_fast 0
+#define GMM__FP8_HAS_STAGE_SCALES_1d2d 1
+#define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
    serves fwd, dgrad and wgrad, so its name has no operation. */
@@ -106,10 +111,10 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(prefetch_tile, tag) = prefetch_, GMM__FP8(lines, tag) = lines_, \
+    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
     GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
@@ -120,8 +125,9 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 enum { GMM_FP8_SCALING_LIST(GMM__X) gmm_fp8_scaling_end };
 #undef GMM__X
 
-/* How a tile is stored: 16BIT as 16-bit elements, else fp32; TMA by the store warp, else by the consumers; LOAD added
-   to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by TMA instead. */
+/* How a tile is stored: 16BIT the store slot holds 16-bit elements, else fp32 sums; TMA by the store warp, else by the
+   consumers; LOAD added to old D, which TMA loads into the slot; REDUCE (besides LOAD) later parts are added to D by
+   TMA instead. */
 enum { GMM_FP8_D_16BIT = 1, GMM_FP8_D_TMA = 2, GMM_FP8_D_LOAD = 4, GMM_FP8_D_REDUCE = 8 };
 /* The bits of d_flags from this one on: where the outer scale is two factors, the biased exponent of the second, which
    is a power of two; else 0. */
@@ -140,7 +146,7 @@ typedef struct gmm_fp8_tile {
 /* Barriers besides those of stages and slots. */
 typedef struct gmm_fp8_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
-    uint64_t tile_empty[GMM_SM90_TILE_RING]; /* the producer has read it */
+    uint64_t tile_begun[GMM_SM90_TILE_RING]; /* the producer has begun tile n: the scheduler may write tile n + 8 */
 } gmm_fp8_barriers;
 /* Of kernels with a predicted first tile. */
 typedef struct gmm_fp8_prediction {
@@ -152,7 +158,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -160,29 +166,29 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
-        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(prefetch_, gmm_fp8_prediction prediction;) \
+        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
         int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
     GMM__FP8(line_scale_bytes, tag) = sizeof(GMM__FP8(line_scales, tag)), \
-    GMM__FP8(prediction_offset, tag) = GMM__IF(prefetch_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
+    GMM__FP8(prediction_offset, tag) = GMM__IF(predicts_, offsetof(GMM__FP8(tile_smem, tag), prediction) +) 0,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
@@ -199,7 +205,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #define GMM__X(dtype, tag, scaling, tile_, kernel) \
     typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
         GMM__FP8(tile_smem, tile_) tile; \
-        GMM__IF(GMM__FP8_SCALED_##scaling, \
+        GMM__IF(GMM__FP8_HAS_STAGE_SCALES_##scaling, \
                 GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) scales[GMM__FP8(stages, tile_)];) \
         GMM__IF(GMM__FP8_IS_1D1D_##scaling, char unread[GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)];) \
     } GMM__FP8_INSTANCE(smem, tag, scaling, tile_);
@@ -211,13 +217,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, prefetch_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -266,18 +272,13 @@ GMM__DEVICE void gmm_fp8_store_column_scale(uint32_t smem, float scale) {
     gmm_st_shared_v4_u32(smem, low, high, low, high);
 }
 
-/* The wgmma descriptor of a K-major operand in lines of 128 bytes, from its low word `address`. Its high word is the
-   same for all such operands. */
-GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address) {
-    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address;
-}
 /* Addresses of barriers of the tile ring. */
 GMM__DEVICE uint32_t gmm_fp8_tile_full(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_fp8_barriers, tile_full) +
            GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
-GMM__DEVICE uint32_t gmm_fp8_tile_empty(uint32_t bars, uint32_t tile_index) {
-    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_empty) +
+GMM__DEVICE uint32_t gmm_fp8_tile_begun(uint32_t bars, uint32_t tile_index) {
+    return bars + GMM__OFFSET(gmm_fp8_barriers, tile_begun) +
            GMM_SM90_MBARRIER_BYTES * (tile_index % GMM_SM90_TILE_RING);
 }
 /* Waits for tile number `tile_index` of the ring. predicted: the predicted first tile instead, which lies in the ring's
@@ -290,8 +291,8 @@ GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint
     return f;
 }
 
-/* Stages of a tile. An empty contraction takes one stage without a load: passing stages is what keeps the scheduler
-   from overrunning the tile ring. */
+/* Stages of a tile. An empty contraction takes one stage without a load: a tile has at least one stage, because stages
+   bound how far the producer, and with it the scheduler, is ahead of the consumers. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
@@ -328,18 +329,19 @@ GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp
 /* Sets how a tile is stored: d_flags and the coordinates in D. The tile's outer scale becomes 1. Rows of D have a
    multiple of 16 elements, so that they end at multiples of 16 bytes, as TMA stores require. */
 GMM__DEVICE void gmm_fp8_plan_store(const gmm_fp8_args *args, gmm_fp8_tile *f) {
-    const uint64_t d = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, f->t.g), to = d - GMM_SM90_MAP_BASE;
+    const char *const d = gmm_kmat_data(&args->p.d, f->t.g);
+    const int32_t map_z = gmm_sm90_map_z(gmm_sm90_map_offset(d)), map_w = gmm_sm90_map_w(gmm_sm90_map_offset(d));
     const int size = gmm_kmat_size(&args->p.d);
     const float beta = gmm_gemm_beta(&args->p, f->t.g);
     f->outer_scale = 1.0f; /* gmm_fp8_plan_outer_scale writes another where there is one */
     f->d_flags = size == 2 && beta == 0.0f ? GMM_FP8_D_16BIT : 0;
-    if (((d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
+    if ((((uint64_t)(uintptr_t)d | (uint64_t)(args->p.d.ld * size)) & 15) == 0 && (beta == 0.0f || size == 4)) {
         f->d_flags |= GMM_FP8_D_TMA | (beta == 0.0f ? 0 : GMM_FP8_D_LOAD);
         if (beta == 1.0f && f->t.k >= GMM_FP8_REDUCE_K) f->d_flags |= GMM_FP8_D_REDUCE;
     }
     f->d_y = f->t.m0 + (args->wgrad ? 0 : GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row));
-    f->d_z = args->wgrad ? (int32_t)(to >> 4 & 0x3FFF) : f->t.end;
-    f->d_w = args->wgrad ? (int32_t)(to >> 18) : GMM_SM90_RAGGED_ROWS;
+    f->d_z = args->wgrad ? map_z : f->t.end;
+    f->d_w = args->wgrad ? map_w : GMM_SM90_RAGGED_ROWS;
 }
 
 /* Per-tensor scale of a group in A and in B; 1 where the operand has none. */
@@ -442,7 +444,7 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     for (j = first; j < last; j++) {
         const int32_t m = ends[j + 1] - ends[j];
         work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
-                                                       tiles_n, cluster_size, s->raster_n);
+                                                       tiles_n, cluster_size, s->cluster_along_n);
         starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
@@ -493,16 +495,16 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->raster_n, 0, work - work_ends[g], 0, cta, &f->t);
-        f->t.multicast = 0;
+        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work - work_ends[g], 0, cta, &f->t);
+        f->t.multicast = GMM_SM90_MULTICAST_NONE;
     }
 }
 /* Whether the predicted first tile is the true one, or both are empty. */
-GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *first) {
-    return (f->t.cols <= 0 && first->t.cols <= 0) ||
-           (f->t.g == first->t.g && f->t.row == first->t.row && f->t.end == first->t.end && f->t.m0 == first->t.m0 &&
-            f->t.rows == first->t.rows && f->t.n0 == first->t.n0 && f->t.cols == first->t.cols &&
-            f->padded_row == first->padded_row);
+GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *predicted) {
+    const gmm_sm90_tile *const a = &f->t, *const b = &predicted->t;
+    return (a->cols <= 0 && b->cols <= 0) ||
+           (a->g == b->g && a->row == b->row && a->end == b->end && a->m0 == b->m0 && a->rows == b->rows &&
+            a->n0 == b->n0 && a->cols == b->cols && f->padded_row == predicted->padded_row);
 }
 /* Sends the other CTA of the cluster whether this CTA mispredicted. prediction: address of the gmm_fp8_prediction. One
    lane. */

@@ -10,7 +10,9 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
     for (tile_index = 0;; tile_index++) {
-        /* the entry is not overwritten before the consumers are two tiles further */
+        /* Entry of tile n. The scheduler overwrites it with tile n + 16, when the producer has begun tile n + 8. The
+           producer is at most `stages` (4) stages, hence 4 tiles, ahead of the consumers; and a consumer ends tile
+           n + 1 only after this warp, which by then has left tile n, has passed it the slot. */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
@@ -41,36 +43,36 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, whether it is `fast` (no scaling), tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, tile */
 #if GMM__HOLDS(2)
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 0, 192x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 0, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 0, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 0, 128x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 1, 128x192)
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(3)
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 0, 192x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 192x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 0, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 0, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 0, 128x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 1, 128x192)
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, prefetch_tile;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile;
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
@@ -83,7 +85,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(prefetch_tile, tile), \
+      GMM__FP8(predicts_first_tile, tile), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X

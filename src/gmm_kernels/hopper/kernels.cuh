@@ -2,7 +2,7 @@
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
-   which the next row calls), other tile */
+   which the next row calls), second tile */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_no_kernel, fwd, bf16, GMM_BF16, 160x256, 0, none)
 #include GMM_KERNELS_FILE

@@ -42,7 +42,8 @@ static GMM__UNUSED int gmm_sm90_map(PFN_cuTensorMapEncodeTiled_v12000 encode, CU
     return encode(map, type, 4, base, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
                   CU_TENSOR_MAP_SWIZZLE_128B, promotion, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) == CUDA_SUCCESS;
 }
-/* Rows of a token matrix, as a ragged map. */
+/* Rows of a token matrix, as a ragged map (see "Ragged maps" in tables.cuh). Its last two dimensions only have to be
+   large. */
 static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int32_t box_lines) {
     const cuuint64_t pitch = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -52,11 +53,12 @@ static GMM__UNUSED int gmm_sm90_map_tokens(PFN_cuTensorMapEncodeTiled_v12000 enc
     strides[2] = ((cuuint64_t)1 << 34) - pitch;
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
-/* A matrix of each group, at any address: the last two coordinates are its address. `weights`: weights, else D. */
+/* A matrix of each group, at any address: the last two coordinates are its address (gmm_sm90_map_offset).
+   `weights`: weights, else D. */
 static GMM__UNUSED int gmm_sm90_map_matrix(PFN_cuTensorMapEncodeTiled_v12000 encode, CUtensorMap *map,
                                            const gmm_kmat *m, int64_t features, int64_t lines, int32_t box_lines,
                                            int weights) {
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF }, strides[3] = { 0, 16, 1 << 18 };
+    cuuint64_t dims[4] = { 0, 0, GMM_SM90_MAP_STEPS, 0x7FFFFFFF }, strides[3] = { 0, 16, 16 * GMM_SM90_MAP_STEPS };
     dims[0] = (cuuint64_t)features;
     dims[1] = (cuuint64_t)lines;
     strides[0] = (cuuint64_t)(m->ld * gmm_dtype_bits(m->dtype) / 8);
@@ -68,8 +70,8 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
                                                    const gmm_mat *m, int64_t features, int64_t lines,
                                                    int32_t box_lines) {
     const cuuint32_t one[4] = { 1, 1, 1, 1 }, fp4 = m->dtype == GMM_E2M1;
-    const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 1 << 18 };
-    cuuint64_t dims[4] = { 0, 0, 1 << 14, 0x7FFFFFFF };
+    const cuuint64_t strides[3] = { (cuuint64_t)(fp4 ? m->ld / 2 : m->ld), 16, 16 * GMM_SM90_MAP_STEPS };
+    cuuint64_t dims[4] = { 0, 0, GMM_SM90_MAP_STEPS, 0x7FFFFFFF };
     cuuint32_t box[4] = { 0, 0, 1, 1 };
     dims[0] = (cuuint64_t)(fp4 ? features / 2 : features);
     dims[1] = (cuuint64_t)lines;
@@ -145,7 +147,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  gmm_sm90_map_tokens(encode, &args->a16, &p->a, p->k, 16) &&
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
-    args->tile = row->tile_choice;
+    args->tile_choice = row->tile_choice;
     return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */

@@ -121,7 +121,7 @@ GMM__DEVICE void gmm_sm90_packed_mainloop(const int b_format, const int m16, flo
         gmm_wgmma_fence();
 #pragma unroll
         for (j = 0; j < 4; j++)
-            gmm_wgmma_rs_bf16(m16, acc, fragments[j], (desc_a & 0xFFFFFFFF00000000u) | (a + j * (32 >> 4)));
+            gmm_wgmma_rs_bf16(m16, acc, fragments[j], gmm_wgmma_desc_k_major(a + j * (32 >> 4)));
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(0); /* until then no other instruction may use the registers of the wgmma */
         gmm_sm90_release_stage(pipe, s.index);

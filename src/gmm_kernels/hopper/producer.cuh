@@ -1,6 +1,12 @@
 /* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
    warps of wgrad load and store. */
 
+/* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
+   the last two coordinates. */
+GMM__DEVICE uint64_t gmm_sm90_map_offset(const void *data) { return (uint64_t)(uintptr_t)data - GMM_SM90_MAP_BASE; }
+GMM__DEVICE int32_t gmm_sm90_map_z(uint64_t offset) { return (int32_t)(offset / 16 % GMM_SM90_MAP_STEPS); }
+GMM__DEVICE int32_t gmm_sm90_map_w(uint64_t offset) { return (int32_t)(offset / (16 * GMM_SM90_MAP_STEPS)); }
+
 /* The TMA box that a lane of the producer warp loads in every stage of a tile. */
 typedef struct gmm_sm90_box {
     const CUtensorMap *map;
@@ -33,22 +39,24 @@ GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_o
     box->end = t->end;
     box->wrap = GMM_SM90_RAGGED_ROWS;
     if (box->is_b) {
-        box->multicast = t->multicast == 1;
+        box->multicast = t->multicast == GMM_SM90_MULTICAST_B;
         box->map = &args->b;
         box->offset = (uint32_t)index * layout.b_block_bytes;
         box->x = tb ? t->n0 + 64 * index : 0;
         box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
         if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
         if (!layout.k_grouped) {
-            const uint64_t from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.b, t->g) - GMM_SM90_MAP_BASE;
-            box->end = (int32_t)(from >> 4 & 0x3FFF);
-            box->wrap = (int32_t)(from >> 18);
+            const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, t->g));
+            box->end = gmm_sm90_map_z(offset);
+            box->wrap = gmm_sm90_map_w(offset);
         }
     } else {
         int32_t first;
         index -= b_boxes;
+        /* K-major: boxes of 64 rows, then one of 16 rows for each of the last row_blocks % 4 blocks, from row
+           64 boxes64 + 16 (index - boxes64) on */
         first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
-        box->multicast = t->multicast == 2;
+        box->multicast = t->multicast == GMM_SM90_MULTICAST_A;
         box->map = ta || index < boxes64 ? &args->a : &args->a16;
         box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
         box->x = ta ? t->m0 + first : 0;
@@ -113,14 +121,16 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
     /* of the current tile; x and y are those of the box that is stored next */
     int32_t x = 0, y = 0, m0 = 0, rows = 1, col_end = 0, by_tma = 0, evict_first = 0, done = 0;
     float beta = 0.0f;
-    uint64_t from = 0;
+    uint64_t offset = 0;
     uint32_t tile_index = 0, part_end = 0; /* tiles read so far, and the end of their parts */
     previous.x = previous.y = previous.z = previous.w = previous.active = previous.evict_first = 0;
     current = previous;
     slots += GMM_SM90_BOX_BYTES * (uint32_t)lane;
+    /* parts go down by 64 rows, and this warp has every other one; the previous part of its slot is 4 parts ago */
     for (;; part += 2, y += 128) {
         const uint32_t slot_bar = gmm_sm90_store_empty(bars, part);
-        if (part >= 4) gmm_sm90_store_part(args, &previous, bars, slots, part - 4);
+        if (part >= GMM_SM90_STORE_SLOTS)
+            gmm_sm90_store_part(args, &previous, bars, slots, part - GMM_SM90_STORE_SLOTS);
         for (; part >= part_end && !done; tile_index++) { /* the store above is under way while the next tile is read */
             const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
             __syncwarp(3); /* both lanes have read the previous tile */
@@ -137,7 +147,7 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
                 part_end += gmm_sm90_d_parts(t, size);
                 beta = gmm_gemm_beta(&args->p, t->g);
                 by_tma = gmm_sm90_d_by_tma(&args->p, t->g, beta);
-                from = (uint64_t)(uintptr_t)gmm_kmat_data(&args->p.d, t->g) - GMM_SM90_MAP_BASE;
+                offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.d, t->g));
             }
         }
         if (done) break;
@@ -145,8 +155,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
         previous = current;
         current.x = x;
         current.y = m0 + y;
-        current.z = (int32_t)(from >> 4 & 0x3FFF);
-        current.w = (int32_t)(from >> 18);
+        current.z = gmm_sm90_map_z(offset);
+        current.w = gmm_sm90_map_w(offset);
         current.active = by_tma && x < col_end;
         current.evict_first = evict_first;
         GMM__BULK_WAIT_GROUP_READ(0);

@@ -1,18 +1,22 @@
 /* ..................................................................................... Work tiles of products ... */
 
-/* The arithmetic of the tile scheduler of the Hopper products: which work a group has, and which tile a number of work
-   is. Plain functions of host and device, without warp operations. scheduler.cuh and fp8.cuh call them from the
-   scheduler warp of a CTA. A C or C++ compiler sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of
-   this header.
+/* The arithmetic of the tile scheduler of the Hopper products. Plain functions of host and device, without warp
+   operations. scheduler.cuh and fp8.cuh call them from the scheduler warp of a CTA. A C or C++ compiler sees this part
+   with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
 
-   CTA b of a grid of B in clusters of c takes work numbers b / c, b / c + B / c, b / c + 2 B / c, ..., each of which is
-   c tiles, one per CTA of the cluster. work_ends, the prefix sums of gmm_sm90_group_work over the groups, say which
-   group a number lies in; gmm_sm90_schedule_tile says which tile of the group. For wgrad of a skewed split the balanced
-   order below replaces that order of work. */
+   A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
+   tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
+   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends,
+   the prefix sums of gmm_sm90_group_work over the groups, say in which group a cluster tile lies;
+   gmm_sm90_schedule_tile computes this CTA's work tile from the number of the cluster tile within the group. For wgrad
+   of a skewed split the balanced order below replaces that order. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
 #define GMM__SCHEDULE_DONE
+
+/* The operand that the two work tiles of a cluster have in common, and that TMA multicasts. */
+enum { GMM_SM90_MULTICAST_NONE, GMM_SM90_MULTICAST_B, GMM_SM90_MULTICAST_A };
 
 /* A work tile. */
 typedef struct gmm_sm90_tile {
@@ -21,12 +25,12 @@ typedef struct gmm_sm90_tile {
     int32_t m0, n0;      /* first row (within the group) and first column of D */
     int32_t rows, cols;  /* rows and columns that exist; cols <= 0: no tile, its stages pass the pipeline unloaded */
     int32_t row_blocks;  /* blocks of rows that are multiplied: 16 rows each, FP8 64; 0 ends the ring */
-    int32_t multicast;   /* operand shared with the other CTA's tile: 0 none, 1 B, 2 A */
+    int32_t multicast;   /* GMM_SM90_MULTICAST_* */
 } gmm_sm90_tile;
 
 #ifndef __CUDACC__
-/* What the functions below read of a product's arguments (mma/gemm.cuh): extents of D and of the contraction; the one
-   that varies between groups is not read. */
+/* What the functions below read of a product's arguments (common/epilogue.cuh): extents of D and of the contraction;
+   the one that varies between groups is not read. */
 typedef struct gmm_gemm_args {
     int32_t m, n, k;
 } gmm_gemm_args;
@@ -44,19 +48,21 @@ GMM__HD uint32_t gmm_sm90_umulhi(uint32_t a, uint32_t b) {
 /* The balanced order of wgrad, whose tiles take as long as their group has rows. In the order of groups some clusters
    would get more long tiles than others. Besides, clusters that are at distant rows of the same group do not find each
    other's operands in the L2. So the scheduler passes twice over the groups, the longest first. In the first pass every
-   cluster takes the same number of works of a group, its rounds, so that all clusters stay at the same rows. In the
-   second pass the works that are left of a group, its rest, are given to the clusters with the least load so far, one
-   each. A group of 70 works has one round and a rest of 4 for 66 clusters. The struct lies where work_ends lies
-   otherwise. */
+   cluster takes the same number of cluster tiles of a group, its rounds, so that all clusters stay at the same rows. In
+   the second pass the cluster tiles that are left of a group, its rest, are given to the clusters with the least load
+   so far, one each. A group of 70 cluster tiles has one round and a rest of 4 for 66 clusters. The struct lies where
+   work_ends lies otherwise. */
 enum { GMM_SM90_BALANCE_GROUPS = 256, GMM_SM90_BALANCE_CLUSTERS = 96 };
 typedef struct gmm_sm90_balance {
     int32_t load[GMM_SM90_BALANCE_CLUSTERS];       /* length of the rests that each cluster has been given */
     unsigned char order[GMM_SM90_BALANCE_GROUPS];  /* groups, the longest first, equal ones by number */
-    int32_t rounds, rest, least;                   /* of each group; least load of a tile: the time that D takes */
-    int32_t cluster, clusters;                     /* number of this cluster, and how many there are */
+    int32_t rounds;   /* cluster tiles of a group that each cluster takes in the first pass */
+    int32_t rest;     /* cluster tiles of a group that are left for the second pass */
+    int32_t min_load; /* least load of a tile, in stages: the time that D takes */
+    int32_t cluster, clusters; /* number of this cluster, and how many there are */
     int32_t position; /* of the group at hand: 0 to G - 1 in the first pass, G to 2 G - 1 in the second; -1: none yet */
-    int32_t first;    /* number of this cluster's first work there */
-    int32_t count;    /* this cluster's works there; while a rest is given out, those of the rest */
+    int32_t first;    /* number of this cluster's first cluster tile there */
+    int32_t count;    /* its cluster tiles in that group; while a rest is given out, those of the rest */
     int32_t below;    /* second pass: clusters with less load */
 } gmm_sm90_balance;
 
@@ -65,11 +71,12 @@ typedef struct gmm_sm90_balance {
 typedef struct gmm_sm90_scheduler {
     const gmm_gemm_args *p;
     int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' work (gmm_sm90_count_work) */
+    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' cluster tiles (gmm_sm90_count_work) */
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
-    int raster_n;           /* rasterization along N: clusters take tiles of the same rows (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks;
+    int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
+                               row tiles of the same columns (gmm_sm90_group_work) */
+    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: max_blocks is constant */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
@@ -81,7 +88,7 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* The work number that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
     return (int32_t)(block / cluster_size + index * (uint32_t)stride);
 }
@@ -94,19 +101,19 @@ GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t ma
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Work of a group, counted in clusters: a cluster of two CTAs computes two tiles at once. Two wide tiles (256 columns)
-   have the same columns, and B is multicast; with `raster_n` (128 columns) they have the same rows, and A, the larger
-   operand, is multicast. Where the number of tiles along that axis is odd, the last tiles are paired along the other
-   axis. */
-GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int raster_n) {
-    const int32_t along = raster_n ? tiles_n : tiles_m, other = raster_n ? tiles_m : tiles_n;
+/* Cluster tiles of a group. The two work tiles of a cluster have the same columns, and B is multicast, where tiles have
+   192 or 256 columns; with `cluster_along_n` (128 columns) they have the same rows, and A, the larger operand, is
+   multicast. If the number of tiles along that axis is odd, the last ones are paired along the other axis. */
+GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int cluster_along_n) {
+    const int32_t along = cluster_along_n ? tiles_n : tiles_m, other = cluster_along_n ? tiles_m : tiles_n;
     return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
 }
 
 /* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
-   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. */
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. nonempty > 0. */
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
                                        int32_t cluster_size) {
+    /* rounded down to a multiple of the cluster size */
     const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
     return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
 }
@@ -123,25 +130,26 @@ GMM__HD int gmm_sm90_is_skewed(int32_t rows, int32_t max_rows, int32_t nonempty)
 }
 /* Load of a tile of wgrad, in stages of 64 rows: products and what they do not hide, or the time of D if that is
    longer. FP8 counts in the same unit, although its stages have 128 rows. */
+enum { GMM_SM90_OVERHEAD_STAGES = 2 }; /* per tile, for what its products do not hide */
 GMM__HD int32_t gmm_sm90_tile_load(const gmm_sm90_balance *b, int32_t k) {
-    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + 2;
-    return stages > b->least ? stages : b->least;
+    const int32_t stages = (int32_t)gmm_sm90_k_tiles(k) + GMM_SM90_OVERHEAD_STAGES;
+    return stages > b->min_load ? stages : b->min_load;
 }
 /* The position behind b->position; the first pass is left out where groups have no rounds. */
 GMM__HD int32_t gmm_sm90_next_position(const gmm_sm90_balance *b, int32_t groups) {
     return b->position < 0 && b->rounds == 0 ? groups : b->position + 1;
 }
-/* The number within its group of the i-th work that this cluster takes there. groups: of the split. */
+/* The number within its group of the i-th cluster tile that this cluster takes there. groups: of the split. */
 GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups, int32_t i) {
     return b->position < groups ? i * b->clusters + b->cluster : b->rounds * b->clusters + b->below;
 }
 
-/* Fills in the tile `t` that CTA `cta` computes of work number `work` in group t->g, which has `group_work`.
+/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g, which has `group_work` cluster tiles.
    Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. raster_n: as s->raster_n. `rotated`: each group starts at another of its tiles (golden ratio), so that a
-   CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly equal, rotates
-   only where a CTA would otherwise get the same tile of every group. */
-GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, int32_t group_work, int32_t work,
+   operands. cluster_along_n: as s->cluster_along_n. `rotated`: each group starts at another of its tiles (golden
+   ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly
+   equal, rotates only where a CTA would otherwise get the same tile of every group. */
+GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_along_n, int32_t group_work, int32_t work,
                                     const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
@@ -155,22 +163,27 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
         if (work >= group_work) work -= group_work;
     }
     tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
-    clusters_m = raster_n ? tiles_m : tiles_m >> (cluster_size - 1);
-    clusters_n = raster_n ? tiles_n >> (cluster_size - 1) : tiles_n;
-    t->multicast = cluster_size == 1 ? 0 : raster_n ? 2 : 1;
+    clusters_m = cluster_along_n ? tiles_m : tiles_m >> (cluster_size - 1);
+    clusters_n = cluster_along_n ? tiles_n >> (cluster_size - 1) : tiles_n;
+    t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
+                   : cluster_along_n ? GMM_SM90_MULTICAST_A : GMM_SM90_MULTICAST_B;
     if (work < clusters_m * clusters_n) {
         const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
         const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
         work -= 8 * band * clusters_n;
         tn = work / height;
         tm = 8 * band + work - tn * height;
-        if (raster_n) tn = tn * cluster_size + cta_rank;
+        if (cluster_along_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
     } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
         work = 2 * (work - clusters_m * clusters_n);
-        t->multicast = work + 1 < (raster_n ? tiles_m : tiles_n) ? 3 - t->multicast : 0;
-        tm = raster_n ? work + cta_rank : tiles_m - 1;
-        tn = raster_n ? tiles_n - 1 : work + cta_rank;
+        /* the neighbours have the other operand in common */
+        t->multicast = work + 1 < (cluster_along_n ? tiles_m : tiles_n)
+                     ? GMM_SM90_MULTICAST_A + GMM_SM90_MULTICAST_B - t->multicast : GMM_SM90_MULTICAST_NONE;
+        tm = cluster_along_n ? work + cta_rank : tiles_m - 1;
+        tn = cluster_along_n ? tiles_n - 1 : work + cta_rank;
+        /* If their number is odd, the second CTA of the last cluster has no tile: its column tile lies beyond the last
+           one, so that cols <= 0. Along the columns, tn is that already. */
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
@@ -186,85 +199,6 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int raster_n, i
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
 }
-
-#ifndef __CUDACC__
-/* The specification in sequence, for hosts: what the scheduler warps compute with a group per lane
-   (gmm_sm90_count_work, gmm_find_group32). rotation: 0 never, 1 always, 2 where a CTA would otherwise get the same
-   tile of every group. */
-GMM__HD void gmm_sm90_sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
-    int32_t g;
-    for (g = s->work_ends[0] = 0; g < groups; g++) {
-        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
-        s->work_ends[g + 1] = s->work_ends[g] + gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows,
-                              s->max_blocks), s->tiles_n, cluster_size, s->raster_n);
-    }
-}
-/* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
-GMM__HD int gmm_sm90_nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid,
-                              int32_t cluster_size, int rotation, uint32_t index, gmm_sm90_tile *t) {
-    const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
-    const int32_t work = gmm_sm90_work_number(block, (uint32_t)cluster_size, index, stride);
-    int32_t group_work;
-    gmm_sm90_cta cta;
-    if (work >= s->work_ends[groups]) return 0;
-    cta.cluster_size = cluster_size;
-    cta.cta_rank = (int32_t)(block % (uint32_t)cluster_size);
-    t->g = 0;
-    while (s->work_ends[t->g + 1] <= work) t->g++;
-    group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
-    if (rotation == 2) rotation = stride % group_work == 0;
-    gmm_sm90_schedule_tile(s, s->raster_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
-    return 1;
-}
-/* The balanced order in sequence: begins it for a cluster. */
-GMM__HD void gmm_sm90_begin_balance(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t work,
-                                    int32_t cluster, int32_t clusters) {
-    int32_t g, i, index;
-    for (i = 0; i < clusters; i++) b->load[i] = 0;
-    b->rounds = work / clusters;
-    b->rest = work % clusters;
-    b->cluster = cluster;
-    b->clusters = clusters;
-    b->position = -1;
-    b->least = b->first = b->count = b->below = 0;
-    for (g = 0; g < groups; g++) {
-        const int32_t k = ends[g + 1] - ends[g];
-        for (i = index = 0; i < g; i++) index += ends[i + 1] - ends[i] >= k;
-        for (; i < groups; i++) index += ends[i + 1] - ends[i] > k;
-        b->order[index] = (unsigned char)g;
-    }
-}
-/* Gives the `rest` of a group, tiles of load `load`, to the clusters with the least load, one each. */
-GMM__HD void gmm_sm90_assign_rest(gmm_sm90_balance *b, int32_t rest, int32_t load) {
-    const int32_t clusters = b->clusters;
-    int32_t before[GMM_SM90_BALANCE_CLUSTERS], c, i, below;
-    for (c = 0; c < clusters; c++) before[c] = b->load[c];
-    for (c = 0; c < clusters; c++) {
-        const int32_t own = before[c];
-        for (i = below = 0; i < c; i++) below += before[i] <= own;
-        for (; i < clusters; i++) below += before[i] < own;
-        if (below < rest) b->load[c] += load;
-        if (c == b->cluster) b->below = below, b->count = below < rest;
-    }
-}
-/* The group of a cluster's work number `index`, and the number within it. Returns 0 behind the last. `index` does not
-   fall from call to call. */
-GMM__HD int gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, int32_t groups, int32_t index, int32_t *g,
-                                   int32_t *work) {
-    while (index >= b->first + b->count) {
-        const int32_t position = gmm_sm90_next_position(b, groups);
-        if (position >= 2 * groups) return 0;
-        b->first += b->count;
-        b->position = position;
-        *g = b->order[b->position % groups];
-        b->count = b->rounds;
-        if (b->position >= groups) gmm_sm90_assign_rest(b, b->rest, gmm_sm90_tile_load(b, ends[*g + 1] - ends[*g]));
-    }
-    *g = b->order[b->position % groups];
-    *work = gmm_sm90_balanced_work(b, groups, index - b->first);
-    return 1;
-}
-#endif
 #endif /* GMM__SCHEDULE_DONE */
 #if defined(GMM__GEMM_DONE) && !defined(GMM__GEMM_REST_DONE) /* what follows is of the kernels again */
 #define GMM__GEMM_REST_DONE

@@ -1,5 +1,6 @@
 /* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
-   sums of work. schedule.cuh has its arithmetic. All but gmm_sm90_table_bytes runs in the scheduler warp of a CTA. */
+   sums of cluster tiles. schedule.cuh has its arithmetic and says what a cluster tile is. All but gmm_sm90_table_bytes
+   runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -13,14 +14,15 @@ typedef struct gmm_sm90_operands {
 } gmm_sm90_operands;
 
 /* The stores of a consumer warp group. With deferred stores, D of the previous tile is pending in registers. */
-typedef struct gmm_sm90_deferred {
+typedef struct gmm_sm90_store_state {
     const gmm_sm90_args *args;
     const gmm_sm90_tile *tile; /* the previous one */
     int wg;
     char *slots;               /* store slots of the warp group */
     int pending;               /* blocks of 16 rows of that tile that are not stored yet */
-    uint32_t part;             /* number of the next slot */
-} gmm_sm90_deferred;
+    uint32_t part;             /* parts stored so far: of the CTA in wgrad, else of this warp group; the next one is
+                                  written to slot part % slots */
+} gmm_sm90_store_state;
 
 /* Where a consumer warp group stores a tile. */
 typedef struct gmm_sm90_output {
@@ -183,7 +185,7 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* Writes work_ends, the prefix sums of the groups' work. Whole warp. */
+/* Writes work_ends, the prefix sums of the groups' cluster tiles. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
     const gmm_gemm_args *p = s->p;
     const int32_t G = p->groups;
@@ -194,7 +196,7 @@ GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluste
         const int32_t m = s->ends[g + 1] - s->ends[g];
         if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
             total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
-                                         s->tiles_n, cluster_size, s->raster_n);
+                                         s->tiles_n, cluster_size, s->cluster_along_n);
         s->work_ends[g + 1] = total;
     }
     gmm_sm90_prefix_sums(G, total, s->work_ends);
@@ -221,10 +223,10 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
     }
 }
 /* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
-   with pointers from s, which may be to the workspace, the code would need more registers. Returns whether it did.
-   Whole warp. */
+   with pointers from s, which may be to the workspace, the code would need more registers. min_load: see
+   gmm_sm90_balance. Returns whether it did. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
-                                      int32_t least, gmm_sm90_balance *b, const int32_t *ends) {
+                                      int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
     int32_t c;
     s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
@@ -236,10 +238,10 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
     if ((threadIdx.x & 31) == 0) {
         const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
-                                                 cluster_size, s->raster_n);
+                                                 cluster_size, s->cluster_along_n);
         b->rounds = work / clusters;
         b->rest = work % clusters;
-        b->least = least;
+        b->min_load = min_load;
         b->cluster = (int32_t)blockIdx.x / cluster_size;
         b->clusters = clusters;
         b->position = -1;
@@ -248,8 +250,8 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
     __syncwarp();
     return 1;
 }
-/* Gives the rest of the group at hand, b->count works, to the clusters with the least load, one each. Lane l has
-   clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
+/* Gives the rest of the group at hand, b->count cluster tiles, to the clusters with the least load, one each. Lane l
+   has clusters l, l + 32, ...; a search finds the most load with which a cluster takes one. Whole warp. */
 GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, int32_t groups) {
     enum { CLUSTERS = GMM_SM90_BALANCE_CLUSTERS / 32 };
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -290,8 +292,8 @@ GMM__DEVICE void gmm_sm90_assign_rest(gmm_sm90_balance *b, const int32_t *ends, 
     }
     __syncwarp();
 }
-/* The group of the cluster's work number `index` in the balanced order, and the number within it; G and -1 behind the
-   last. Whole warp. */
+/* The group of the cluster's cluster tile number `index` in the balanced order, and the number within the group; G and
+   -1 behind the last. Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_balanced_tile(gmm_sm90_balance *b, const int32_t *ends, const gmm_gemm_args *p,
                                            int32_t index, int32_t *work) {
     while (index >= b->first + b->count) {
@@ -324,16 +326,19 @@ typedef struct gmm_sm90_tile_shape {
 
 /* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
    blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 for cooperative
-   tiles, to m16 / 2 + 1 for ping-pong tiles. Eight at most, since four lanes evaluate each candidate. Clocks of a tile
-   are linear in its height, with constants fitted on one H200 (gmm__wgmma_choose prices the same on the host from
-   average sizes). Cooperative tiles run at the power limit, so that CTAs which idle in the last round speed up the
-   others: idle time counts 0.69 of its length. Whole warp. */
+   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 if power_limited,
+   else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
+   power_limited: cooperative tiles of plain operands, whose clocks are linear in the height. They run at the power
+   limit, so that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Not
+   power_limited: ping-pong tiles, and packed weights, for which an order of heights is enough. Their clocks are the
+   maximum of products, shared-memory traffic and store. Constants are clocks of one H200 (KERNELS.md, "Clock and power
+   limit"). gmm__wgmma_choose prices kernels on the host for average sizes, by constants of its own (wgmma_price.h).
+   Whole warp. */
 GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t choice,
-                                         const int cooperative, const gmm_sm90_tile_shape first,
+                                         const int power_limited, const gmm_sm90_tile_shape first,
                                          const gmm_sm90_tile_shape second, int32_t *chosen) {
     const int32_t n0 = first.n, m16_0 = first.m16, n1 = second.n, m16_1 = second.m16;
-    const int32_t G = s->p->groups, heights0 = cooperative ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
+    const int32_t G = s->p->groups, heights0 = power_limited ? m16_0 / 4 + 1 : m16_0 - m16_0 / 2;
     const int32_t heights1 = m16_1 ? m16_1 / 4 + 1 : 0;
     float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
@@ -358,9 +363,9 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
             const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
                         tiles = ceilf((blocks - 0.5f) * inverse_height);
             const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
-            const float clocks = cooperative ? fixed + slope * height
-                                             : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
-                                                     330.0f * height) + 200.0f;
+            const float clocks = power_limited ? fixed + slope * height
+                                               : fmaxf(k_tiles * fmaxf(256.0f + 44.0f * height, 64.0f * height),
+                                                       330.0f * height) + 200.0f;
             total_tiles += tiles;
             total_clocks += tiles * clocks;
             if (tiles > 0.0f) max_clocks = fmaxf(max_clocks, clocks);
@@ -380,7 +385,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
         const float rounds = total_tiles * tiles_per_cta;
         cost = __fdividef(ceilf(rounds), rounds);
         /* where the heights of tiles differ, some CTA gets more tall tiles than others */
-        if (cooperative)
+        if (power_limited)
             cost = 0.31f + 0.69f * cost * (1.0f + 1.26f * (__fdividef(max_clocks * total_tiles, total_clocks) - 1.0f) *
                                                           rsqrtf(rounds));
         cost = fminf(cost * total_clocks * tiles_per_cta, 3.0e38f);

@@ -10,7 +10,7 @@
 typedef struct gmm_sm90_ring {
     gmm_sm90_tile tile[GMM_SM90_TILE_RING];
     gmm_sm90_tile warmup; /* an empty tile that warms the producer up */
-    int32_t alt_tile;     /* whether the scheduler has chosen the kernel's second tile */
+    int32_t second_tile;  /* whether the scheduler has chosen the kernel's second tile */
     int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
 } gmm_sm90_ring;
 

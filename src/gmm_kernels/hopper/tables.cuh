@@ -1,6 +1,6 @@
 /* ................................................................................... Grouped products on Hopper ... */
 
-/* The grouped products of mma/gemm.cuh, computed by wgmma (sm_90a): for every group g, D = alpha A B^T + bias + beta D.
+/* The grouped products of common/epilogue.cuh, computed by wgmma (sm_90a). alpha2 multiplies the sum after alpha.
 
    swap_ab. A tile of D is computed transposed: the A operand of wgmma is B (the weights, M = 64 columns of D per
    instruction), and its B operand is A (the tokens, N = rows of D). The columns of D are multiples of 64 in nearly
@@ -12,8 +12,8 @@
    scheduler warp needs more, 224 and 56.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
-                          while the other multiplies; a warp group begins when the other's last stage is full (order
-                          barrier), so that operands are read in the order in which they are loaded.
+                          while the other multiplies; a warp group begins when the other's last stage is full
+                          (last_stage_full), so that operands are read in the order in which they are loaded.
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
@@ -28,7 +28,7 @@
        scale loader  --full[stage]--> consumers  --empty[stage]-->  scale loader (packed weights)
        gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
-       consumers  --order[i]-->       the other consumers (ping-pong)
+       consumers  --last_stage_full[i]-->  the other consumers (ping-pong)
 
    mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
@@ -43,13 +43,13 @@
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
                        gathered rows: 2 gather warps)
-       order[i]        warps of consumer warp group i, when the last stage of      the other group    n / 2, n: number
-                       its tile is full (4)                                                           of its last tile
+       last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
+                       of its tile is full (4)                                                        of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
                        is not 0 (2)
        slot[n % 4].full   warps of the warp group that wrote part n (4)            store warp         n / 4
-   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i holds the stores of wgrad in the order of
-   tiles.
+   Named barriers (GMM_BAR_*): CONSUMER + i joins warp group i; ORDER + i, the order barrier of warp group i, holds the
+   stores of wgrad in the order of tiles.
 
    Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
        tile                stages              slots       tile            stages              slots
@@ -81,8 +81,8 @@
    glu products. A warp group multiplies boxes of 64 gate columns by boxes of the 64 linear columns that belong to them,
    wherever both lie in B (gmm_sm90_glu_column), so that the activation's two operands are in one row of a store slot.
 
-   The last two dimensions of weight maps address memory in steps of 16 and 2^18 bytes, counted from GMM_SM90_MAP_BASE,
-   so that one map serves weights at any address. */
+   The last two dimensions of maps of weights, and of D in wgrad, address memory in steps of 16 and 2^18 bytes, counted
+   from GMM_SM90_MAP_BASE, so that one map serves matrices at any address (gmm_sm90_map_offset). */
 
 /* The gated activation of a glu product: h = p act(D), where D, the pre-activation, has been rounded. */
 typedef struct gmm_sm90_glu {
@@ -103,7 +103,7 @@ typedef struct gmm_sm90_args {
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
     int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
-    int32_t tile;             /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
@@ -167,8 +167,9 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
    where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
-   contraction; a kernel with two tiles names both. <arch> is sm90, or mma for kernels of the portable engine. Every
-   name stands in full in the source. */
+   contraction; in the name of a kernel with two tiles 160x256 stands first, although its first tile is 256x128, that of
+   its row in kernels.cuh. <arch> is sm90, or mma for kernels of the portable engine. Every name stands in full in the
+   source. */
 #define GMM_SM90_KERNEL_LIST(X) \
     X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
@@ -232,7 +233,8 @@ enum {
 enum {
     GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
-    GMM_SM90_MAP_BASE = 256,        /* address at which weight maps begin */
+    GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
+    GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,

@@ -1,8 +1,15 @@
-/* wgmma descriptor of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k];
-   MN-major tiles (`mn_major`) are boxes of [k][64 mn] one after another. */
+/* Matrix descriptors of wgmma (PTX manual): in units of 16 bytes, bits 0 to 13 are the start address, bits 16 to 29 the
+   leading dimension byte offset, bits 32 to 45 the stride dimension byte offset; 1 in bits 62 and 63 is the 128-byte
+   swizzle. */
+/* That of an operand's tile in boxes of 128-byte rows with 128-byte swizzle. K-major tiles are [mn][k]; MN-major tiles
+   (`mn_major`) are boxes of [k][64 mn] one after another. 1024: 8 rows of 128 bytes; 8192: a box of 64 k by 64 mn. */
 GMM__DEVICE uint64_t gmm_wgmma_desc(uint32_t smem, int mn_major) {
     return (uint64_t)1 << 62 | (uint64_t)(1024 >> 4) << 32 | (uint64_t)(mn_major ? 8192 >> 4 : 1) << 16 |
            (smem & 0x3FFFF) >> 4;
+}
+/* That of a K-major tile, from the low word of its descriptor: the high word is the same for all of them. */
+GMM__DEVICE uint64_t gmm_wgmma_desc_k_major(uint32_t address_word) {
+    return (uint64_t)(1u << 30 | 1024 >> 4) << 32 | address_word;
 }
 /* That of a K-major operand without swizzle: blocks of 8 rows of 16 bytes. next_rows, next_k: bytes from a block to
    that of the next 8 rows, and to that of the next 16 bytes along K. */

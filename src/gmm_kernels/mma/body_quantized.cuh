@@ -266,10 +266,10 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_outer_begin_)(const gmm_qgemm_args *args, c
 
 /* Stores rows 8 i to 8 i + 7 of the warp's sums to shared memory at `sums`, scaled unless in_smem, which says that they
    are scaled there. row_scale: of the thread's row. */
-GMM__DEVICE void GMM__PART(gmm_qgemm_pass_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
-                                                 float row_scale, float *sums,
-                                                 const float acc[GMM__MT][GMM__NT][4],
-                                                 const float sum[GMM__SUM_MT][GMM__NT][4]) {
+GMM__DEVICE void GMM__PART(gmm_qgemm_write_rows_)(const GMM__PART(gmm_qgemm_outer_) *o, int i, int in_smem,
+                                                  float row_scale, float *sums,
+                                                  const float acc[GMM__MT][GMM__NT][4],
+                                                  const float sum[GMM__SUM_MT][GMM__NT][4]) {
     const int lane = (int)threadIdx.x & 31;
     int s, j;
 #pragma unroll
@@ -333,7 +333,7 @@ GMM__DEVICE void GMM__PART(gmm_qgemm_store_tile_)(const gmm_qgemm_args *args, co
         if (!outer.empty && frag_row < tile.m) row_scale = gmm_qgemm_outer_scale(&v.a, args->a.scaling, frag_row);
         in_smem = outer.extreme || __any_sync(0xFFFFFFFFu, !gmm__scale_moderate(row_scale));
         if (!outer.empty && frag_row < tile.m) row_scale = gmm__fmul(outer.alpha, row_scale);
-        GMM__PART(gmm_qgemm_pass_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
+        GMM__PART(gmm_qgemm_write_rows_)(&outer, i, in_smem, row_scale, sums, acc, sum);
         if (in_smem) GMM__PART(gmm_qgemm_scale_rows_)(args, smem_tile, &outer, first_row, first_col, sums);
         gmm_gemm_store_8_rows(&args->p, &epilogue, &tile, first_row, first_col, 128 / GMM__WN, sums, bias);
         __syncwarp();

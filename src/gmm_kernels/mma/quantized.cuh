@@ -375,7 +375,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 /* One row per kernel. */
 typedef struct gmm_qgemm_kernel {
     gmm_gemm_op op;
-    int32_t a, b, parts; /* of the kind: whether A, B are MN-major, and whether sums are block-scaled */
+    int32_t mn_major_a, mn_major_b, block_scaled; /* of the kind */
     int32_t tile_cols, shared;
     gmm_dtype dtype;
     const void *function;

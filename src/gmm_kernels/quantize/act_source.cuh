@@ -4,7 +4,7 @@
    the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
-enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_BLOCK * 16 }; /* bytes: eight elements per row and thread */
+enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {
@@ -53,12 +53,12 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
             gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
 #pragma unroll
             for (k = 0; k < 4; k++) w[k] = gmm_pack2(t->source, p * h[2 * k], p * h[2 * k + 1]);
-            own[(i + j) * GMM__QUANT_BLOCK] = make_uint4(w[0], w[1], w[2], w[3]);
+            own[(i + j) * GMM__QUANT_THREADS] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
 #pragma unroll
     for (i = 0; i < 8; i++) {
-        const uint4 v = i < rows ? own[i * GMM__QUANT_BLOCK] : make_uint4(0u, 0u, 0u, 0u);
+        const uint4 v = i < rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
         x[i][0] = v.x;
         x[i][1] = v.y;
         x[i][2] = v.z;

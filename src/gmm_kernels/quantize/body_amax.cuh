@@ -13,7 +13,7 @@
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        amaxes         of lines: thread r < 128: row r; thread 128 + c: column c. Of units: thread 0 that of the source,
                       thread 1 that of its transform */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__HADAMARD ? 3 : GMM__SOURCE == GMM_F32 ? 2 : 4)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
@@ -25,9 +25,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
         gmm_cast_load(&t, 0, x);
-        if (!GMM__HADAMARD && (a.lines || a.columns)) { /* amaxes of units are not needed then */
-            if (a.lines) gmm_amax_rows(&t, x, partials[0]);
-            if (a.columns) gmm_amax_cols(&t, x, partials[1]);
+        if (!GMM__HADAMARD && (a.row_amax || a.col_amax)) { /* amaxes of units are not needed then */
+            if (a.row_amax) gmm_amax_rows(&t, x, partials[0]);
+            if (a.col_amax) gmm_amax_cols(&t, x, partials[1]);
             gmm_amax_store_lines(&t, partials);
         } else {
             gmm_amax_unit(&t, GMM__HADAMARD, x, shared_max);

@@ -11,11 +11,12 @@
                       w (l % 16) on of its warp's part (drawn in stages_mx32.cuh)
        block scales   of rows: 32 / w adjacent lanes, w / 2 rows each; of columns: lanes l and l ^ 16, w / 2
                       columns each */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u : 0x3B124925u), e5m2 };
+    const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
+                              e5m2 };
     int32_t strip;
     if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {

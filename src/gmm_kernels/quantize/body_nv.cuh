@@ -13,7 +13,7 @@
                       8 (l % 8) on of its warp's part (drawn in vectors.cuh)
        block scales   of rows: lanes l and l ^ 1, four rows each; of columns: lanes l and l ^ 8, four columns each
        columns stored thread t: 16 bytes number t % 4 of columns t / 4, t / 4 + 64 */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
@@ -24,8 +24,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
                         0, 0, 0, 0 };
     int32_t strip;
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + threadIdx.x,
-                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+    gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);

@@ -16,19 +16,19 @@
    GMM__ACT: the source is an activation of the matrix that is loaded (act_source.cuh).
    TENSOR: load, scale of the unit, rows, columns. ROW: load, scales from given amaxes, rows, columns. 1X128 and
    128X128: load, maxima of the warps' parts, scales from them, rows, columns. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__SOURCE == GMM_F32 ? 2 : 3)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
-    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, e5m2 ? 57344.0f : 448.0f, e5m2 };
+    const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
-        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_BLOCK + thread,
-                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_BLOCK, 0);
+        gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + thread,
+                          (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8], amax = 0;
         float tile_scale = 1.0f;

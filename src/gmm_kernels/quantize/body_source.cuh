@@ -13,7 +13,8 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
                                                 int32_t n, int32_t row_amaxes, float *x) {
     const int32_t lane = gmm__lane(), count = n - 4 * lane;
     const int64_t size = GMM__STATIC_DTYPE == GMM_F32 ? 4 : 2;
-    uint32_t *row_amax = (uint32_t *)a->lines + (a->grouped ? p->source_row : p->unit * p->rows) + p->row, amax = 0;
+    uint32_t *row_amax = (uint32_t *)a->row_amax + (a->grouped ? p->source_row : p->unit * p->rows) + p->row;
+    uint32_t amax = 0;
     int32_t r;
     if (GMM__STATIC_DTYPE == GMM_F32 && a->src.scaling != GMM_SCALING_NONE) {
         const gmm__qview v = gmm__quant_copy(&a->src, GMM_ROWWISE, a->grouped, p, a->cols);
@@ -54,7 +55,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 /* Amaxes of units, rows and columns: atomic maxima on the bits of absolute values, so the result does not depend on
    the order. The destinations start at 0. A CTA processes one 128 x 128 tile at a time: warp w rows w, w + 8, ..., then
    columns w, w + 8, ...; lane l elements 4 l to 4 l + 3 of each. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__QUANT_PER_SM)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
@@ -68,18 +69,18 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         const int32_t n = gmm__quant_extent(a.cols, c0);
         uint32_t amax[2] = { 0, 0 };
         int32_t l;
-        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.lines != NULL,
-                                             transformed || a.columns ? gmm__quant_shared : NULL);
+        amax[0] = GMM__NAME(gmm__quant_load)(&a, &p, c0, n, a.row_amax != NULL,
+                                             transformed || a.col_amax ? gmm__quant_shared : NULL);
         __syncthreads();
-        for (l = gmm__warp(); l < n && (transformed || a.columns); l += GMM__QUANT_WARPS) {
+        for (l = gmm__warp(); l < n && (transformed || a.col_amax); l += GMM__QUANT_WARPS) {
             float v[4];
             uint32_t bits;
             gmm__quant_load_col(gmm__quant_shared, l, transformed ? a.format.hadamard : 0, v);
             bits = gmm__quant_amax4(v);
             amax[1] = bits > amax[1] ? bits : amax[1];
-            if (a.columns) {
+            if (a.col_amax) {
                 bits = __reduce_max_sync(0xFFFFFFFFu, bits);
-                if (lane == 0) atomicMax((uint32_t *)a.columns + p.unit * a.cols + c0 + l, bits);
+                if (lane == 0) atomicMax((uint32_t *)a.col_amax + p.unit * a.cols + c0 + l, bits);
             }
         }
         amax[0] = __reduce_max_sync(0xFFFFFFFFu, amax[0]);
@@ -106,11 +107,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 /* Any format and shape, both copies of a 128 x 128 tile that is loaded into shared memory once: load, then for each
    copy amax, scale and codes line by line. Warp w has lines w, w + 8, ... of a copy, that is rows or columns, lane l
    elements 4 l to 4 l + 3 of each; a block lies in 4 (NV16), 8 (MX32) or 32 lanes. */
-GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_BLOCK, 2)
+GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
-    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE;
+    uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE_BYTES;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t tile_index;
@@ -131,8 +132,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = c0;
             s.lines = (int32_t)p.m;
             s.along = n;
-            s.per_line = a.lines != NULL;
-            s.amax = a.lines ? a.lines + (a.grouped ? p.source_row : p.unit * p.rows) + p.row : a.amax[0] + p.unit;
+            s.per_line = a.row_amax != NULL;
+            s.amax = a.row_amax ? a.row_amax + (a.grouped ? p.source_row : p.unit * p.rows) + p.row
+                                : a.amax[0] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(a.cols, width) : 1;
             s.first_block = p.row * s.blocks_per_line + (width ? c0 / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);
@@ -144,8 +146,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.along0 = p.row;
             s.lines = n;
             s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
-            s.per_line = a.columns != NULL;
-            s.amax = a.columns ? a.columns + p.unit * a.cols + c0 : a.amax[1] + p.unit;
+            s.per_line = a.col_amax != NULL;
+            s.amax = a.col_amax ? a.col_amax + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
             s.first_block = c0 * s.blocks_per_line + (width ? p.row / width : 0);
             gmm__quant_copy_tile_lines(&a, &s, gmm__quant_shared, square, codes);

@@ -75,7 +75,8 @@ GMM__DEVICE uint32_t gmm_hadamard_positive_nan(uint32_t w) {
     if ((w & 0x7FFF0000u) > 0x7F800000u) w &= 0x7FFFFFFFu;
     return w;
 }
-/* BF16: flips the signs of rows selected by bits of `signs`. gmm_hadamard_gather16 then exchanges words between the two
+/* BF16: flips the signs of the rows whose bit in `signs` is 1: gmm_format.hadamard, whose lower 16 bits are the signs
+   by row of a block, shifted to the lane's 8 rows. gmm_hadamard_gather16 then exchanges words between the two
    lanes of 16 rows, so that 8 rows by 8 columns become 16 rows by 4 columns: the left columns in the upper lane, the
    right ones in the lower lane. */
 GMM__DEVICE void gmm_hadamard_flip_signs(uint32_t x[8][8], uint32_t signs) {
@@ -97,19 +98,6 @@ GMM__DEVICE void gmm_hadamard_gather16(const uint32_t x[8][8], int32_t lower, ui
             dst[i][k] = lower ? received : x[i][k];
             dst[i + 8][k] = lower ? x[i][k + 2] : received;
         }
-}
-/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
-GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
-    int32_t i, stride;
-#pragma unroll
-    for (stride = 1; stride <= last; stride *= 2)
-#pragma unroll
-        for (i = 0; i < count; i++)
-            if (!(i & stride)) {
-                const float a = v[i], b = v[i + stride];
-                v[i] = gmm__fadd(a, b);
-                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
 }
 /* Column j of a lane's four columns as words of two rows, Hadamard-transformed without the signs of rows if
    `hadamard`. NaN loses its sign. */

@@ -1,7 +1,7 @@
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* Dequantizes a copy in either direction into a matrix in the layout of the source. A CTA processes one 128 x 128
    tile at a time. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
@@ -50,7 +50,7 @@ GMM__DEVICE void gmm__transpose_rows4(const uint32_t v[4], int32_t q, uint32_t *
 #pragma unroll
     for (i = 0; i < 4; i++) {
         const int32_t j = (i + lane / 8) & 3;
-        tile[(4 * lane + j) * (GMM__QUANT_CODES / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
+        tile[(4 * lane + j) * (GMM__QUANT_CODES_PITCH / 4) + q] = j & 2 ? (j & 1 ? x[3] : x[2]) : j & 1 ? x[1] : x[0];
     }
 }
 
@@ -75,7 +75,7 @@ GMM__DEVICE void gmm__transpose_store4(uint8_t *dst, int32_t e2m1, uint32_t code
 /* Transposes codes, which are bytes in shared memory, and scales in tiles of 128 x 128; four codes per access where
    both matrices are aligned. e2m1 is a constant of the kernel: loads in branches would wait for one another. */
 GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) {
-    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES / 4];
+    __shared__ uint32_t tile[GMM_TILE * GMM__QUANT_CODES_PITCH / 4];
     uint8_t *codes = (uint8_t *)tile;
     const int64_t row_tiles = gmm__ceil_div(a->rows, GMM_TILE), col_tiles = gmm__ceil_div(a->cols, GMM_TILE);
     const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
@@ -110,32 +110,32 @@ GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) 
         } else
             for (l = gmm__warp(); l < m; l += GMM__QUANT_WARPS)
                 for (k = lane; k < n; k += 32)
-                    codes[k * GMM__QUANT_CODES + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
+                    codes[k * GMM__QUANT_CODES_PITCH + l] = e2m1 ? gmm_nibble(src + l * src_pitch, k)
                                                            : src[l * src_pitch + k];
         __syncthreads();
         for (l = gmm__warp(); l < n; l += GMM__QUANT_WARPS)
             if (words) {
                 if (4 * lane < m)
                     gmm__transpose_store4(dst + l * dst_pitch + bytes4 * lane, e2m1,
-                                          tile[l * (GMM__QUANT_CODES / 4) + lane]);
+                                          tile[l * (GMM__QUANT_CODES_PITCH / 4) + lane]);
             } else if (e2m1)
                 for (k = 2 * lane; k < m; k += 64)
-                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES + k] |
-                                                           codes[l * GMM__QUANT_CODES + k + 1] << 4);
+                    dst[l * dst_pitch + k / 2] = (uint8_t)(codes[l * GMM__QUANT_CODES_PITCH + k] |
+                                                           codes[l * GMM__QUANT_CODES_PITCH + k + 1] << 4);
             else
-                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES + k];
+                for (k = lane; k < m; k += 32) dst[l * dst_pitch + k] = codes[l * GMM__QUANT_CODES_PITCH + k];
         if (e2m1)
             gmm__qview_transpose_nv16_scales(&src_view, &dst_view, row_tile, col_tile, (int32_t)threadIdx.x,
-                                             GMM__QUANT_BLOCK);
+                                             GMM__QUANT_THREADS);
         else if (threadIdx.x == 0) gmm__qview_transpose_scale(&src_view, &dst_view, row_tile, col_tile);
         __syncthreads();
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 0);
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK, GMM__TRANSPOSE_PER_SM)
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__TRANSPOSE_PER_SM)
 gmm_transpose_e2m1_tiles(const __grid_constant__ gmm__transpose_args a) {
     gmm__transpose_all(&a, 1);
 }
@@ -148,8 +148,8 @@ typedef struct gmm__update_args {
 } gmm__update_args;
 
 /* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
-    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
+    const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
     if (i < a.slots)
         a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
@@ -157,9 +157,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_update_scale_slots(const __g
 
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i;
     int32_t k;
     for (i = first; i < a.length; i += step) {
@@ -172,9 +172,9 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_amax(const __grid_cons
             }
     }
 }
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
-    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x;
-    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_BLOCK;
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_constant__ gmm__shard_args a) {
+    const int64_t first = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i, begin, end, lines, blocks;
     int32_t k;
     for (k = 0; k < 2; k++) {

@@ -50,18 +50,19 @@ static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, 
     cudaError_t error = cudaSuccess;
     if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
     if (error != cudaSuccess) return error;
-    return gmm_launch(kernel, grid, GMM__QUANT_BLOCK, smem, args, stream);
+    return gmm_launch(kernel, grid, GMM__QUANT_THREADS, smem, args, stream);
 }
 
-/* `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
+/* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
+   `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
    addresses. */
-static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                               int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
+                                                   int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED : GMM__QUANT_TILE;
+    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED_BYTES : GMM__QUANT_TILE_BYTES;
     const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
     const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
@@ -76,41 +77,42 @@ static GMM__UNUSED cudaError_t gmm__k_quantize(const gmm__quant_args *a, int ama
         row++;
     forward.backward = 0;
     if (amax)
-        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE, a->vectorized ? 0 : GMM__QUANT_TILE, &forward,
-                                  stream);
+        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE_BYTES,
+                                  a->vectorized ? 0 : GMM__QUANT_TILE_BYTES, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
         error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
                                   stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED, cast_smem, a, stream);
+    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED_BYTES, cast_smem, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
-                                                 cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
+                                                     cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
-                             GMM__QUANT_TILE, GMM__QUANT_TILE, a, stream);
+                             GMM__QUANT_TILE_BYTES, GMM__QUANT_TILE_BYTES, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_transpose(const gmm__transpose_args *a, int64_t max_blocks, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, int64_t max_blocks,
+                                                    cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
                              gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
-                                                 cudaStream_t stream) {
-    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_BLOCK + 1;
+static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+                                                     cudaStream_t stream) {
+    const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
     return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
                              gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm__k_update_scales(const gmm__update_args *a, cudaStream_t stream) {
-    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_BLOCK - 1) / GMM__QUANT_BLOCK;
+static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, cudaStream_t stream) {
+    const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_THREADS - 1) / GMM__QUANT_THREADS;
     if (blocks == 0) return cudaSuccess;
     return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
 }

@@ -35,19 +35,19 @@ GMM__DEVICE void gmm_amax_store_lines(const gmm_cast_tile *t, uint32_t (*partial
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
     const int32_t copy = threadIdx.x >= GMM_TILE, l = threadIdx.x & (GMM_TILE - 1);
-    uint32_t *dst = copy ? (uint32_t *)a->columns + p->unit * a->cols + t->c0 + l
-                         : (uint32_t *)a->lines + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row +
-                               l;
+    uint32_t *dst = copy ? (uint32_t *)a->col_amax + p->unit * a->cols + t->c0 + l
+                         : (uint32_t *)a->row_amax + (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) +
+                               p->row + l;
     uint32_t maximum;
     int32_t i;
     __syncthreads();
-    if (!(copy ? a->columns : a->lines) || l >= (copy ? t->cols - t->c0 : p->m)) return;
+    if (!(copy ? a->col_amax : a->row_amax) || l >= (copy ? t->cols - t->c0 : p->m)) return;
     maximum = partials[copy][0][l];
     for (i = 1; i < (copy ? 4 : 2); i++) maximum = max(maximum, partials[copy][i][l]);
     gmm_cast_raise_amax(dst, maximum);
 }
 
-/* Maximum of the warp's part of the tile, and with `hadamard` of its transform. */
+/* Maximum of the warp's part of the tile, and in the instances with a transform (`hadamard`) of that. */
 GMM__DEVICE void gmm_amax_unit(const gmm_cast_tile *t, int32_t hadamard, uint32_t x[8][8],
                                uint32_t (*warp_maxima)[GMM__QUANT_WARPS]) {
     const int32_t lower = gmm__lane() >> 3 & 1;

@@ -38,7 +38,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     const int32_t thread = (int32_t)threadIdx.x;
     if (thread < GMM_TILE && t->rowwise) {
         const int64_t row = (a->grouped ? p->source_row : (int64_t)p->unit * p->rows) + p->row + thread;
-        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->lines[row] : 0.0f);
+        const float scale = gmm__quant_scale(a, c->qmax, 0, thread < p->m ? a->row_amax[row] : 0.0f);
         c->scales[0][thread * GMM_CAST_ROW_STEP] = scale;
         if (t->c0 == 0 && thread < p->m)
             ((float *)(void *)gmm_cast_scales(t, 0, 0))[(a->grouped ? p->source_row : 0) + p->row + thread] =
@@ -47,7 +47,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
         c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
-            a, c->qmax, 0, col < t->cols - t->c0 ? a->columns[p->unit * a->cols + t->c0 + col] : 0.0f);
+            a, c->qmax, 0, col < t->cols - t->c0 ? a->col_amax[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 

@@ -5,7 +5,8 @@
    all encode scales that the unit can have. */
 typedef struct gmm_cast_nv16 {
     int32_t right, lower;   /* whether this is the right lane of a row's block; the lower lane of a column's block */
-    const float *encodes;   /* table of the rowwise copy: by scale byte; entry 127: factor of block amaxes */
+    const float *encodes;   /* table of the rowwise copy: encode scales by scale byte. Entry 127, whose byte is NaN in
+                               E4M3 and no scale, is what a block's amax is multiplied by to get its scale: mult */
     const float *encodes_t; /* table of the columnwise copy */
     uint8_t *codes;         /* the tile's columnwise codes, in shared memory */
     uint8_t *scales;        /* [GMM_TILE][GMM_TILE_BLOCKS] their scales */
@@ -88,6 +89,8 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
         maximum = m > maximum ? m : maximum;
     }
+    /* A normal scale is rounded down by at most a 17th, so that its products stay below 6.4. Subnormal and saturated
+       scales may be far less than what they are rounded from. */
     return check && !(maximum < 6.75f) ? scales4 | 0x80u : scales4;
 }
 /* Scale bytes of the lane's 8 lines, from its own four and those of the other lane of its blocks. */

@@ -4,11 +4,11 @@
    another. A copy is a set of lines along its direction (gmm_quant.h, section 6): a warp processes one line at a
    time, a lane four consecutive elements of it. */
 enum {
-    GMM__QUANT_BLOCK = 256,
-    GMM__QUANT_WARPS = GMM__QUANT_BLOCK / 32,
-    GMM__QUANT_CODES = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
-    GMM__QUANT_TILE = GMM_TILE * GMM_TILE * 4,
-    GMM__QUANT_SHARED = GMM__QUANT_TILE + GMM_TILE * GMM__QUANT_CODES,
+    GMM__QUANT_THREADS = 256,
+    GMM__QUANT_WARPS = GMM__QUANT_THREADS / 32,
+    GMM__QUANT_CODES_PITCH = GMM_TILE + 4, /* bytes between rows of codes that are transposed in shared memory */
+    GMM__QUANT_TILE_BYTES = GMM_TILE * GMM_TILE * 4,
+    GMM__QUANT_SHARED_BYTES = GMM__QUANT_TILE_BYTES + GMM_TILE * GMM__QUANT_CODES_PITCH,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
     GMM__TRANSPOSE_PER_SM = 4
@@ -35,16 +35,17 @@ typedef struct gmm__quant_args {
     gmm_groups groups;                /* read by the kernels themselves where warp_split is set */
     int32_t warp_split;               /* vectorized, at most 32 groups: offsets and tiles are not set */
     float *amax[2];                   /* [units]: amaxes of the rowwise and of the columnwise copy */
-    float *lines, *columns;           /* amaxes by row and by column; NULL: not needed */
-    const float *scale;
-    const int32_t *skip;
-    const uint64_t *random;
+    float *row_amax;                  /* [rows of all units]; NULL: not needed */
+    float *col_amax;                  /* [units][cols]; NULL: not needed */
+    const float *scale;               /* [units], delayed scaling: encode scales; NULL: ones */
+    const int32_t *skip;              /* not 0: nothing is written; NULL: 0 */
+    const uint64_t *random;           /* [2] seed and offset of gmm_draw_block */
     /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
     int32_t vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
-    /* vectorized: bytes between matrices of the copies and the source, and between their scales */
+    /* vectorized: bytes between matrices of rowwise, columnwise and src, and between the scales of the first two */
     int64_t step[3], scale_step[2];
     gmm__act_source act;
     gmm_row_index index;              /* of gathered rows of the source */
@@ -69,7 +70,7 @@ typedef struct gmm__quant_tail_args {
     uint8_t *data;
     int64_t pitch, bytes, rows;
     const int64_t *valid_rows;
-    const int32_t *skip;
+    const int32_t *skip; /* not 0: nothing is written; NULL: 0 */
 } gmm__quant_tail_args;
 
 /* A strip of GMM_TILE rows of a unit, that is of a group or matrix. */
@@ -151,7 +152,21 @@ GMM__DEVICE void gmm__quant_load_row(const float *x, int32_t r, float v[4]) {
     for (j = 0; j < 4; j++) v[j] = x[gmm__quant_smem_index(r, 4 * lane + ((j + rotation) & 3))];
     gmm__quant_rotate4(v, (4 - rotation) & 3);
 }
-/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`. */
+/* Stages of strides 1 to `last` of Hadamard transforms of 2 last values each. */
+GMM__DEVICE void gmm_hadamard_stages(float *v, int32_t count, int32_t last) {
+    int32_t i, stride;
+#pragma unroll
+    for (stride = 1; stride <= last; stride *= 2)
+#pragma unroll
+        for (i = 0; i < count; i++)
+            if (!(i & stride)) {
+                const float a = v[i], b = v[i + stride];
+                v[i] = gmm__fadd(a, b);
+                v[i + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
+            }
+}
+/* Loads four rows of column c, Hadamard-transformed in blocks of 16 if `hadamard`: 0, or gmm_format.hadamard, whose
+   lower 16 bits are the signs by row of a block. */
 GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard, float v[4]) {
     const int32_t lane = gmm__lane(), quarter = lane & 3;
     int32_t j, stride;
@@ -161,15 +176,7 @@ GMM__DEVICE void gmm__quant_load_col(const float *x, int32_t c, int32_t hadamard
 #pragma unroll
     for (j = 0; j < 4; j++)
         v[j] = gmm_f32_from_bits(gmm_f32_bits(v[j]) ^ (((uint32_t)hadamard >> (4 * quarter + j)) & 1u) << 31);
-#pragma unroll
-    for (stride = 1; stride < 4; stride *= 2)
-#pragma unroll
-        for (j = 0; j < 4; j++)
-            if (!(j & stride)) {
-                const float a = v[j], b = v[j + stride];
-                v[j] = gmm__fadd(a, b);
-                v[j + stride] = gmm__fadd(a, gmm_f32_from_bits(gmm_f32_bits(b) ^ 0x80000000u));
-            }
+    gmm_hadamard_stages(v, 4, 2);
 #pragma unroll
     for (stride = 1; stride < 4; stride *= 2)
 #pragma unroll
@@ -382,7 +389,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
     if (view->apart) {
 #pragma unroll
         for (i = 0; i < 4; i++)
-            codes[(4 * lane + i) * GMM__QUANT_CODES + l] =
+            codes[(4 * lane + i) * GMM__QUANT_CODES_PITCH + l] =
                 f->dtype == GMM_E2M1 ? (uint8_t)((code >> 4 * i) & 15u) : (uint8_t)(code >> 8 * i);
     } else if (f->dtype == GMM_E2M1) {
         uint8_t *dst = view->data + (line * view->ld + s->along0) / 2 + 2 * lane;
@@ -412,7 +419,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     int32_t l, i;
     gmm__quant_copy_tile_begin(a, scaling, s);
     if (height > 1) {
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) shared_amax[i] = 0;
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) shared_amax[i] = 0;
         __syncthreads();
         for (l = gmm__warp(); l < s->lines; l += GMM__QUANT_WARPS) {
             uint32_t bits;
@@ -440,7 +447,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
                     (uint32_t)scale[0] | (uint32_t)scale[1] << 8;
         }
         __syncthreads();
-        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_BLOCK) {
+        for (i = (int32_t)threadIdx.x; i < GMM__QUANT_SQUARES; i += GMM__QUANT_THREADS) {
             uint32_t *chosen = &shared_amax[GMM__QUANT_SQUARES + i];
             float *row[2];
             int32_t stride, j;
@@ -465,7 +472,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
     if (!s->view.apart) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
-        const uint8_t *src = codes + l * GMM__QUANT_CODES;
+        const uint8_t *src = codes + l * GMM__QUANT_CODES_PITCH;
         uint8_t *dst = s->view.data;
         if (f->dtype == GMM_E2M1) {
             dst += ((s->along0 + l) * s->view.ld + s->line0) / 2;
@@ -519,29 +526,29 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
             *(float *)(void *)v.scale = gmm_scale_inverse(scale);
         }
     }
-    for (i = first; a->columns && i < a->units * a->cols; i += step) {
+    for (i = first; a->col_amax && i < a->units * a->cols; i += step) {
         const gmm__qview v = gmm__qview_of(&a->columnwise, GMM_COLUMNWISE, a->grouped, i / a->cols, 0, 0, 0, a->cols);
         ((float *)(void *)v.scale)[i % a->cols] =
-            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->columns[i]));
+            gmm_scale_inverse(gmm__quant_scale(a, gmm_dtype_largest(f->dtype), 0, a->col_amax[i]));
     }
     if (f->row_amax && a->rowwise.dtype != GMM_NONE)
         for (i = first; i < (a->grouped ? a->offsets[a->units] : a->units * a->rows); i += step)
-            a->rowwise.amax[i] = a->lines[i];
+            a->rowwise.amax[i] = a->row_amax[i];
 }
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
     if (a.skip && *a.skip) return;
-    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_BLOCK + threadIdx.x, (int64_t)gridDim.x * GMM__QUANT_BLOCK,
-                      1);
+    gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x,
+                      (int64_t)gridDim.x * GMM__QUANT_THREADS, 1);
 }
 
 /* Zeroes the rows behind the last group. One CTA per row. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_BLOCK) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
     if (a.skip && *a.skip) return;
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
-        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_BLOCK) a.data[r * a.pitch + i] = 0;
+        for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_THREADS) a.data[r * a.pitch + i] = 0;
 }
 #endif
 

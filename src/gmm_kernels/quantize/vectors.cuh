@@ -257,7 +257,7 @@ GMM__DEVICE uint8_t *gmm_cast_col_codes(const gmm_cast_tile *t, int32_t thread, 
 /* Stores the columns from there on. All threads call it after a barrier. */
 GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int32_t bytes, uint8_t *codes,
                                      uint8_t *dst, int64_t pitch) {
-    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_BLOCK / chunks;
+    const int32_t chunks = bytes / 16, elements = GMM_TILE / bytes, step = GMM__QUANT_THREADS / chunks;
     int32_t k;
     if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
 #pragma unroll

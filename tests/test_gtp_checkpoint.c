@@ -648,6 +648,9 @@ static void refusals(int arg) {
     stored[1].part = 1;
     REFUSED(GMM_E_ARG, GMM_CKPT_ARGUMENT, "stored[1]: part 1 of 1");
     stored[1].part = 0;
+    stored[1].shard = NULL;
+    REFUSED(GMM_E_NULL, GMM_CKPT_ARGUMENT, "stored[1].shard is NULL");
+    stored[1].shard = saved.shard;
     other = shards[1];
     other.gtp_size = 2;
     stored[1].shard = &other;

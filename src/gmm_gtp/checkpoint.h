@@ -115,14 +115,17 @@ static void gmm__gtp_unpad(const gmm__gtp_side *side, gmm__gtp_array *a) {
     a->shape[1] = a->stride[a->major] = a->extent[!a->major];
 }
 
-/* Describes a side; its extents are stored in p->extents[buffer]. */
-static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, gmm_direction direction, int buffer,
-                                     gmm__gtp_side *side) {
+/* Describes a side; its extents are stored in p->extents[buffer]. stored: the index of its shard in the item's
+   `stored`; -1: it is the item's own. */
+static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard, int32_t stored,
+                                     gmm_direction direction, int buffer, gmm__gtp_side *side) {
     gmm_error error = GMM_ZERO;
+    char owner[32] = "";
     gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &error);
     if (status) {
         const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
-        return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%.300s",
+        if (stored >= 0) (void)snprintf(owner, sizeof owner, "stored[%d].", (int)stored);
+        return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%s%.300s", owner,
                                   strlen(error.text) > skip ? error.text + skip : "");
     }
     side->shard.struct_size = 0;
@@ -349,12 +352,12 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
         return gmm__gtp_ckpt_fail(p, GMM_E_ARG, GMM_CKPT_ARGUMENT, "items[%lld]: name, shard and stored must be given, "
                                   "stored_count %d be >= 1, direction %d a gmm_direction", (long long)index,
                                   (int)item->stored_count, (int)item->direction);
-    status = gmm__gtp_read_side(p, item->shard, item->direction, 0, &d);
+    status = gmm__gtp_read_side(p, item->shard, -1, item->direction, 0, &d);
     if (!status && p->exports) { /* the target is the logical weight */
         logical = d.shard;
         logical.tp_size = logical.gtp_size = 1;
         logical.tp_rank = logical.gtp_rank = 0;
-        status = gmm__gtp_read_side(p, &logical, item->direction, 0, &d);
+        status = gmm__gtp_read_side(p, &logical, -1, item->direction, 0, &d);
         if (!status && d.shard.scaling > GMM_SCALING_TENSOR) gmm__gtp_unpad(&d, &d.array[GMM__GTP_SCALE]);
     }
     if (status) return status;
@@ -373,7 +376,7 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
     }
     for (j = 0; j < item->stored_count && !status; j++) {
         const gmm_gtp_stored *x = &item->stored[j];
-        status = gmm__gtp_read_side(p, x->shard, item->direction, 1, &s);
+        status = gmm__gtp_read_side(p, x->shard, j, item->direction, 1, &s);
         if (!status) status = gmm__gtp_check_stored(p, item, j, &s, &d);
         if (status) return status;
         if (j == 0) first = s;

@@ -44,8 +44,8 @@ typedef struct gmm_gtp_item {
    shards and names are read during the call; tables must outlive the plan, which gmm_ckpt_plan_destroy frees. Export
    plans are partial (gmm_ckpt_plan_of_moves): one process may export the shards of all ranks, or each process its own.
    *out is NULL after a failure.
-   Errors (reason): GMM_E_NULL; GMM_E_ARG (argument; also of gmm_gtp_plan); GMM_E_KEY (shape: a weight or tensor of
-       other extents; missing_index: rows that no stored shard contains; duplicate_key), GMM_E_DTYPE (dtype),
+   Errors (reason): GMM_E_NULL; GMM_E_ARG (argument; also of gmm_gtp_plan); GMM_E_VERSION; GMM_E_KEY (shape: a weight or
+       tensor of other extents; missing_index: rows that no stored shard contains; duplicate_key), GMM_E_DTYPE (dtype),
        GMM_E_CONFIG (not_divisible: a boundary that cuts a block), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_gtp_export(gmm_ckpt_plan **out, const gmm_ckpt_part *parts, int32_t part_count,
                                  const gmm_gtp_item *items, int64_t count, const gmm_allocator *allocator,

@@ -93,7 +93,8 @@ def measure_file(unit, headers, options):
             begin, costs = time.monotonic(), []
             run(command_of(unit, 0, headers, folder, options), costs)
             rows.append((time.monotonic() - begin, *costs[0]))
-    print("%-26s %8.3f %8.3f %8.0f %9.1f" % (unit, *(statistics.median(column) for column in zip(*rows)), 0), flush=True)
+    medians = [statistics.median(column) for column in zip(*rows)]
+    print("%-26s %8.3f %8.3f %8.0f %9.1f" % (unit, *medians, 0), flush=True)
 
 
 def measure(unit, headers, options):

@@ -107,7 +107,8 @@ struct Mlp : torch::autograd::Function<Mlp> {
                           const Maybe &main_grad1, const Maybe &main_grad2) {
         at::AutoDispatchBelowADInplaceOrView below;
         const auto [y, saved] = mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, true);
-        ctx->save_for_backward({kept_x(x, save), w1, w2, splits, saved, value(probs), value(b1), value(b2), value(random)});
+        ctx->save_for_backward({kept_x(x, save), w1, w2, splits, saved, value(probs), value(b1), value(b2),
+                                value(random)});
         ctx->saved_data["act"] = act, ctx->saved_data["recipe"] = recipe, ctx->saved_data["save"] = save;
         ctx->saved_data["main_grad1"] = main_grad1, ctx->saved_data["main_grad2"] = main_grad2;
         return y;

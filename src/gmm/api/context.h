@@ -90,7 +90,7 @@ typedef struct gmm_build {
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */
 } gmm_build;
 
-/* Describes the build of the implementation, and what the context runs on. Pure.
+/* Describes the build of the implementation, and what the context runs on.  Stream, graph: none.
    Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build);
 

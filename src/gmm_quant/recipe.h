@@ -51,7 +51,7 @@ typedef struct gmm_recipe {
 GMMDEF gmm_recipe gmm_recipe_of(gmm_recipe_kind kind);
 
 /* Checks a format, or a recipe with all its roles; pure.
-   Errors: GMM_E_CONFIG, GMM_E_DTYPE, GMM_E_NULL, GMM_E_VERSION, and error->text opens with the field's name. The rules:
+   Errors: GMM_E_CONFIG, GMM_E_DTYPE, GMM_E_NULL, GMM_E_VERSION; error->text opens with the field's name. The rules:
        dtype and scaling go together as in gmm_layout_of; order as there; switches 0 or 1, what else as stated above
        stochastic excludes square and four_over_six; hadamard excludes square, four_over_six and row_amax; row_amax
            excludes square, stochastic and four_over_six

@@ -333,7 +333,7 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
                            const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
-    const auto dense = [](const Tensor &t, const char *name) { return !t.numel() || mat_of(t, name).tensor.is_same(t); };
+    const auto dense = [](const Tensor &t, const char *n) { return !t.numel() || mat_of(t, n).tensor.is_same(t); };
     const bool reads_x = !saves_x((gmm_save)lookup(saves, save, "save"));
     TORCH_CHECK((!reads_x || dense(x, "x")) && dense(dy, "dy"), "gmm: x and dy of delayed weight gradients must have "
                 "adjacent elements");

@@ -259,7 +259,8 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle in a forecast, and its times in seconds. */
+/* A bundle in a forecast, and its times in seconds. As the element of an array its struct_size is 0, or the size that
+   this header declares. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */
@@ -1295,10 +1296,13 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
 
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error) {
-    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* unknown bits stay set, and are an error */
+    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u;
     gmm_grid_group replicas = GMM_ZERO;
     gmm_status status;
     if (!writes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_writes: writes is NULL");
+    if (cut_axes & ~all)
+        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_writes: cut_axes is 0x%x: bits beyond 1u << GMM_AXIS_PP are "
+                         "unknown", cut_axes);
     status = gmm__grid_group("gmm_gtp_writes", grid, rank, cut_axes ^ all, &replicas, error);
     if (status) return status;
     *writes = replicas.index == 0;
@@ -1493,11 +1497,11 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     gmm__gtp_gather_cost cost;
     int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, slots, pass;
-    gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
+    gmm_status s = GMM_OK;
+    const size_t common = gmm__gtp_common_size(fn, "forecast", forecast, sizeof f, &s, error);
+    if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
-    if (f.struct_size && f.struct_size != sizeof f)
-        return gmm__fail(error, GMM_E_VERSION, "%s: forecast->struct_size is %u: must be 0", fn, f.struct_size);
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
@@ -1514,8 +1518,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
-            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
-                             x.struct_size);
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0 or %zu", fn, i,
+                             x.struct_size, sizeof x);
         if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
         if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
             !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
@@ -1561,7 +1565,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
-    *forecast = f;
+    memcpy(forecast, &f, common);
     return GMM_OK;
 }
 

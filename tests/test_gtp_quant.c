@@ -1414,6 +1414,16 @@ static void errors(int arg) {
         q.also = &also;
         GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), lacks[i], NULL);
     }
+    {
+        gmm_comm also = W.comm[0][0];
+        also.struct_size = (uint32_t)offsetof(gmm_comm, window_add); /* an older one */
+        q.also = &also;
+        GTP_OK(r, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]));
+        also.struct_size = (uint32_t)offsetof(gmm_comm, all_reduce_max);
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "also->all_reduce_max", NULL);
+        also.struct_size = sizeof also + 4;
+        GTP_REFUSED(r, GMM_E_VERSION, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "also->struct_size", NULL);
+    }
     q.also = NULL;
     GTP_OK(r, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]));
     T_CHECK(gmm_gtp_quantize(NULL, id, 1, &q, NULL) == GMM_E_NULL, "no object");

@@ -579,7 +579,8 @@ typedef struct gmm_gtp_weight {
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
     float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle are contiguous, in the
-                                   order of experts. TENSOR: gmm_gtp_quantize writes it; may be NULL */
+                                   order of experts. TENSOR, not delayed: gmm_gtp_quantize writes it; views do not
+                                   contain it; may be NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
@@ -607,8 +608,8 @@ typedef struct gmm_gtp_chain {
    host table of addresses that stays valid. `mat` is ready for gmm_linear.w, gmm_mlp.w1 or w2, or gmm_grad.mat: its
    rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
    mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
-   transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
-   gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
+   transpose of the rowwise one. Scales of TENSOR and amaxes of NV16 have the values that they had when the bundle
+   was gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
    one shape as an operand of their own, such as the FC1 of all experts, followed by their FC2, for an MLP. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
@@ -5629,7 +5630,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int
         v.mat.scale_table = o->scaling == GMM_SCALING_NONE ? NULL : o->scales;
         v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
-    v.mat.amax = w->desc.amax;
+    v.mat.amax = o->scaling == GMM_SCALING_NV16 ? w->desc.amax : NULL;
     return v;
 }
 /* Whether the weights of a bundle from `first` on have one shape. */
@@ -5866,7 +5867,6 @@ static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, in
         o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
                                    gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
     v = gmm__gtp_make_view(g, b, first, count, &o);
-    v.mat.amax = NULL;
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
     return v;

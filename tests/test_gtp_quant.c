@@ -1118,6 +1118,10 @@ static void shared_amax(int arg) {
             T_CHECK(!differs(f, &W.r[i].view[0][pass], (gmm_gtp_pass)pass, 0, &want[i / 2], text, sizeof text),
                     "rank %d: %s", i, text);
             T_CHECK(W.r[i].amaxes[0] == want[0].amax, "amax %g", W.r[i].amaxes[0]);
+            if (f->f.scaling == GMM_SCALING_TENSOR) {
+                const gmm_mat *m = &W.r[i].view[0][pass].mat;
+                T_CHECK(!m->amax && (!m->columnwise || !m->columnwise->amax), "a view has no amax of TENSOR");
+            }
         }
     close_world();
 }

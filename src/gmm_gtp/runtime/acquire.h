@@ -31,7 +31,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int
         v.mat.scale_table = o->scaling == GMM_SCALING_NONE ? NULL : o->scales;
         v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
-    v.mat.amax = w->desc.amax;
+    v.mat.amax = o->scaling == GMM_SCALING_NV16 ? w->desc.amax : NULL;
     return v;
 }
 /* Whether the weights of a bundle from `first` on have one shape. */

@@ -15,7 +15,6 @@ static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, in
         o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
                                    gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
     v = gmm__gtp_make_view(g, b, first, count, &o);
-    v.mat.amax = NULL;
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
     return v;

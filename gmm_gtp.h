@@ -761,7 +761,8 @@ GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
    Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called; or it was, with zero or from),
+       GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
@@ -5941,6 +5942,42 @@ static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream strea
     return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
 }
 
+/* Checks a gradient of the caller. */
+static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm__gtp_bundle *b, const gmm_mat *source) {
+    int32_t i;
+    if ((source->dtype != GMM_F32 && source->dtype != GMM_BF16 && source->dtype != GMM_F16) || source->scaling)
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
+                         gmm_dtype_name(source->dtype));
+    if (!source->data == !source->table)
+        return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
+                         source->data ? "data and a table" : "neither data nor a table");
+    for (i = 0; i < b->count; i++) {
+        const gmm_shard_plan *p = &gmm__gtp_member(g, b, i)->plan;
+        const int64_t ld = source->ld ? source->ld : p->local_cols;
+        const int packed = source->data && b->count > 1;
+        const int64_t stride = packed ? source->group_stride : 0;
+        void *const data = source->table ? source->table[i] : source->data;
+        int64_t matrix, elements, bytes;
+        if (!data) return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
+        if (ld < p->local_cols || (packed && !b->uniform))
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed with "
+                             "different shapes", fn, b->name, (long long)ld, (long long)p->local_cols);
+        if (!gmm__mul(p->local_rows, ld, &matrix) ||
+            !gmm__mul(packed ? b->count : 1, stride > matrix ? stride : matrix, &elements) ||
+            !gmm__mul(elements, 8, &bytes))
+            return gmm__fail(&g->error, GMM_E_OVERFLOW, "%s: '%s': from: %d matrices of %lld rows, ld %lld, "
+                             "group_stride %lld do not fit 64 bits", fn, b->name, b->count, (long long)p->local_rows,
+                             (long long)ld, (long long)stride);
+        if (stride && stride < (p->local_rows - 1) * ld + p->local_cols)
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix", fn,
+                             b->name, (long long)stride);
+        if ((uintptr_t)data % (uintptr_t)(gmm_dtype_bits(source->dtype) / 8))
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
+                             b->name, data, gmm_dtype_name(source->dtype));
+    }
+    return GMM_OK;
+}
+
 /* Copies the gradient of a bundle into its buffer; NULL = zeros. */
 static gmm_status gmm__gtp_copy_gradient(gmm_gtp *g, const gmm__gtp_bundle *b, const gmm_mat *source,
                                          gmm_stream stream) {
@@ -6080,7 +6117,6 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     gmm__gtp_bundle *b;
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
-    int32_t i;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
     if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &source, sizeof source, &gtp->error);
@@ -6098,30 +6134,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
                              fn, b->name, gtp->bundles[slot->writer].name);
     } else if (slot->writer != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
-    if (in.from) {
-        if ((source.dtype != GMM_F32 && source.dtype != GMM_BF16 && source.dtype != GMM_F16) || source.scaling)
-            return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                             gmm_dtype_name(source.dtype));
-        if (!source.data == !source.table)
-            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
-                             source.data ? "data and a table" : "neither data nor a table");
-        for (i = 0; i < b->count; i++) {
-            const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
-            if (source.table && !source.table[i])
-                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-            if ((source.ld && source.ld < p->local_cols) || (source.data && b->count > 1 && !b->uniform))
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
-                                 "with different shapes", fn, b->name, (long long)source.ld, (long long)p->local_cols);
-            if (source.data && b->count > 1 && source.group_stride &&
-                source.group_stride < (p->local_rows - 1) * (source.ld ? source.ld : p->local_cols) + p->local_cols)
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
-                                 fn, b->name, (long long)source.group_stride);
-            if ((uintptr_t)(source.table ? source.table[i] : source.data) %
-                (uintptr_t)(gmm_dtype_bits(source.dtype) / 8))
-                return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
-                                 b->name, source.table ? source.table[i] : source.data, gmm_dtype_name(source.dtype));
-        }
-    }
+    if (in.from && (s = gmm__gtp_check_gradient(gtp, fn, b, &source)) != GMM_OK) return s;
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
     gtp->stats.submits++;
     if (in.zero || in.from) {

@@ -280,7 +280,8 @@ GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
    Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called; or it was, with zero or from),
+       GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };

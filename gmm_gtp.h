@@ -5285,12 +5285,17 @@ static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* How a graph uses a bundle (GMM__GRAPH_*). */
+static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bundle) {
+    return &g->graph_usage[(size_t)graph * (size_t)g->bundle_count + (size_t)bundle];
+}
+
 /* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
    gmm_gtp_pre_replay has to. */
 static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     if (b->publish_requested) return;
     b->publish_requested = 1;
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, (int32_t)(b - g->bundles)) |= GMM__GRAPH_NEEDS;
     else if (g->config.hooks.need && !g->dry_run) {
         g->in_callback = 1;
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
@@ -5475,7 +5480,7 @@ static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
         x->row = &g->slots[b->slot[GMM_GTP_FORWARD]];
     x->staged = sharded && !x->row &&
                 (x->transpose || first->layout[x->dir][0].staged || first->layout[x->dir][1].staged);
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, bundle) |= GMM__GRAPH_READS;
     else s = gmm__gtp_event_wait(g, &b->published, stream);
     if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
     if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);
@@ -5716,7 +5721,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     gtp->stats.acquires++;
     if (!slot) {
         gtp->stats.resident++;
-        if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_READS;
         else s = gmm__gtp_event_wait(gtp, &b->published, stream);
     } else {
         if (gmm__gtp_slot_valid(gtp, slot, bundle)) {
@@ -6150,7 +6155,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
     if (gtp->dry_run) return GMM_OK;
-    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
+    if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
@@ -6472,7 +6477,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        const int use = gtp->graph_usage[graph * gtp->bundle_count + i];
+        const int use = *gmm__gtp_graph_usage(gtp, graph, i);
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
@@ -6499,7 +6504,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (!(gtp->graph_usage[graph * gtp->bundle_count + i] & GMM__GRAPH_REDUCES)) continue;
+        if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;

@@ -116,7 +116,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     gtp->stats.acquires++;
     if (!slot) {
         gtp->stats.resident++;
-        if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_READS;
         else s = gmm__gtp_event_wait(gtp, &b->published, stream);
     } else {
         if (gmm__gtp_slot_valid(gtp, slot, bundle)) {

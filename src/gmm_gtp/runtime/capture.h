@@ -87,7 +87,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        const int use = gtp->graph_usage[graph * gtp->bundle_count + i];
+        const int use = *gmm__gtp_graph_usage(gtp, graph, i);
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
@@ -114,7 +114,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (!(gtp->graph_usage[graph * gtp->bundle_count + i] & GMM__GRAPH_REDUCES)) continue;
+        if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;

@@ -297,7 +297,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
     if (gtp->dry_run) return GMM_OK;
-    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
+    if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);

@@ -530,7 +530,8 @@ typedef enum gmm_gtp_pass {
 typedef struct gmm_gtp_hooks {
     void *user;
     /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
-       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. While another pass holds a bundle it must not
+       be published: the acquire that called this would fail. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
     /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
        result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
@@ -5713,10 +5714,10 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     b->publish_requested = pass == GMM_GTP_FORWARD ? 0 : b->publish_requested;
     gtp->stats.acquires++;
     if (!slot) {

@@ -49,7 +49,8 @@ typedef enum gmm_gtp_pass {
 typedef struct gmm_gtp_hooks {
     void *user;
     /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
-       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. While another pass holds a bundle it must not
+       be published: the acquire that called this would fail. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
     /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
        result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */

@@ -108,10 +108,10 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     b->publish_requested = pass == GMM_GTP_FORWARD ? 0 : b->publish_requested;
     gtp->stats.acquires++;
     if (!slot) {

@@ -790,11 +790,14 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
 /* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
-   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
-   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
-   gmm_gtp_post_replay calls hooks.ready for its gradients.
-   Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
-       graphs than configured), GMM_E_ARG, those of the runtime. */
+   are first used, and are joined back at the end. Graphs get ids from 0. When a capture begins or ends, and before a
+   replay, the caller holds no view of a bundle in captured chains, and has submitted its gradients. Before a replay,
+   gmm_gtp_pre_replay makes `stream` wait for newly published shards and for gathers and reductions outside of graphs,
+   and calls hooks.need for the shards that the graph reads; after it, gmm_gtp_post_replay calls hooks.ready for its
+   gradients, and later gathers and reductions wait for the replay. Neither may be left out, and no other call is made
+   between the two.
+   Errors: GMM_E_STATE (nested; a view is held, or a gradient not submitted), GMM_E_CAPTURE (stream not capturing),
+       GMM_E_WORKSPACE (more graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
 GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
@@ -4025,7 +4028,8 @@ typedef struct gmm__gtp_domain {
     gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
     int32_t size, rank, bound;
     int32_t joined_graph[2];     /* the last capture that the stream joined, counted from 1 */
-    int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
+    int32_t used[2];             /* 1: the stream was given work outside of captures since the last replay that uses it,
+                                    so that fences and replays have to wait for it */
     size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
     size_t stage_offset[2], stage_bytes[2];
     gmm__gtp_event staged[2];    /* the last gather that used the stage is done; the next one waits for that */
@@ -4038,6 +4042,11 @@ typedef struct gmm__gtp_domain {
     gmm_event watch_end[2][GMM__MAX_WATCHES];
     uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
+
+enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
+static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
+    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+}
 
 /* How a graph uses a bundle: it needs newly published shards (hooks.need), reads shards, reduces gradients. */
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 };
@@ -4865,7 +4874,8 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        /* one receive buffer suffices, since reductions run one after the other on the reduce stream */
+        /* one receive buffer suffices, since reductions run one after the other: on the reduce stream, or in replays,
+           which wait for that stream, as it does for them */
         d->recv_offset = d->reduce_bytes;
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
         d->workspace_offset = d->reduce_bytes;
@@ -4978,14 +4988,25 @@ static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream 
                                   g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 
-enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
-static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
-    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+/* Makes `stream` wait for the ends of replays on other streams. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
+    return s;
 }
-/* Prepares a stream of the domain for work: in a capture, it first makes the stream join the capture. */
+
+/* Prepares a stream of the domain for work: it first makes the stream join the capture, or outside of captures wait for
+   the replays so far. */
 static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
-    d->used[role] = 1;
-    if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;
+    const int32_t used = d->used[role];
+    if (!g->graph) {
+        d->used[role] = 1;
+        return used ? GMM_OK : gmm__gtp_fence_replays(g, gmm__gtp_stream(d, role));
+    }
+    if (d->joined_graph[role] == g->graph) return GMM_OK;
     d->joined_graph[role] = g->graph;
     return g->runtime.stream_wait(g->runtime.self, gmm__gtp_stream(d, role), g->graph_begin, 0);
 }
@@ -6170,19 +6191,9 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
 /* Makes `stream` wait for the work of a domain's stream; in a capture, for its captured work. */
 static gmm_status gmm__gtp_join_stream(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm_stream stream) {
     gmm_status s;
-    if (!d->used[role] || (g->graph && d->joined_graph[role] != g->graph)) return GMM_OK;
+    if (g->graph ? d->joined_graph[role] != g->graph : !d->used[role]) return GMM_OK;
     s = g->runtime.event_record(g->runtime.self, d->join[role], gmm__gtp_stream(d, role), 0);
     return s ? s : g->runtime.stream_wait(g->runtime.self, stream, d->join[role], 0);
-}
-
-/* Makes `stream` wait for the ends of replays on other streams. */
-static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = GMM_OK;
-    int32_t i;
-    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
-        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
-            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
-    return s;
 }
 
 /* Makes `stream` wait for all reads of shards, so that it may write them. */
@@ -6463,6 +6474,21 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
 }
 
+/* Makes `stream`, on which a graph is replayed, wait for the work of a domain's stream: the replay uses the same
+   communicator, stage and receive buffer on a stream of its own. Roles that have a communicator in common have one
+   stream. */
+static gmm_status gmm__gtp_hand_over(gmm_gtp *g, int32_t domain, int role, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < 2 * g->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &g->domains[i / 2];
+        if (gmm__gtp_stream(d, i % 2) != gmm__gtp_stream(&g->domains[domain], role)) continue;
+        s = gmm__gtp_join_stream(g, d, i % 2, stream);
+        d->used[i % 2] = 0;
+    }
+    return s;
+}
+
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_pre_replay";
     int32_t i;
@@ -6482,7 +6508,10 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
+        if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
+        if (!s && use & GMM__GRAPH_REDUCES) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_REDUCE, stream);
     }
+    if (!s) s = gmm__gtp_fence_replays(gtp, stream);
     gtp->graph_watch[graph].end = NULL;
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_watch[graph].begin, stream, 0);
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;

@@ -309,11 +309,14 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
 /* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
-   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
-   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
-   gmm_gtp_post_replay calls hooks.ready for its gradients.
-   Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
-       graphs than configured), GMM_E_ARG, those of the runtime. */
+   are first used, and are joined back at the end. Graphs get ids from 0. When a capture begins or ends, and before a
+   replay, the caller holds no view of a bundle in captured chains, and has submitted its gradients. Before a replay,
+   gmm_gtp_pre_replay makes `stream` wait for newly published shards and for gathers and reductions outside of graphs,
+   and calls hooks.need for the shards that the graph reads; after it, gmm_gtp_post_replay calls hooks.ready for its
+   gradients, and later gathers and reductions wait for the replay. Neither may be left out, and no other call is made
+   between the two.
+   Errors: GMM_E_STATE (nested; a view is held, or a gradient not submitted), GMM_E_CAPTURE (stream not capturing),
+       GMM_E_WORKSPACE (more graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
 GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);

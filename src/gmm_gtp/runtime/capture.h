@@ -72,6 +72,21 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
 }
 
+/* Makes `stream`, on which a graph is replayed, wait for the work of a domain's stream: the replay uses the same
+   communicator, stage and receive buffer on a stream of its own. Roles that have a communicator in common have one
+   stream. */
+static gmm_status gmm__gtp_hand_over(gmm_gtp *g, int32_t domain, int role, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < 2 * g->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &g->domains[i / 2];
+        if (gmm__gtp_stream(d, i % 2) != gmm__gtp_stream(&g->domains[domain], role)) continue;
+        s = gmm__gtp_join_stream(g, d, i % 2, stream);
+        d->used[i % 2] = 0;
+    }
+    return s;
+}
+
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_pre_replay";
     int32_t i;
@@ -91,7 +106,10 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
+        if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
+        if (!s && use & GMM__GRAPH_REDUCES) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_REDUCE, stream);
     }
+    if (!s) s = gmm__gtp_fence_replays(gtp, stream);
     gtp->graph_watch[graph].end = NULL;
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_watch[graph].begin, stream, 0);
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;

@@ -307,7 +307,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
-               stream may read what the call received and overwrite what it sent.
+               stream may read what the call received and overwrite what it sent. Calls on several streams run one
+               after the other: the caller orders the streams with events.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
                messages, is the same text on all ranks, and stays valid until the operation is done.
    Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
@@ -558,12 +559,13 @@ typedef enum gmm_gtp_reduction {
 } gmm_gtp_reduction;
 
 /* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
-   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators: one
+   communicator is called on one stream, also by several domains. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
     const gmm_comm *gather;     /* copied; NULL = one rank */
-    const gmm_comm *reduce;     /* copied; NULL = gather's */
+    const gmm_comm *reduce;     /* copied; NULL = gather's; reduce_stream is then gather_stream or NULL */
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
@@ -676,8 +678,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
-       GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
+       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
@@ -4197,6 +4199,19 @@ static int gmm__gtp_comm_complete(const gmm_comm *c) {
            !c->window_add == !c->window_remove && c->poll && c->give_up;
 }
 
+/* Whether a communicator of the domain would be called on several streams, which nothing orders: by its two roles, or
+   by it and a domain before it. */
+static int gmm__gtp_several_streams(const gmm_gtp *g, const gmm__gtp_domain *d) {
+    const gmm__gtp_domain *x;
+    int k;
+    for (x = g->domains; x <= d && d->size > 1; x++)
+        for (k = 0; k < 4; k++) {
+            const gmm_comm *c = k / 2 ? &x->reduce : &x->gather, *own = k % 2 ? &d->reduce : &d->gather;
+            if (x->size > 1 && c->self == own->self && gmm__gtp_stream(x, k / 2) != gmm__gtp_stream(d, k % 2)) return 1;
+        }
+    return 0;
+}
+
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
@@ -4242,7 +4257,11 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
                          d->size, (int)GMM__MAX_EXCHANGE_RANKS);
+    if (d->size > 1 && !desc.reduce && !desc.reduce_stream) desc.reduce_stream = desc.gather_stream;
     d->desc = desc;
+    if (gmm__gtp_several_streams(gtp, d))
+        return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: a communicator would be called on several streams: give "
+                         "gather_stream and reduce_stream one stream, or communicators of their own", fn);
     *id = gtp->domain_count++;
     return GMM_OK;
 }

@@ -400,7 +400,6 @@ static void declare(const training *c, int i) {
     make(i, 2);
     d.gather = c->g > 1 ? &W.comm[0][i] : NULL;
     d.gather_stream = r->stream[1];
-    d.reduce_stream = r->stream[2];
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &id));
     r->amaxes = (float *)t_host(WEIGHTS * sizeof(float));
     r->scales = (float *)t_host(WEIGHTS * sizeof(float));

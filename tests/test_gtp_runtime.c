@@ -107,7 +107,7 @@ static gmm_gtp_domain domain_of(rank *r, int first_comm, int second_comm) {
     d.gather = first_comm >= 0 ? &W.comm[first_comm][r->index] : NULL;
     d.reduce = second_comm >= 0 ? &W.comm[second_comm][r->index] : NULL;
     d.gather_stream = r->side[0];
-    d.reduce_stream = r->side[1];
+    d.reduce_stream = r->side[first_comm == second_comm || second_comm < 0 ? 0 : 1]; /* one communicator, one stream */
     return d;
 }
 static void bind(rank *r, int domains) {
@@ -1083,6 +1083,11 @@ static void bad_domains(rank *r, int32_t *domain) {
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "domain->gather lacks a function", NULL);
     d.gather = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "gather is NULL", NULL);
+    for (int k = -1; k < 1; k++) {
+        d = domain_of(r, 0, k);
+        d.reduce_stream = r->side[1];
+        GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_domain(r->gtp, &d, domain), "several streams", NULL);
+    }
     d = domain_of(r, 0, 1);
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, domain));
     GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_add_domain(r->gtp, &d, domain), "config->domains is 1", NULL);
@@ -2191,7 +2196,14 @@ static void no_sharing(int arg) {
         d[0] = domain_of(r, 0, 0);
         d[1] = domain_of(r, 1, 1);
         d[1].gather_stream = d[1].reduce_stream = r->side[2];
-        for (int k = 0; k < (arg ? 1 : 2); k++) GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[k], &r->domain[k]));
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[0], &r->domain[0]));
+        if (!arg) {
+            d[1].reduce = &W.comm[0][i]; /* that of the other domain, on another stream */
+            GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_domain(r->gtp, &d[1], &r->domain[1]), "several streams", NULL);
+            d[1].reduce = NULL;
+            d[1].reduce_stream = NULL; /* those of the gathers */
+            GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[1], &r->domain[1]));
+        }
         for (int k = 0; k < 2; k++) {
             gmm_shard s = GMM_ZERO;
             gmm_gtp_weight w;

@@ -77,12 +77,13 @@ typedef enum gmm_gtp_reduction {
 } gmm_gtp_reduction;
 
 /* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
-   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators: one
+   communicator is called on one stream, also by several domains. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
     const gmm_comm *gather;     /* copied; NULL = one rank */
-    const gmm_comm *reduce;     /* copied; NULL = gather's */
+    const gmm_comm *reduce;     /* copied; NULL = gather's; reduce_stream is then gather_stream or NULL */
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
@@ -195,8 +196,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
-       GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
+       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,

@@ -913,6 +913,7 @@ static void capture_rules(int arg) {
     rank *r;
     int32_t id = -1;
     gmm_gtp_view v = GMM_ZERO;
+    gmm_gtp_gradient g = GMM_ZERO;
     gmm_ranks_graph *graph = NULL;
     (void)arg;
     open_world(2, 0, 200);
@@ -924,28 +925,47 @@ static void capture_rules(int arg) {
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "graph 0", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_dry_run(r->gtp, 1), "gmm_gtp_dry_run", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_poll(r->gtp), "gmm_gtp_poll", NULL);
-    for (int l = 0; l < 2; l++) { /* two open gradients in two slots, which the next graph submits */
-        memset(&v, 0, sizeof v);
+    for (int l = 0; l < 2; l++) /* two open gradients in two slots */
         GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &v));
-    }
-    memset(&v, 0, sizeof v);
-    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_wgrad(r->gtp, r->bundle[2], r->compute, &v), "wgrad_slots", "'layer'", NULL);
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_wgrad(r->gtp, r->bundle[2], r->compute, &v), "wgrad_slots", "'layer'", NULL);
+    g.zero = 1;
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, r->bundle[2], &g, r->compute), "in use", "'layer'", NULL);
+    g.zero = 0;
+    GTP_OK(r, gmm_gtp_wgrad_part(r->gtp, r->bundle[0], 0, 1, &v));
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_end(r->gtp, r->compute), "gmm_gtp_capture_end", "not submitted", NULL);
+    for (int l = 0; l < 2; l++) GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
+    GTP_OK(r, gmm_gtp_prefetch(r->gtp, r->bundle[0], GMM_GTP_FORWARD));
+    GTP_OK(r, gmm_gtp_follow(r->gtp, ((model *)r->user)->forward, -1));
+    GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v));
+    GTP_OK(r, gmm_gtp_view_part(r->gtp, r->bundle[0], GMM_GTP_FORWARD, 0, 1, &v));
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_end(r->gtp, r->compute), "gmm_gtp_capture_end", "'layer' is held",
+                NULL);
+    GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute));
     GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(graph);
 
-    for (int i = 0; i < 2; i++) { /* a dry run reports unfinished passes and then discards them */
-        memset(&v, 0, sizeof v);
-        GTP_OK(&W.r[i], gmm_gtp_dry_run(W.r[i].gtp, 1));
-        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
+    for (int i = 0; i < 2; i++) { /* a dry run does not end within a pass, whose view then remains the caller's */
+        r = &W.r[i];
+        GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_dry_run(r->gtp, 0), "gmm_gtp_dry_run", "'layer' is held", NULL);
+        give(r, look_run, 0, 0, &v.mat, 0);
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute));
+        GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->side[3]));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->side[3], &v));
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->side[3]));
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[0], r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_dry_run(r->gtp, 0), "gmm_gtp_dry_run", "not submitted", NULL);
+        GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[0], &g, r->compute));
+        GTP_OK(r, gmm_gtp_dry_run(r->gtp, 0));
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[0], r->compute, &v)); /* outside of graphs */
+        T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), "");
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "not submitted", NULL);
+        T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph), gmm_ranks_error(W.ranks, i));
+        gmm_ranks_graph_destroy(graph);
     }
-    for (int i = 0; i < 2; i++) {
-        GTP_REFUSED(&W.r[i], GMM_E_STATE, gmm_gtp_dry_run(W.r[i].gtp, 0), "gmm_gtp_dry_run", "'layer'", NULL);
-        memset(&v, 0, sizeof v);
-        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
-        GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute));
-        GTP_OK(&W.r[i], gmm_gtp_wgrad(W.r[i].gtp, W.r[i].bundle[0], W.r[i].compute, &v));
-    }
+    GTP_REFUSED(&W.r[0], GMM_E_STATE, gmm_gtp_pre_replay(W.r[0].gtp, 0, W.r[0].compute), "not submitted", NULL);
     finish();
     close_world();
 

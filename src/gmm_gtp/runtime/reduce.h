@@ -37,9 +37,8 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     if (slot->writer == bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
     if (slot->writer >= 0)
-        return gmm__fail(&gtp->error, gtp->graph ? GMM_E_CAPTURE : GMM_E_STATE, "%s: '%s': its buffer is that of '%s', "
-                         "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
-                         gtp->bundles[slot->writer].name);
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is that of '%s', which is not submitted: "
+                         "raise gmm_gtp_domain.wgrad_slots", fn, b->name, gtp->bundles[slot->writer].name);
     wire = gtp->domains[b->domain].desc.wire;
     s = gmm__gtp_event_wait(gtp, &slot->last_use, stream);
     for (i = 0; i < b->count && !s; i++) {

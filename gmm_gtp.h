@@ -661,7 +661,8 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
+    uint64_t calls;             /* hash of the calls so far that all ranks make alike: acquire, prefetch, submit,
+                                   publish, quantize, amax, follow, captures and replays */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
@@ -5855,6 +5856,8 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
                          chain, gtp->chains[chain].captured ? "" : "not ", next);
+    gmm__gtp_hash(gtp, 7, chain, 0);
+    gmm__gtp_hash(gtp, 7, next, 1);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }
@@ -5880,6 +5883,7 @@ static gmm_status gmm__gtp_record_publish(gmm_gtp *g, const int32_t *weights, in
         gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
         for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
         if (k < i) continue; /* once per bundle */
+        gmm__gtp_hash(g, 6, (int32_t)(b - g->bundles), 0);
         /* other weights of the bundle may have been published on other streams */
         if (b->published.recorded) s = gmm__gtp_event_wait(g, &b->published, stream);
         if (!s) s = gmm__gtp_event_record(g, &b->published, stream);

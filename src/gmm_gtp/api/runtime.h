@@ -179,7 +179,8 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
+    uint64_t calls;             /* hash of the calls so far that all ranks make alike: acquire, prefetch, submit,
+                                   publish, quantize, amax, follow, captures and replays */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.

@@ -209,6 +209,8 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
                          chain, gtp->chains[chain].captured ? "" : "not ", next);
+    gmm__gtp_hash(gtp, 7, chain, 0);
+    gmm__gtp_hash(gtp, 7, next, 1);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }

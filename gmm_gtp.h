@@ -507,12 +507,15 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
                matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called.
-               Chains declare beforehand which bundles are captured. A graph uses the slot contents of the graph before
-               it only where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Graphs      Between capture_begin and capture_end only acquire, release, prefetch, view_part, wgrad, wgrad_part,
+               submit, fence and follow may be called. Chains declare beforehand which bundles are captured. A graph
+               uses the slot contents of the graph before it only where that one has prefetched them; such graphs are
+               replayed in the order of their capture. Communication of replays and of calls outside of graphs is
+               serialized.
    Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
                unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
-               returns the same status, nothing more is enqueued, and give_up of its communicators is called.
+               but fini, memory_need, statistics_of and last_error returns the same status, nothing more is enqueued,
+               and give_up of its communicators is called.
                gmm_gtp_last_error names the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
@@ -772,23 +775,23 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
 /* Makes `stream` wait: GMM_GTP_GATHERS for all gathers so far, so that shards may be written; GMM_GTP_GRADIENTS for all
-   submitted gradients, so that every main_grad is complete; with either for replays that gmm_gtp_post_replay has
-   reported on other streams.
+   submitted gradients, so that every main_grad is complete. Either also makes it wait for the replays that
+   gmm_gtp_post_replay has reported on other streams.
    Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
 /* Raises each value to its maximum over a domain's ranks, in the order of `stream`: for packed per-tensor amaxes, once
    a step. Other ranks that share the tensor (DP) use all_reduce_max of their own communicator.
-   Errors: as gmm_gtp_acquire. */
+   Errors: as gmm_gtp_acquire; GMM_E_ALIGN, GMM_E_CAPTURE (in a capture). */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
 /* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
    timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
-   Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
+   Errors: GMM_E_COMM, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
 /* Begins (on 1) or ends a dry run, to warm up before a capture: everything runs, but main_grad is not changed and no
-   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE, and releases them.
+   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE.
    Errors: GMM_E_STATE, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 

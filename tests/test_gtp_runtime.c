@@ -1067,6 +1067,140 @@ static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *
     return w;
 }
 
+/* The caller's hook publishes a bundle that backward holds: the forward is refused, and the view remains. */
+static void need_publishes(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
+    rank *r = (rank *)user;
+    T_OK_TEXT(gmm_gtp_publish(gtp, weights, count, r->compute), gmm_gtp_last_error(gtp));
+}
+static void published_while_held(int arg) {
+    (void)arg;
+    open_world(2, 5, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_gtp_view v = GMM_ZERO, again = GMM_ZERO;
+        gmm_gtp_statistics n = GMM_ZERO;
+        gmm_gtp_weight w;
+        gmm_shard s = GMM_ZERO;
+        config.hooks.user = r;
+        config.hooks.need = need_publishes;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_F32;
+        s.rows = 12;
+        s.cols = 5;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        s.unit = 2;
+        w = weight_of(&s, 0, "weight");
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+        bind(r, 1);
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &again), "'weight'",
+                    "while another pass holds it", NULL);
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_BACKWARD, r->compute));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &again));
+        T_CHECK(v.version == 0 && again.version == 1, "versions %lld and %lld", (long long)v.version,
+                (long long)again.version);
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
+        GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+        T_CHECK(n.gathers == 2, "%lld gathers", (long long)n.gathers);
+    }
+    finish();
+    close_world();
+}
+
+/* Calls that all ranks make alike, and none that a rank may make alone, change the hash of calls. */
+static void hashed_calls(int arg) {
+    gmm_gtp_statistics n = GMM_ZERO;
+    gmm_ranks_graph *graph;
+    uint64_t seen[8];
+    rank *r;
+    int32_t id;
+    (void)arg;
+    open_world(1, 0, 200);
+    r = &W.r[0];
+    model_make(r, 1, 1, GMM_GTP_REDUCE_AUTO);
+    for (int k = 0; k < 8; k++) {
+        const model *m = (const model *)r->user;
+        if (k == 1) GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->compute));
+        if (k == 2) GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->compute));
+        if (k == 3) GTP_OK(r, gmm_gtp_follow(r->gtp, m->backward, m->forward));
+        if (k == 4) GTP_OK(r, gmm_gtp_follow(r->gtp, m->backward, -1));
+        if (k == 5) {
+            T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+            GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+        }
+        if (k == 6) {
+            GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+            T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+            gmm_ranks_graph_destroy(graph);
+        }
+        if (k == 7) GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id, r->compute));
+        GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+        seen[k] = n.calls;
+        for (int i = 0; i < k; i++) T_CHECK(seen[i] != seen[k], "call %d is not in the hash", k);
+    }
+    GTP_OK(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+    GTP_OK(r, gmm_gtp_poll(r->gtp));
+    GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+    T_CHECK(seen[7] == n.calls, "fence and poll may be called by one rank");
+    finish();
+    close_world();
+}
+
+/* gmm_gtp_poll monitors the collectives of domains alone: a further communicator of gmm_gtp_quantize that hangs is the
+   caller's to monitor. */
+static void further_ranks(int arg) {
+    static const float one[24 * 16] = {1};
+    struct timespec began, now;
+    float amax = 1;
+    double spent = 0;
+    (void)arg;
+    open_world(2, 4, 200);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        const void *from = one;
+        gmm_gtp_quantization q = GMM_ZERO;
+        gmm_gtp_weight w;
+        gmm_format format = GMM_ZERO;
+        gmm_shard s = GMM_ZERO;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        format.dtype = s.dtype = GMM_E4M3;
+        format.scaling = s.scaling = GMM_SCALING_TENSOR;
+        s.rows = 48;
+        s.cols = 16;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        w = weight_of(&s, 0, "weight");
+        w.scale[0] = aligned(sizeof(float), 0);
+        w.format = &format;
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+        bind(r, 1);
+        q.dtype = GMM_F32;
+        q.from = &from;
+        q.also = i ? NULL : &W.comm[2][0];
+        GTP_OK(r, gmm_gtp_quantize(r->gtp, r->weight, 1, &q, r->compute));
+    }
+    (void)gmm_ranks_run(W.ranks);
+    (void)timespec_get(&began, TIME_UTC);
+    for (; spent < 0.5; spent = (double)(now.tv_sec - began.tv_sec) + 1e-9 * (double)(now.tv_nsec - began.tv_nsec)) {
+        GTP_OK(&W.r[0], gmm_gtp_poll(W.r[0].gtp));
+        (void)timespec_get(&now, TIME_UTC);
+    }
+    T_OK_TEXT(W.comm[2][1].group_begin(W.comm[2][1].self, "amax"), "");
+    T_OK_TEXT(W.comm[2][1].all_reduce_max(W.comm[2][1].self, &amax, 1, W.r[1].side[3]), "");
+    T_OK_TEXT(W.comm[2][1].group_end(W.comm[2][1].self), "");
+    finish();
+    close_world();
+}
+
 /* Memory and configuration of gmm_gtp_init that are refused. */
 static void bad_memory(const rank *r, gmm_gtp_config config, size_t bytes) {
     gmm_error e = GMM_ZERO;
@@ -1314,6 +1448,47 @@ static void states(int arg) { /* refused calls leave the state as it was */
         for (int64_t k = 0; k < plan[i][0].valid_rows * 5; k++)
             T_CHECK(main_grad[i][0][k] == 2 * (float)(plan[i][0].row0 * 5 + k), "rank %d element %lld", i,
                     (long long)k);
+    close_world();
+}
+
+/* Gradients of the caller whose extents overflow are refused, and the object remains usable. */
+static void huge_strides(int arg) {
+    float *values = (float *)t_host(240 * sizeof(float));
+    void *table[2];
+    gmm_gtp_domain d;
+    gmm_gtp_config config;
+    gmm_gtp_gradient g = GMM_ZERO;
+    gmm_shard s = GMM_ZERO;
+    int32_t ids[2];
+    rank *r;
+    (void)arg;
+    open_world(1, 0, 100);
+    r = &W.r[0];
+    config = config_of(r);
+    d = domain_of(r, -1, -1);
+    s.dtype = GMM_F32;
+    s.rows = 12;
+    s.cols = 5;
+    begin(r, &config);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+    for (int e = 0; e < 2; e++) {
+        const gmm_gtp_weight w = weight_of(&s, e, "expert");
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+        table[e] = values;
+    }
+    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, 2, "experts", &r->bundle[0]));
+    bind(r, 1);
+    for (int k = 0; k < 8; k++) {
+        gmm_mat from = k % 2 ? gmm_mat_table(GMM_F32, table, (uint32_t)GMM_MAT_TABLE_ON_HOST)
+                             : gmm_mat_packed(GMM_F32, values);
+        g.from = &from;
+        from.ld = k < 2 ? INT64_MAX / 12 + 1 : k < 4 ? INT64_MAX / 96 + 1 : 0;
+        if (k == 4) from.group_stride = INT64_MAX / 2 + 1;
+        if (k == 6) from.group_stride = INT64_MAX / 16 + 1;
+        if (k == 5 || k == 7) GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &g, r->compute));
+        else GTP_REFUSED(r, GMM_E_OVERFLOW, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "'experts'", "12 rows", NULL);
+    }
+    finish();
     close_world();
 }
 
@@ -2862,6 +3037,10 @@ void tests_gtp_runtime(void) {
         t_add_host(unfenced, i, "gtp runtime replays without a fence%s", i ? "" : ", exchanged");
     t_add_host(capture_rules, 0, "gtp runtime capture rules");
     for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
+    t_add_host(published_while_held, 0, "gtp runtime a hook publishes what backward holds");
+    t_add_host(hashed_calls, 0, "gtp runtime calls in the hash");
+    t_add_host(further_ranks, 0, "gtp runtime further ranks of amaxes hang");
+    t_add_host(huge_strides, 0, "gtp runtime gradients with huge strides");
     t_add_host(declarations, 0, "gtp runtime declarations");
     t_add_host(states, 0, "gtp runtime states");
     t_add_host(table_errors, 0, "gtp runtime errors");

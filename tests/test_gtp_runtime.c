@@ -599,6 +599,7 @@ static struct dropped {
     gmm_runtime beneath;
     int64_t waits, drop;
     int probes, slots, events;
+    int alone; /* 1: gathers and reductions have one communicator */
     gmm_event event[256], awaited[64];
     /* newest: last slot of each stream, -1 = none; busy: the stream has work since then */
     int slot[256], pending, newest[8], busy[8];
@@ -697,7 +698,7 @@ static gmm_status d_run(void *self, const gmm_work *work, gmm_stream stream) {
 static void model_make(rank *r, int captured, int prefetch, gmm_gtp_reduction reduction) {
     model *m = (model *)t_host(sizeof *m);
     gmm_gtp_config config = config_of(r);
-    gmm_gtp_domain d = domain_of(r, 0, 1), one = domain_of(r, -1, -1);
+    gmm_gtp_domain d = domain_of(r, 0, !dropped.alone), one = domain_of(r, -1, -1);
     gmm_gtp_chain c = GMM_ZERO;
     gmm_comm comm[2];
     int32_t list[LAYERS + 1];
@@ -717,7 +718,7 @@ static void model_make(rank *r, int captured, int prefetch, gmm_gtp_reduction re
         comm[0] = counting_of(&dropped.comm[0], d.gather);
         comm[1] = counting_of(&dropped.comm[1], d.reduce);
         d.gather = &comm[0];
-        d.reduce = &comm[1];
+        d.reduce = &comm[!dropped.alone];
     }
     d.reduction = reduction;
     begin(r, &config);
@@ -877,22 +878,27 @@ static void graphs(int arg) {
 }
 
 /* Replays and calls outside of graphs alternate without a fence, and have a receive buffer and communicators in common:
-   (0) exchanges, (1) sums of the communicator. */
+   (0) exchanges, (1) sums of the communicator, (2) gathers in graphs, and sums of the same communicator outside. */
 static void unfenced(int arg) {
     const gmm_gtp_reduction reduction = arg ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
     gmm_ranks_graph *graph[2];
+    dropped.alone = arg == 2;
+    dropped.drop = arg ? -1 : 0; /* calls of rank 0's communicators write flags */
+    dropped.probes = 0;
     for (uint64_t seed = 1; seed <= 4; seed++) {
         open_world(2, seed, 500);
         for (int i = 0; i < 2; i++) {
             rank *r = &W.r[i];
             int32_t id = -1;
+            gmm_gtp_gradient zero = GMM_ZERO;
+            zero.zero = 1;
             model_make(r, 1, 1, reduction);
             run_forward(r);
             run_backward(r); /* a warm-up */
             T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), "");
             GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
             run_forward(r);
-            run_backward(r);
+            if (arg < 2) run_backward(r);
             GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
             T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i]), gmm_ranks_error(W.ranks, i));
             for (int turn = 0; turn < 4; turn++) {
@@ -900,13 +906,15 @@ static void unfenced(int arg) {
                 GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id, stream));
                 T_OK_TEXT(gmm_ranks_launch(graph[i], stream), gmm_ranks_error(W.ranks, i));
                 GTP_OK(r, gmm_gtp_post_replay(r->gtp, id, stream));
-                if (turn == 0) run_backward(r);
+                if (turn == 0 && arg < 2) run_backward(r);
+                if (arg == 2) GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[turn], &zero, r->side[3]));
             }
         }
         finish();
         for (int i = 0; i < 2; i++) gmm_ranks_graph_destroy(graph[i]);
         close_world();
     }
+    dropped.alone = dropped.drop = 0;
 }
 
 static void capture_rules(int arg) {
@@ -3033,8 +3041,9 @@ void tests_gtp_runtime(void) {
         for (int k = 1; k < 4; k += 2)
             t_add_host(graph_mutation, k * 4 + i, "gtp runtime each wait of graphs left out, %s, depth %d", modes[i],
                        k);
-    for (int i = 0; i < 2; i++)
-        t_add_host(unfenced, i, "gtp runtime replays without a fence%s", i ? "" : ", exchanged");
+    for (int i = 0; i < 3; i++)
+        t_add_host(unfenced, i, "gtp runtime replays without a fence, %s", i == 0 ? "exchanges" : i == 1 ? "sums"
+                   : "one communicator");
     t_add_host(capture_rules, 0, "gtp runtime capture rules");
     for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
     t_add_host(published_while_held, 0, "gtp runtime a hook publishes what backward holds");

@@ -259,7 +259,8 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle in a forecast, and its times in seconds. */
+/* A bundle in a forecast, and its times in seconds. As the element of an array its struct_size is 0, or the size that
+   this header declares. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */
@@ -306,7 +307,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
-               stream may read what the call received and overwrite what it sent.
+               stream may read what the call received and overwrite what it sent. Calls on several streams run one
+               after the other: the caller orders the streams with events.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
                messages, is the same text on all ranks, and stays valid until the operation is done.
    Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
@@ -411,14 +413,15 @@ GMMDEF void gmm_ranks_graph_destroy(gmm_ranks_graph *graph); /* not while a laun
    two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
    on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
    timeout_ms, so that a rank that fails before the first collective is an error; a blocking one waits for ever.
-   give_up is ncclCommAbort: the ncclComm_t is invalid once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+   give_up is ncclCommAbort: the ncclComm_t is invalid from then on. Needs GMM_WITH_NCCL and nvcc. */
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
-    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc. Use it with
-                              GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3 reduce_scatter in windows was slower, and
-                              groups of it gave wrong results */
-    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
+    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc; without effect
+                              before NCCL 2.27. Use it with GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3
+                              reduce_scatter in windows was slower, and groups of it gave wrong results */
+    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it after gmm_nccl_close, unless give_up was called,
+                              which has freed it */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
     int32_t reserved;
@@ -504,12 +507,15 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
                matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called.
-               Chains declare beforehand which bundles are captured. A graph uses the slot contents of the graph before
-               it only where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Graphs      Between capture_begin and capture_end only acquire, release, prefetch, view_part, wgrad, wgrad_part,
+               submit, fence and follow may be called. Chains declare beforehand which bundles are captured. A graph
+               uses the slot contents of the graph before it only where that one has prefetched them; such graphs are
+               replayed in the order of their capture. Communication of replays and of calls outside of graphs is
+               serialized.
    Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
                unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
-               returns the same status, nothing more is enqueued, and give_up of its communicators is called.
+               but fini, memory_need, statistics_of and last_error returns the same status, nothing more is enqueued,
+               and give_up of its communicators is called.
                gmm_gtp_last_error names the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
@@ -528,7 +534,8 @@ typedef enum gmm_gtp_pass {
 typedef struct gmm_gtp_hooks {
     void *user;
     /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
-       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. While another pass holds a bundle it must not
+       be published: the acquire that called this would fail. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
     /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
        result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
@@ -555,12 +562,13 @@ typedef enum gmm_gtp_reduction {
 } gmm_gtp_reduction;
 
 /* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
-   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators: one
+   communicator is called on one stream, also by several domains. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
     const gmm_comm *gather;     /* copied; NULL = one rank */
-    const gmm_comm *reduce;     /* copied; NULL = gather's */
+    const gmm_comm *reduce;     /* copied; NULL = gather's; reduce_stream is then gather_stream or NULL */
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
@@ -577,7 +585,8 @@ typedef struct gmm_gtp_weight {
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
     float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle are contiguous, in the
-                                   order of experts. TENSOR: gmm_gtp_quantize writes it; may be NULL */
+                                   order of experts. TENSOR, not delayed: gmm_gtp_quantize writes it; views do not
+                                   contain it; may be NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
@@ -605,8 +614,8 @@ typedef struct gmm_gtp_chain {
    host table of addresses that stays valid. `mat` is ready for gmm_linear.w, gmm_mlp.w1 or w2, or gmm_grad.mat: its
    rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
    mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
-   transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
-   gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
+   transpose of the rowwise one. Scales of TENSOR and amaxes of NV16 have the values that they had when the bundle
+   was gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
    one shape as an operand of their own, such as the FC1 of all experts, followed by their FC2, for an MLP. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
@@ -655,7 +664,8 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
+    uint64_t calls;             /* hash of the calls so far that all ranks make alike: acquire, prefetch, submit,
+                                   publish, quantize, amax, follow, captures and replays */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
@@ -672,8 +682,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
-       GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
+       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
@@ -758,38 +768,42 @@ GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
    Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called; or it was, with zero or from),
+       GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
 /* Makes `stream` wait: GMM_GTP_GATHERS for all gathers so far, so that shards may be written; GMM_GTP_GRADIENTS for all
-   submitted gradients, so that every main_grad is complete; with either for replays that gmm_gtp_post_replay has
-   reported on other streams.
+   submitted gradients, so that every main_grad is complete. Either also makes it wait for the replays that
+   gmm_gtp_post_replay has reported on other streams.
    Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
 /* Raises each value to its maximum over a domain's ranks, in the order of `stream`: for packed per-tensor amaxes, once
    a step. Other ranks that share the tensor (DP) use all_reduce_max of their own communicator.
-   Errors: as gmm_gtp_acquire. */
+   Errors: as gmm_gtp_acquire; GMM_E_ALIGN, GMM_E_CAPTURE (in a capture). */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
 /* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
    timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
-   Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
+   Errors: GMM_E_COMM, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
 /* Begins (on 1) or ends a dry run, to warm up before a capture: everything runs, but main_grad is not changed and no
-   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE, and releases them.
+   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE.
    Errors: GMM_E_STATE, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
 /* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
-   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
-   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
-   gmm_gtp_post_replay calls hooks.ready for its gradients.
-   Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
-       graphs than configured), GMM_E_ARG, those of the runtime. */
+   are first used, and are joined back at the end. Graphs get ids from 0. When a capture begins or ends, and before a
+   replay, the caller holds no view of a bundle in captured chains, and has submitted its gradients. Before a replay,
+   gmm_gtp_pre_replay makes `stream` wait for newly published shards and for gathers and reductions outside of graphs,
+   and calls hooks.need for the shards that the graph reads; after it, gmm_gtp_post_replay calls hooks.ready for its
+   gradients, and later gathers and reductions wait for the replay. Neither may be left out, and no other call is made
+   between the two.
+   Errors: GMM_E_STATE (nested; a view is held, or a gradient not submitted), GMM_E_CAPTURE (stream not capturing),
+       GMM_E_WORKSPACE (more graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
 GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
@@ -1295,10 +1309,13 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
 
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error) {
-    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* unknown bits stay set, and are an error */
+    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u;
     gmm_grid_group replicas = GMM_ZERO;
     gmm_status status;
     if (!writes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_writes: writes is NULL");
+    if (cut_axes & ~all)
+        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_writes: cut_axes is 0x%x: bits beyond 1u << GMM_AXIS_PP are "
+                         "unknown", cut_axes);
     status = gmm__grid_group("gmm_gtp_writes", grid, rank, cut_axes ^ all, &replicas, error);
     if (status) return status;
     *writes = replicas.index == 0;
@@ -1493,11 +1510,11 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     gmm__gtp_gather_cost cost;
     int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, slots, pass;
-    gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
+    gmm_status s = GMM_OK;
+    const size_t common = gmm__gtp_common_size(fn, "forecast", forecast, sizeof f, &s, error);
+    if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
-    if (f.struct_size && f.struct_size != sizeof f)
-        return gmm__fail(error, GMM_E_VERSION, "%s: forecast->struct_size is %u: must be 0", fn, f.struct_size);
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
@@ -1514,8 +1531,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
-            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
-                             x.struct_size);
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0 or %zu", fn, i,
+                             x.struct_size, sizeof x);
         if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
         if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
             !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
@@ -1561,7 +1578,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
-    *forecast = f;
+    memcpy(forecast, &f, common);
     return GMM_OK;
 }
 
@@ -4028,7 +4045,8 @@ typedef struct gmm__gtp_domain {
     gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
     int32_t size, rank, bound;
     int32_t joined_graph[2];     /* the last capture that the stream joined, counted from 1 */
-    int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
+    int32_t used[2];             /* 1: the stream was given work outside of captures since the last replay that uses it,
+                                    so that fences and replays have to wait for it */
     size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
     size_t stage_offset[2], stage_bytes[2];
     gmm__gtp_event staged[2];    /* the last gather that used the stage is done; the next one waits for that */
@@ -4041,6 +4059,11 @@ typedef struct gmm__gtp_domain {
     gmm_event watch_end[2][GMM__MAX_WATCHES];
     uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
+
+enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
+static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
+    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+}
 
 /* How a graph uses a bundle: it needs newly published shards (hooks.need), reads shards, reduces gradients. */
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 };
@@ -4191,6 +4214,19 @@ static int gmm__gtp_comm_complete(const gmm_comm *c) {
            !c->window_add == !c->window_remove && c->poll && c->give_up;
 }
 
+/* Whether a communicator of the domain would be called on several streams, which nothing orders: by its two roles, or
+   by it and a domain before it. */
+static int gmm__gtp_several_streams(const gmm_gtp *g, const gmm__gtp_domain *d) {
+    const gmm__gtp_domain *x;
+    int k;
+    for (x = g->domains; x <= d && d->size > 1; x++)
+        for (k = 0; k < 4; k++) {
+            const gmm_comm *c = k / 2 ? &x->reduce : &x->gather, *own = k % 2 ? &d->reduce : &d->gather;
+            if (x->size > 1 && c->self == own->self && gmm__gtp_stream(x, k / 2) != gmm__gtp_stream(d, k % 2)) return 1;
+        }
+    return 0;
+}
+
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
@@ -4236,7 +4272,11 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
                          d->size, (int)GMM__MAX_EXCHANGE_RANKS);
+    if (d->size > 1 && !desc.reduce && !desc.reduce_stream) desc.reduce_stream = desc.gather_stream;
     d->desc = desc;
+    if (gmm__gtp_several_streams(gtp, d))
+        return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: a communicator would be called on several streams: give "
+                         "gather_stream and reduce_stream one stream, or communicators of their own", fn);
     *id = gtp->domain_count++;
     return GMM_OK;
 }
@@ -4868,7 +4908,8 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        /* one receive buffer suffices, since reductions run one after the other on the reduce stream */
+        /* one receive buffer suffices, since reductions run one after the other: on the reduce stream, or in replays,
+           which wait for that stream, as it does for them */
         d->recv_offset = d->reduce_bytes;
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
         d->workspace_offset = d->reduce_bytes;
@@ -4981,14 +5022,25 @@ static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream 
                                   g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 
-enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
-static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
-    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+/* Makes `stream` wait for the ends of replays on other streams. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
+    return s;
 }
-/* Prepares a stream of the domain for work: in a capture, it first makes the stream join the capture. */
+
+/* Prepares a stream of the domain for work: it first makes the stream join the capture, or outside of captures wait for
+   the replays so far. */
 static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
-    d->used[role] = 1;
-    if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;
+    const int32_t used = d->used[role];
+    if (!g->graph) {
+        d->used[role] = 1;
+        return used ? GMM_OK : gmm__gtp_fence_replays(g, gmm__gtp_stream(d, role));
+    }
+    if (d->joined_graph[role] == g->graph) return GMM_OK;
     d->joined_graph[role] = g->graph;
     return g->runtime.stream_wait(g->runtime.self, gmm__gtp_stream(d, role), g->graph_begin, 0);
 }
@@ -5289,12 +5341,17 @@ static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* How a graph uses a bundle (GMM__GRAPH_*). */
+static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bundle) {
+    return &g->graph_usage[(size_t)graph * (size_t)g->bundle_count + (size_t)bundle];
+}
+
 /* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
    gmm_gtp_pre_replay has to. */
 static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     if (b->publish_requested) return;
     b->publish_requested = 1;
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, (int32_t)(b - g->bundles)) |= GMM__GRAPH_NEEDS;
     else if (g->config.hooks.need && !g->dry_run) {
         g->in_callback = 1;
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
@@ -5479,7 +5536,7 @@ static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
         x->row = &g->slots[b->slot[GMM_GTP_FORWARD]];
     x->staged = sharded && !x->row &&
                 (x->transpose || first->layout[x->dir][0].staged || first->layout[x->dir][1].staged);
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, bundle) |= GMM__GRAPH_READS;
     else s = gmm__gtp_event_wait(g, &b->published, stream);
     if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
     if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);
@@ -5635,7 +5692,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int
         v.mat.scale_table = o->scaling == GMM_SCALING_NONE ? NULL : o->scales;
         v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
-    v.mat.amax = w->desc.amax;
+    v.mat.amax = o->scaling == GMM_SCALING_NV16 ? w->desc.amax : NULL;
     return v;
 }
 /* Whether the weights of a bundle from `first` on have one shape. */
@@ -5712,15 +5769,15 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     b->publish_requested = pass == GMM_GTP_FORWARD ? 0 : b->publish_requested;
     gtp->stats.acquires++;
     if (!slot) {
         gtp->stats.resident++;
-        if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_READS;
         else s = gmm__gtp_event_wait(gtp, &b->published, stream);
     } else {
         if (gmm__gtp_slot_valid(gtp, slot, bundle)) {
@@ -5813,6 +5870,8 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
                          chain, gtp->chains[chain].captured ? "" : "not ", next);
+    gmm__gtp_hash(gtp, 7, chain, 0);
+    gmm__gtp_hash(gtp, 7, next, 1);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }
@@ -5838,6 +5897,7 @@ static gmm_status gmm__gtp_record_publish(gmm_gtp *g, const int32_t *weights, in
         gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
         for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
         if (k < i) continue; /* once per bundle */
+        gmm__gtp_hash(g, 6, (int32_t)(b - g->bundles), 0);
         /* other weights of the bundle may have been published on other streams */
         if (b->published.recorded) s = gmm__gtp_event_wait(g, &b->published, stream);
         if (!s) s = gmm__gtp_event_record(g, &b->published, stream);
@@ -5872,7 +5932,6 @@ static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, in
         o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
                                    gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
     v = gmm__gtp_make_view(g, b, first, count, &o);
-    v.mat.amax = NULL;
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
     return v;
@@ -5895,9 +5954,8 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     if (slot->writer == bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
     if (slot->writer >= 0)
-        return gmm__fail(&gtp->error, gtp->graph ? GMM_E_CAPTURE : GMM_E_STATE, "%s: '%s': its buffer is that of '%s', "
-                         "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
-                         gtp->bundles[slot->writer].name);
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is that of '%s', which is not submitted: "
+                         "raise gmm_gtp_domain.wgrad_slots", fn, b->name, gtp->bundles[slot->writer].name);
     wire = gtp->domains[b->domain].desc.wire;
     s = gmm__gtp_event_wait(gtp, &slot->last_use, stream);
     for (i = 0; i < b->count && !s; i++) {
@@ -5945,6 +6003,42 @@ static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream strea
     t.d.src = &t.src;
     t.d.dst = &t.dst;
     return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
+}
+
+/* Checks a gradient of the caller. */
+static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm__gtp_bundle *b, const gmm_mat *source) {
+    int32_t i;
+    if ((source->dtype != GMM_F32 && source->dtype != GMM_BF16 && source->dtype != GMM_F16) || source->scaling)
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
+                         gmm_dtype_name(source->dtype));
+    if (!source->data == !source->table)
+        return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
+                         source->data ? "data and a table" : "neither data nor a table");
+    for (i = 0; i < b->count; i++) {
+        const gmm_shard_plan *p = &gmm__gtp_member(g, b, i)->plan;
+        const int64_t ld = source->ld ? source->ld : p->local_cols;
+        const int packed = source->data && b->count > 1;
+        const int64_t stride = packed ? source->group_stride : 0;
+        void *const data = source->table ? source->table[i] : source->data;
+        int64_t matrix, elements, bytes;
+        if (!data) return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
+        if (ld < p->local_cols || (packed && !b->uniform))
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed with "
+                             "different shapes", fn, b->name, (long long)ld, (long long)p->local_cols);
+        if (!gmm__mul(p->local_rows, ld, &matrix) ||
+            !gmm__mul(packed ? b->count : 1, stride > matrix ? stride : matrix, &elements) ||
+            !gmm__mul(elements, 8, &bytes))
+            return gmm__fail(&g->error, GMM_E_OVERFLOW, "%s: '%s': from: %d matrices of %lld rows, ld %lld, "
+                             "group_stride %lld do not fit 64 bits", fn, b->name, b->count, (long long)p->local_rows,
+                             (long long)ld, (long long)stride);
+        if (stride && stride < (p->local_rows - 1) * ld + p->local_cols)
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix", fn,
+                             b->name, (long long)stride);
+        if ((uintptr_t)data % (uintptr_t)(gmm_dtype_bits(source->dtype) / 8))
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
+                             b->name, data, gmm_dtype_name(source->dtype));
+    }
+    return GMM_OK;
 }
 
 /* Copies the gradient of a bundle into its buffer; NULL = zeros. */
@@ -6086,7 +6180,6 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     gmm__gtp_bundle *b;
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
-    int32_t i;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
     if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &source, sizeof source, &gtp->error);
@@ -6104,30 +6197,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
                              fn, b->name, gtp->bundles[slot->writer].name);
     } else if (slot->writer != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
-    if (in.from) {
-        if ((source.dtype != GMM_F32 && source.dtype != GMM_BF16 && source.dtype != GMM_F16) || source.scaling)
-            return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                             gmm_dtype_name(source.dtype));
-        if (!source.data == !source.table)
-            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
-                             source.data ? "data and a table" : "neither data nor a table");
-        for (i = 0; i < b->count; i++) {
-            const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
-            if (source.table && !source.table[i])
-                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-            if ((source.ld && source.ld < p->local_cols) || (source.data && b->count > 1 && !b->uniform))
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
-                                 "with different shapes", fn, b->name, (long long)source.ld, (long long)p->local_cols);
-            if (source.data && b->count > 1 && source.group_stride &&
-                source.group_stride < (p->local_rows - 1) * (source.ld ? source.ld : p->local_cols) + p->local_cols)
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
-                                 fn, b->name, (long long)source.group_stride);
-            if ((uintptr_t)(source.table ? source.table[i] : source.data) %
-                (uintptr_t)(gmm_dtype_bits(source.dtype) / 8))
-                return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
-                                 b->name, source.table ? source.table[i] : source.data, gmm_dtype_name(source.dtype));
-        }
-    }
+    if (in.from && (s = gmm__gtp_check_gradient(gtp, fn, b, &source)) != GMM_OK) return s;
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
     gtp->stats.submits++;
     if (in.zero || in.from) {
@@ -6143,7 +6213,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
     if (gtp->dry_run) return GMM_OK;
-    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
+    if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
@@ -6157,19 +6227,9 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
 /* Makes `stream` wait for the work of a domain's stream; in a capture, for its captured work. */
 static gmm_status gmm__gtp_join_stream(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm_stream stream) {
     gmm_status s;
-    if (!d->used[role] || (g->graph && d->joined_graph[role] != g->graph)) return GMM_OK;
+    if (g->graph ? d->joined_graph[role] != g->graph : !d->used[role]) return GMM_OK;
     s = g->runtime.event_record(g->runtime.self, d->join[role], gmm__gtp_stream(d, role), 0);
     return s ? s : g->runtime.stream_wait(g->runtime.self, stream, d->join[role], 0);
-}
-
-/* Makes `stream` wait for the ends of replays on other streams. */
-static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = GMM_OK;
-    int32_t i;
-    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
-        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
-            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
-    return s;
 }
 
 /* Makes `stream` wait for all reads of shards, so that it may write them. */
@@ -6227,8 +6287,8 @@ static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm
         if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
         if (!s) g->collective = NULL;
+        if (!s && !k) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, c, "all_reduce_max", "amax");
     }
-    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_reduce_max", "amax");
     return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);
 }
 
@@ -6306,9 +6366,6 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
     if (((uintptr_t)q->scale | (uintptr_t)q->amax) % sizeof(float))
         return gmm__fail(&g->error, GMM_E_ALIGN, "%s: scale %p and amax %p must be aligned to 4 bytes", fn,
                          (const void *)q->scale, (void *)q->amax);
-    if (q->also && q->also->struct_size && q->also->struct_size != sizeof *q->also)
-        return gmm__fail(&g->error, GMM_E_VERSION, "%s: also->struct_size is %u: must be 0 or %u", fn,
-                         q->also->struct_size, (unsigned)sizeof *q->also);
     if (q->also && (!q->also->group_begin || !q->also->group_end || !q->also->all_reduce_max))
         return gmm__fail(&g->error, GMM_E_NULL, "%s: also->%s is NULL: group_begin, group_end and all_reduce_max are "
                          "needed", fn, !q->also->group_begin ? "group_begin" : !q->also->group_end ? "group_end"
@@ -6332,10 +6389,13 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_quantize";
-    gmm_gtp_quantization q;
+    gmm_gtp_quantization q = GMM_ZERO;
+    gmm_comm also;
     int32_t i, k, n, pass;
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (!s) s = gmm__gtp_read(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s && q.also) s = gmm__gtp_read(fn, "quantization->also", q.also, &also, sizeof also, &gtp->error);
+    if (q.also) q.also = &also;
     if (!s) s = gmm__gtp_check_weights(gtp, fn, weights, count);
     if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
     if (s) return s;
@@ -6380,29 +6440,33 @@ GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t
 
 /* .............................................................................................. Runtime: graphs ... */
 
+/* Checks that the caller holds no view and no gradient buffer, of bundles in captured chains alone (`captured`) or of
+   all. */
+static gmm_status gmm__gtp_check_unused(gmm_gtp *g, const char *fn, int captured) {
+    int32_t i;
+    for (i = 0; i < g->bundle_count; i++) {
+        const gmm__gtp_bundle *b = &g->bundles[i];
+        const int open = b->wgrad_slot >= 0 && g->wgrad_slots[b->wgrad_slot].writer == i;
+        if ((b->acquired || open) && (b->captured || !captured))
+            return gmm__fail(&g->error, GMM_E_STATE, "%s: '%s' is %s", fn, b->name,
+                             open ? "not submitted" : "held: release it");
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     static const char fn[] = "gmm_gtp_dry_run";
-    const char *pending = NULL, *what = "";
     int32_t i;
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (on == gtp->dry_run || on < 0 || on > 1)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, on,
                          gtp->dry_run ? "under way" : "not under way");
+    if (!on && (s = gmm__gtp_check_unused(gtp, fn, 0)) != GMM_OK) return s;
     gtp->dry_run = on;
-    for (i = 0; i < gtp->bundle_count && !on; i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (b->acquired) pending = b->name, what = "still held";
-        b->acquired = 0;
-        b->publish_requested = 0; /* a dry run makes no callback */
-    }
-    for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].acquired = 0;
-    for (i = 0; i < gtp->wgrad_slot_count && !on; i++) {
-        if (gtp->wgrad_slots[i].writer >= 0)
-            pending = gtp->bundles[gtp->wgrad_slots[i].writer].name, what = "not submitted";
-        gtp->wgrad_slots[i].writer = -1;
-    }
-    return pending ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, pending, what) : GMM_OK;
+    for (i = 0; i < gtp->bundle_count && !on; i++)
+        gtp->bundles[i].publish_requested = 0; /* a dry run makes no callback */
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph) {
@@ -6420,10 +6484,8 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     s = gtp->runtime.is_capturing(gtp->runtime.self, stream, &capturing);
     if (s) return gmm__gtp_fail(gtp, fn, "stream", s);
     if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
-    for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].acquired && gtp->slots[i].graph == 0)
-            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held since before the capture", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, gtp->graph_count, 0);
     gtp->graph = ++gtp->graph_count;
     gtp->graph_stream = stream;
     for (i = 0; i < gtp->bundle_count; i++)
@@ -6442,12 +6504,29 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
     if (s) return s;
     if (!gtp->graph || gtp->graph_stream != stream)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: no capture began on this stream", fn);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, gtp->graph - 1, 1);
     for (i = 0; i < gtp->domain_count; i++)
         for (k = 0; k < 2 && !s; k++) s = gmm__gtp_join_stream(gtp, &gtp->domains[i], k, stream);
     for (i = 0; i < gtp->bundle_count; i++)
         if (gtp->bundles[i].captured) gtp->bundles[i].publish_requested = 0;
     gtp->graph = 0;
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
+}
+
+/* Makes `stream`, on which a graph is replayed, wait for the work of a domain's stream: the replay uses the same
+   communicator, stage and receive buffer on a stream of its own. Roles that have a communicator in common have one
+   stream. */
+static gmm_status gmm__gtp_hand_over(gmm_gtp *g, int32_t domain, int role, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < 2 * g->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &g->domains[i / 2];
+        if (gmm__gtp_stream(d, i % 2) != gmm__gtp_stream(&g->domains[domain], role)) continue;
+        s = gmm__gtp_join_stream(g, d, i % 2, stream);
+        d->used[i % 2] = 0;
+    }
+    return s;
 }
 
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
@@ -6457,19 +6536,20 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
-    for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].acquired)
-            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name, graph);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, graph, 2);
     for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite weights that were gathered outside of graphs */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        const int use = gtp->graph_usage[graph * gtp->bundle_count + i];
+        const int use = *gmm__gtp_graph_usage(gtp, graph, i);
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
+        if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
+        if (!s && use & GMM__GRAPH_REDUCES) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_REDUCE, stream);
     }
+    if (!s) s = gmm__gtp_fence_replays(gtp, stream);
     gtp->graph_watch[graph].end = NULL;
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_watch[graph].begin, stream, 0);
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
@@ -6492,7 +6572,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (!(gtp->graph_usage[graph * gtp->bundle_count + i] & GMM__GRAPH_REDUCES)) continue;
+        if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;

@@ -565,7 +565,7 @@ static void grid_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_NULL, gmm_grid_match(&g, NULL, &e), e.text, "gmm_grid_match", "grid", NULL);
     T_REFUSED_TEXT(GMM_E_ARG, gmm_grid_coords(&g, 12, c, &e), e.text, "rank is 12", "[0, 12)", NULL);
     T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_writes(&g, -1, 0, &out, &e), e.text, "gmm_gtp_writes", "rank is -1", NULL);
-    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_writes(&g, 0, 64, &out, &e), e.text, "gmm_gtp_writes", "axes", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_writes(&g, 0, 64, &out, &e), e.text, "gmm_gtp_writes: cut_axes is 0x40", NULL);
     T_REFUSED_TEXT(GMM_E_ARG, gmm_grid_group_of(&g, 0, 1u << 6, &group, &e), e.text, "axes is 0x40", NULL);
     c[GMM_AXIS_GTP] = 4;
     T_REFUSED_TEXT(GMM_E_ARG, gmm_grid_rank(&g, c, &out, &e), e.text, "coords[1] is 4", NULL);
@@ -795,6 +795,17 @@ static void foresee(int arg) {
     s.gtp_size = 1;
     T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
     T_CHECK(f.step == f.compute && f.gather == 0 && f.reduce == 0, "one rank has nothing to wait for");
+    f.struct_size = (uint32_t)offsetof(gmm_gtp_forecast, gathered_bytes); /* an older one, without the last fields */
+    f.step = 0;
+    f.gathered_bytes = f.reduced_bytes = 77;
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(f.step == f.compute && f.gathered_bytes == 77 && f.reduced_bytes == 77, "what an older caller has");
+    f.struct_size = sizeof f + 4;
+    T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_foresee(&f, x, &e), e.text, "forecast->struct_size", NULL);
+    f.struct_size = 0;
+    x[1].struct_size = sizeof *x - 8;
+    T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_foresee(&f, x, &e), e.text, "stages[1].struct_size", NULL);
+    x[1].struct_size = 0;
     f.link_rate = 0;
     T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_foresee(&f, x, &e), e.text, "gmm_gtp_foresee", "link_rate 0", NULL);
     f.link_rate = 1;

@@ -400,7 +400,6 @@ static void declare(const training *c, int i) {
     make(i, 2);
     d.gather = c->g > 1 ? &W.comm[0][i] : NULL;
     d.gather_stream = r->stream[1];
-    d.reduce_stream = r->stream[2];
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &id));
     r->amaxes = (float *)t_host(WEIGHTS * sizeof(float));
     r->scales = (float *)t_host(WEIGHTS * sizeof(float));
@@ -1118,6 +1117,10 @@ static void shared_amax(int arg) {
             T_CHECK(!differs(f, &W.r[i].view[0][pass], (gmm_gtp_pass)pass, 0, &want[i / 2], text, sizeof text),
                     "rank %d: %s", i, text);
             T_CHECK(W.r[i].amaxes[0] == want[0].amax, "amax %g", W.r[i].amaxes[0]);
+            if (f->f.scaling == GMM_SCALING_TENSOR) {
+                const gmm_mat *m = &W.r[i].view[0][pass].mat;
+                T_CHECK(!m->amax && (!m->columnwise || !m->columnwise->amax), "a view has no amax of TENSOR");
+            }
         }
     close_world();
 }
@@ -1413,6 +1416,16 @@ static void errors(int arg) {
         if (i == 2) also.all_reduce_max = NULL;
         q.also = &also;
         GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), lacks[i], NULL);
+    }
+    {
+        gmm_comm also = W.comm[0][0];
+        also.struct_size = (uint32_t)offsetof(gmm_comm, window_add); /* an older one */
+        q.also = &also;
+        GTP_OK(r, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]));
+        also.struct_size = (uint32_t)offsetof(gmm_comm, all_reduce_max);
+        GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "also->all_reduce_max", NULL);
+        also.struct_size = sizeof also + 4;
+        GTP_REFUSED(r, GMM_E_VERSION, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]), "also->struct_size", NULL);
     }
     q.also = NULL;
     GTP_OK(r, gmm_gtp_quantize(r->gtp, id, 1, &q, r->stream[0]));

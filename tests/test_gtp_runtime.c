@@ -107,7 +107,7 @@ static gmm_gtp_domain domain_of(rank *r, int first_comm, int second_comm) {
     d.gather = first_comm >= 0 ? &W.comm[first_comm][r->index] : NULL;
     d.reduce = second_comm >= 0 ? &W.comm[second_comm][r->index] : NULL;
     d.gather_stream = r->side[0];
-    d.reduce_stream = r->side[1];
+    d.reduce_stream = r->side[first_comm == second_comm || second_comm < 0 ? 0 : 1]; /* one communicator, one stream */
     return d;
 }
 static void bind(rank *r, int domains) {
@@ -543,8 +543,9 @@ typedef struct counting {
     gmm_comm inner;
     int64_t groups, gathers, scatters, turns; /* turns: gathers whose size differs from the previous one */
     size_t last;
+    char flag; /* written by each call, as peer copies write flags */
 } counting;
-static void worked(gmm_stream stream);
+static gmm_status flagged(char *flag, gmm_stream stream);
 static gmm_status n_begin(void *s, const char *what) {
     ((counting *)s)->groups++;
     return ((counting *)s)->inner.group_begin(((counting *)s)->inner.self, what);
@@ -554,12 +555,12 @@ static gmm_status n_gather(void *s, const void *a, void *b, size_t n, gmm_stream
     ((counting *)s)->gathers++;
     ((counting *)s)->turns += n != ((counting *)s)->last;
     ((counting *)s)->last = n;
-    worked(t);
+    if (flagged(&((counting *)s)->flag, t)) return GMM_E_MEMORY;
     return ((counting *)s)->inner.all_gather(((counting *)s)->inner.self, a, b, n, t);
 }
 static gmm_status n_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype d, gmm_stream t) {
     ((counting *)s)->scatters++;
-    worked(t);
+    if (flagged(&((counting *)s)->flag, t)) return GMM_E_MEMORY;
     return ((counting *)s)->inner.reduce_scatter(((counting *)s)->inner.self, a, b, n, d, t);
 }
 static gmm_status n_exchange(void *s, const void *a, void *b, size_t n, gmm_stream t) {
@@ -598,6 +599,7 @@ static struct dropped {
     gmm_runtime beneath;
     int64_t waits, drop;
     int probes, slots, events;
+    int alone; /* 1: gathers and reductions have one communicator */
     gmm_event event[256], awaited[64];
     /* newest: last slot of each stream, -1 = none; busy: the stream has work since then */
     int slot[256], pending, newest[8], busy[8];
@@ -620,6 +622,21 @@ static int number_of(gmm_stream stream) {
 }
 static void worked(gmm_stream stream) {
     if (dropped.probes) dropped.busy[number_of(stream)] = 1;
+}
+/* A call of a communicator writes the communicator's flag, so that the race checker finds calls that nothing orders. */
+static gmm_status flagged(char *flag, gmm_stream stream) {
+    gmm_range range = GMM_ZERO;
+    gmm_work w = GMM_ZERO;
+    if (!dropped.drop) return GMM_OK;
+    worked(stream);
+    range.data = flag;
+    range.bytes = 1;
+    range.writes = 1;
+    w.name = "flag";
+    w.function = probe_run;
+    w.ranges = &range;
+    w.range_count = 1;
+    return dropped.beneath.run(dropped.beneath.self, &w, stream);
 }
 static gmm_status probe(void *self, gmm_event event, gmm_stream stream, int writes) {
     const int at = number_of(stream);
@@ -678,10 +695,10 @@ static gmm_status d_run(void *self, const gmm_work *work, gmm_stream stream) {
     return s ? s : dropped.beneath.run(self, work, stream);
 }
 
-static void model_make(rank *r, int captured, int prefetch) {
+static void model_make(rank *r, int captured, int prefetch, gmm_gtp_reduction reduction) {
     model *m = (model *)t_host(sizeof *m);
     gmm_gtp_config config = config_of(r);
-    gmm_gtp_domain d = domain_of(r, 0, 1), one = domain_of(r, -1, -1);
+    gmm_gtp_domain d = domain_of(r, 0, !dropped.alone), one = domain_of(r, -1, -1);
     gmm_gtp_chain c = GMM_ZERO;
     gmm_comm comm[2];
     int32_t list[LAYERS + 1];
@@ -701,8 +718,9 @@ static void model_make(rank *r, int captured, int prefetch) {
         comm[0] = counting_of(&dropped.comm[0], d.gather);
         comm[1] = counting_of(&dropped.comm[1], d.reduce);
         d.gather = &comm[0];
-        d.reduce = &comm[1];
+        d.reduce = &comm[!dropped.alone];
     }
+    d.reduction = reduction;
     begin(r, &config);
     one.reduce_stream = r->side[3];
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
@@ -781,7 +799,7 @@ static void graphs(int arg) {
         for (int i = 0; i < g; i++) {
             rank *r = &W.r[i];
             model *m;
-            model_make(r, captured, 1);
+            model_make(r, captured, 1, GMM_GTP_REDUCE_AUTO);
             m = (model *)r->user;
             if (!captured) continue;
             GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1)); /* a dry run leaves main_grad unchanged */
@@ -859,14 +877,55 @@ static void graphs(int arg) {
     }
 }
 
+/* Replays and calls outside of graphs alternate without a fence, and have a receive buffer and communicators in common:
+   (0) exchanges, (1) sums of the communicator, (2) gathers in graphs, and sums of the same communicator outside. */
+static void unfenced(int arg) {
+    const gmm_gtp_reduction reduction = arg ? GMM_GTP_REDUCE_SCATTER : GMM_GTP_REDUCE_EXCHANGE;
+    gmm_ranks_graph *graph[2];
+    dropped.alone = arg == 2;
+    dropped.drop = arg ? -1 : 0; /* calls of rank 0's communicators write flags */
+    dropped.probes = 0;
+    for (uint64_t seed = 1; seed <= 4; seed++) {
+        open_world(2, seed, 500);
+        for (int i = 0; i < 2; i++) {
+            rank *r = &W.r[i];
+            int32_t id = -1;
+            gmm_gtp_gradient zero = GMM_ZERO;
+            zero.zero = 1;
+            model_make(r, 1, 1, reduction);
+            run_forward(r);
+            run_backward(r); /* a warm-up */
+            T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), "");
+            GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+            run_forward(r);
+            if (arg < 2) run_backward(r);
+            GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+            T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph[i]), gmm_ranks_error(W.ranks, i));
+            for (int turn = 0; turn < 4; turn++) {
+                const gmm_stream stream = turn < 2 ? r->compute : r->side[2];
+                GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id, stream));
+                T_OK_TEXT(gmm_ranks_launch(graph[i], stream), gmm_ranks_error(W.ranks, i));
+                GTP_OK(r, gmm_gtp_post_replay(r->gtp, id, stream));
+                if (turn == 0 && arg < 2) run_backward(r);
+                if (arg == 2) GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[turn], &zero, r->side[3]));
+            }
+        }
+        finish();
+        for (int i = 0; i < 2; i++) gmm_ranks_graph_destroy(graph[i]);
+        close_world();
+    }
+    dropped.alone = dropped.drop = 0;
+}
+
 static void capture_rules(int arg) {
     rank *r;
     int32_t id = -1;
     gmm_gtp_view v = GMM_ZERO;
+    gmm_gtp_gradient g = GMM_ZERO;
     gmm_ranks_graph *graph = NULL;
     (void)arg;
     open_world(2, 0, 200);
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1, GMM_GTP_REDUCE_AUTO);
     r = &W.r[0];
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "not capturing", NULL);
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
@@ -874,33 +933,52 @@ static void capture_rules(int arg) {
     GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "graph 0", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_dry_run(r->gtp, 1), "gmm_gtp_dry_run", NULL);
     GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_poll(r->gtp), "gmm_gtp_poll", NULL);
-    for (int l = 0; l < 2; l++) { /* two open gradients in two slots, which the next graph submits */
-        memset(&v, 0, sizeof v);
+    for (int l = 0; l < 2; l++) /* two open gradients in two slots */
         GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[l], r->compute, &v));
-    }
-    memset(&v, 0, sizeof v);
-    GTP_REFUSED(r, GMM_E_CAPTURE, gmm_gtp_wgrad(r->gtp, r->bundle[2], r->compute, &v), "wgrad_slots", "'layer'", NULL);
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_wgrad(r->gtp, r->bundle[2], r->compute, &v), "wgrad_slots", "'layer'", NULL);
+    g.zero = 1;
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_submit(r->gtp, r->bundle[2], &g, r->compute), "in use", "'layer'", NULL);
+    g.zero = 0;
+    GTP_OK(r, gmm_gtp_wgrad_part(r->gtp, r->bundle[0], 0, 1, &v));
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_end(r->gtp, r->compute), "gmm_gtp_capture_end", "not submitted", NULL);
+    for (int l = 0; l < 2; l++) GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[l], &g, r->compute));
+    GTP_OK(r, gmm_gtp_prefetch(r->gtp, r->bundle[0], GMM_GTP_FORWARD));
+    GTP_OK(r, gmm_gtp_follow(r->gtp, ((model *)r->user)->forward, -1));
+    GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v));
+    GTP_OK(r, gmm_gtp_view_part(r->gtp, r->bundle[0], GMM_GTP_FORWARD, 0, 1, &v));
+    GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_end(r->gtp, r->compute), "gmm_gtp_capture_end", "'layer' is held",
+                NULL);
+    GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute));
     GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
     T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
     gmm_ranks_graph_destroy(graph);
 
-    for (int i = 0; i < 2; i++) { /* a dry run reports unfinished passes and then discards them */
-        memset(&v, 0, sizeof v);
-        GTP_OK(&W.r[i], gmm_gtp_dry_run(W.r[i].gtp, 1));
-        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
+    for (int i = 0; i < 2; i++) { /* a dry run does not end within a pass, whose view then remains the caller's */
+        r = &W.r[i];
+        GTP_OK(r, gmm_gtp_dry_run(r->gtp, 1));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_dry_run(r->gtp, 0), "gmm_gtp_dry_run", "'layer' is held", NULL);
+        give(r, look_run, 0, 0, &v.mat, 0);
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute));
+        GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->side[3]));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->side[3], &v));
+        GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->side[3]));
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[0], r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_dry_run(r->gtp, 0), "gmm_gtp_dry_run", "not submitted", NULL);
+        GTP_OK(r, gmm_gtp_submit(r->gtp, r->bundle[0], &g, r->compute));
+        GTP_OK(r, gmm_gtp_dry_run(r->gtp, 0));
+        GTP_OK(r, gmm_gtp_wgrad(r->gtp, r->bundle[0], r->compute, &v)); /* outside of graphs */
+        T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, i, r->compute), "");
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_capture_begin(r->gtp, r->compute, &id), "not submitted", NULL);
+        T_OK_TEXT(gmm_ranks_capture_end(W.ranks, i, r->compute, &graph), gmm_ranks_error(W.ranks, i));
+        gmm_ranks_graph_destroy(graph);
     }
-    for (int i = 0; i < 2; i++) {
-        GTP_REFUSED(&W.r[i], GMM_E_STATE, gmm_gtp_dry_run(W.r[i].gtp, 0), "gmm_gtp_dry_run", "'layer'", NULL);
-        memset(&v, 0, sizeof v);
-        GTP_OK(&W.r[i], gmm_gtp_acquire(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute, &v));
-        GTP_OK(&W.r[i], gmm_gtp_release(W.r[i].gtp, W.r[i].bundle[0], GMM_GTP_FORWARD, W.r[i].compute));
-        GTP_OK(&W.r[i], gmm_gtp_wgrad(W.r[i].gtp, W.r[i].bundle[0], W.r[i].compute, &v));
-    }
+    GTP_REFUSED(&W.r[0], GMM_E_STATE, gmm_gtp_pre_replay(W.r[0].gtp, 0, W.r[0].compute), "not submitted", NULL);
     finish();
     close_world();
 
     open_world(2, 0, 200); /* a bundle of an eager chain may not be used in a graph */
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 1);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 0, 1, GMM_GTP_REDUCE_AUTO);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
     GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
@@ -913,7 +991,7 @@ static void capture_rules(int arg) {
     close_world();
 
     open_world(2, 0, 200); /* a refused replay keeps the prefetched gathers */
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1, GMM_GTP_REDUCE_AUTO);
     r = &W.r[0];
     T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
     GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
@@ -997,6 +1075,140 @@ static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *
     return w;
 }
 
+/* The caller's hook publishes a bundle that backward holds: the forward is refused, and the view remains. */
+static void need_publishes(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
+    rank *r = (rank *)user;
+    T_OK_TEXT(gmm_gtp_publish(gtp, weights, count, r->compute), gmm_gtp_last_error(gtp));
+}
+static void published_while_held(int arg) {
+    (void)arg;
+    open_world(2, 5, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_gtp_view v = GMM_ZERO, again = GMM_ZERO;
+        gmm_gtp_statistics n = GMM_ZERO;
+        gmm_gtp_weight w;
+        gmm_shard s = GMM_ZERO;
+        config.hooks.user = r;
+        config.hooks.need = need_publishes;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_F32;
+        s.rows = 12;
+        s.cols = 5;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        s.unit = 2;
+        w = weight_of(&s, 0, "weight");
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+        bind(r, 1);
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v));
+        GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &again), "'weight'",
+                    "while another pass holds it", NULL);
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_BACKWARD, r->compute));
+        GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &again));
+        T_CHECK(v.version == 0 && again.version == 1, "versions %lld and %lld", (long long)v.version,
+                (long long)again.version);
+        GTP_OK(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->compute));
+        GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+        T_CHECK(n.gathers == 2, "%lld gathers", (long long)n.gathers);
+    }
+    finish();
+    close_world();
+}
+
+/* Calls that all ranks make alike, and none that a rank may make alone, change the hash of calls. */
+static void hashed_calls(int arg) {
+    gmm_gtp_statistics n = GMM_ZERO;
+    gmm_ranks_graph *graph;
+    uint64_t seen[8];
+    rank *r;
+    int32_t id;
+    (void)arg;
+    open_world(1, 0, 200);
+    r = &W.r[0];
+    model_make(r, 1, 1, GMM_GTP_REDUCE_AUTO);
+    for (int k = 0; k < 8; k++) {
+        const model *m = (const model *)r->user;
+        if (k == 1) GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->compute));
+        if (k == 2) GTP_OK(r, gmm_gtp_publish(r->gtp, r->weight, 1, r->compute));
+        if (k == 3) GTP_OK(r, gmm_gtp_follow(r->gtp, m->backward, m->forward));
+        if (k == 4) GTP_OK(r, gmm_gtp_follow(r->gtp, m->backward, -1));
+        if (k == 5) {
+            T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+            GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+        }
+        if (k == 6) {
+            GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+            T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+            gmm_ranks_graph_destroy(graph);
+        }
+        if (k == 7) GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id, r->compute));
+        GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+        seen[k] = n.calls;
+        for (int i = 0; i < k; i++) T_CHECK(seen[i] != seen[k], "call %d is not in the hash", k);
+    }
+    GTP_OK(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute));
+    GTP_OK(r, gmm_gtp_poll(r->gtp));
+    GTP_OK(r, gmm_gtp_statistics_of(r->gtp, &n));
+    T_CHECK(seen[7] == n.calls, "fence and poll may be called by one rank");
+    finish();
+    close_world();
+}
+
+/* gmm_gtp_poll monitors the collectives of domains alone: a further communicator of gmm_gtp_quantize that hangs is the
+   caller's to monitor. */
+static void further_ranks(int arg) {
+    static const float one[24 * 16] = {1};
+    struct timespec began, now;
+    float amax = 1;
+    double spent = 0;
+    (void)arg;
+    open_world(2, 4, 200);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        const void *from = one;
+        gmm_gtp_quantization q = GMM_ZERO;
+        gmm_gtp_weight w;
+        gmm_format format = GMM_ZERO;
+        gmm_shard s = GMM_ZERO;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        format.dtype = s.dtype = GMM_E4M3;
+        format.scaling = s.scaling = GMM_SCALING_TENSOR;
+        s.rows = 48;
+        s.cols = 16;
+        s.gtp_size = 2;
+        s.gtp_rank = i;
+        w = weight_of(&s, 0, "weight");
+        w.scale[0] = aligned(sizeof(float), 0);
+        w.format = &format;
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+        bind(r, 1);
+        q.dtype = GMM_F32;
+        q.from = &from;
+        q.also = i ? NULL : &W.comm[2][0];
+        GTP_OK(r, gmm_gtp_quantize(r->gtp, r->weight, 1, &q, r->compute));
+    }
+    (void)gmm_ranks_run(W.ranks);
+    (void)timespec_get(&began, TIME_UTC);
+    for (; spent < 0.5; spent = (double)(now.tv_sec - began.tv_sec) + 1e-9 * (double)(now.tv_nsec - began.tv_nsec)) {
+        GTP_OK(&W.r[0], gmm_gtp_poll(W.r[0].gtp));
+        (void)timespec_get(&now, TIME_UTC);
+    }
+    T_OK_TEXT(W.comm[2][1].group_begin(W.comm[2][1].self, "amax"), "");
+    T_OK_TEXT(W.comm[2][1].all_reduce_max(W.comm[2][1].self, &amax, 1, W.r[1].side[3]), "");
+    T_OK_TEXT(W.comm[2][1].group_end(W.comm[2][1].self), "");
+    finish();
+    close_world();
+}
+
 /* Memory and configuration of gmm_gtp_init that are refused. */
 static void bad_memory(const rank *r, gmm_gtp_config config, size_t bytes) {
     gmm_error e = GMM_ZERO;
@@ -1033,6 +1245,11 @@ static void bad_domains(rank *r, int32_t *domain) {
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "domain->gather lacks a function", NULL);
     d.gather = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "gather is NULL", NULL);
+    for (int k = -1; k < 1; k++) {
+        d = domain_of(r, 0, k);
+        d.reduce_stream = r->side[1];
+        GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_domain(r->gtp, &d, domain), "several streams", NULL);
+    }
     d = domain_of(r, 0, 1);
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, domain));
     GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_add_domain(r->gtp, &d, domain), "config->domains is 1", NULL);
@@ -1239,6 +1456,47 @@ static void states(int arg) { /* refused calls leave the state as it was */
         for (int64_t k = 0; k < plan[i][0].valid_rows * 5; k++)
             T_CHECK(main_grad[i][0][k] == 2 * (float)(plan[i][0].row0 * 5 + k), "rank %d element %lld", i,
                     (long long)k);
+    close_world();
+}
+
+/* Gradients of the caller whose extents overflow are refused, and the object remains usable. */
+static void huge_strides(int arg) {
+    float *values = (float *)t_host(240 * sizeof(float));
+    void *table[2];
+    gmm_gtp_domain d;
+    gmm_gtp_config config;
+    gmm_gtp_gradient g = GMM_ZERO;
+    gmm_shard s = GMM_ZERO;
+    int32_t ids[2];
+    rank *r;
+    (void)arg;
+    open_world(1, 0, 100);
+    r = &W.r[0];
+    config = config_of(r);
+    d = domain_of(r, -1, -1);
+    s.dtype = GMM_F32;
+    s.rows = 12;
+    s.cols = 5;
+    begin(r, &config);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+    for (int e = 0; e < 2; e++) {
+        const gmm_gtp_weight w = weight_of(&s, e, "expert");
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &ids[e]));
+        table[e] = values;
+    }
+    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, 2, "experts", &r->bundle[0]));
+    bind(r, 1);
+    for (int k = 0; k < 8; k++) {
+        gmm_mat from = k % 2 ? gmm_mat_table(GMM_F32, table, (uint32_t)GMM_MAT_TABLE_ON_HOST)
+                             : gmm_mat_packed(GMM_F32, values);
+        g.from = &from;
+        from.ld = k < 2 ? INT64_MAX / 12 + 1 : k < 4 ? INT64_MAX / 96 + 1 : 0;
+        if (k == 4) from.group_stride = INT64_MAX / 2 + 1;
+        if (k == 6) from.group_stride = INT64_MAX / 16 + 1;
+        if (k == 5 || k == 7) GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &g, r->compute));
+        else GTP_REFUSED(r, GMM_E_OVERFLOW, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "'experts'", "12 rows", NULL);
+    }
+    finish();
     close_world();
 }
 
@@ -2141,7 +2399,14 @@ static void no_sharing(int arg) {
         d[0] = domain_of(r, 0, 0);
         d[1] = domain_of(r, 1, 1);
         d[1].gather_stream = d[1].reduce_stream = r->side[2];
-        for (int k = 0; k < (arg ? 1 : 2); k++) GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[k], &r->domain[k]));
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[0], &r->domain[0]));
+        if (!arg) {
+            d[1].reduce = &W.comm[0][i]; /* that of the other domain, on another stream */
+            GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_domain(r->gtp, &d[1], &r->domain[1]), "several streams", NULL);
+            d[1].reduce = NULL;
+            d[1].reduce_stream = NULL; /* those of the gathers */
+            GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d[1], &r->domain[1]));
+        }
         for (int k = 0; k < 2; k++) {
             gmm_shard s = GMM_ZERO;
             gmm_gtp_weight w;
@@ -2375,7 +2640,7 @@ static void no_allocations(int arg) {
         beneath[0] = r->rt;
         r->rt.event_create = made_event;
         r->rt.stream_create = made_stream;
-        model_make(r, arg, 1);
+        model_make(r, arg, 1, GMM_GTP_REDUCE_AUTO);
     }
     T_CHECK(made.allocations > 0 && made.events > 0, "nothing is counted");
     before = made;
@@ -2424,7 +2689,7 @@ static void stable_addresses(int arg) {
     memset(first, 0, sizeof first);
     memset(graph, 0, sizeof graph);
     open_world(2, 71, 500);
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, 1, GMM_GTP_REDUCE_AUTO);
     for (int round = 0; round < 4; round++) { /* 0 and 3: eager; 1 and 2: captured */
         for (int i = 0; i < 2; i++) {
             rank *r = &W.r[i];
@@ -2512,7 +2777,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
     double seen = 0;
     memset(graph, 0, sizeof graph);
     open_world(2, seed, 300);
-    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, prefetch);
+    for (int i = 0; i < 2; i++) model_make(&W.r[i], 1, prefetch, GMM_GTP_REDUCE_AUTO);
     finish();
     dropped.waits = dropped.events = dropped.slots = dropped.pending = 0;
     memset(dropped.stream, 0, sizeof dropped.stream);
@@ -2776,8 +3041,15 @@ void tests_gtp_runtime(void) {
         for (int k = 1; k < 4; k += 2)
             t_add_host(graph_mutation, k * 4 + i, "gtp runtime each wait of graphs left out, %s, depth %d", modes[i],
                        k);
+    for (int i = 0; i < 3; i++)
+        t_add_host(unfenced, i, "gtp runtime replays without a fence, %s", i == 0 ? "exchanges" : i == 1 ? "sums"
+                   : "one communicator");
     t_add_host(capture_rules, 0, "gtp runtime capture rules");
     for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
+    t_add_host(published_while_held, 0, "gtp runtime a hook publishes what backward holds");
+    t_add_host(hashed_calls, 0, "gtp runtime calls in the hash");
+    t_add_host(further_ranks, 0, "gtp runtime further ranks of amaxes hang");
+    t_add_host(huge_strides, 0, "gtp runtime gradients with huge strides");
     t_add_host(declarations, 0, "gtp runtime declarations");
     t_add_host(states, 0, "gtp runtime states");
     t_add_host(table_errors, 0, "gtp runtime errors");

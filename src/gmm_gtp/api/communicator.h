@@ -2,7 +2,8 @@
 
 /* Collectives among the ranks of a group, as a table of functions; every function takes `self` first.
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
-               stream may read what the call received and overwrite what it sent.
+               stream may read what the call received and overwrite what it sent. Calls on several streams run one
+               after the other: the caller orders the streams with events.
    Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
                messages, is the same text on all ranks, and stays valid until the operation is done.
    Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is

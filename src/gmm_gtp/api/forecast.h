@@ -42,7 +42,8 @@ typedef struct gmm_gtp_memory {
        GMM_E_CONFIG (gradient slots of a frozen weight), GMM_E_OVERFLOW. */
 GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *memory, gmm_error *error);
 
-/* A bundle in a forecast, and its times in seconds. */
+/* A bundle in a forecast, and its times in seconds. As the element of an array its struct_size is 0, or the size that
+   this header declares. */
 typedef struct gmm_gtp_stage {
     uint32_t struct_size;
     int32_t bundle;          /* weights gathered together; 0 = 1 */

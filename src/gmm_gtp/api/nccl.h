@@ -5,14 +5,15 @@
    two communicators, all ranks issuing their calls in one order; NCCL_LAUNCH_ORDER_IMPLICIT=1 has NCCL keep that order
    on the device too. On a non-blocking communicator (ncclConfig_t.blocking 0) a call waits for NCCL at most
    timeout_ms, so that a rank that fails before the first collective is an error; a blocking one waits for ever.
-   give_up is ncclCommAbort: the ncclComm_t is invalid once poll fails. Needs GMM_WITH_NCCL and nvcc. */
+   give_up is ncclCommAbort: the ncclComm_t is invalid from then on. Needs GMM_WITH_NCCL and nvcc. */
 struct ncclComm;
 typedef struct gmm_nccl_config {
     uint32_t struct_size;
-    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc. Use it with
-                              GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3 reduce_scatter in windows was slower, and
-                              groups of it gave wrong results */
-    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it, after gmm_nccl_close */
+    int32_t windows;       /* 1: window_add registers symmetric windows, over memory of ncclMemAlloc; without effect
+                              before NCCL 2.27. Use it with GMM_GTP_REDUCE_EXCHANGE only: with NCCL 2.28.3
+                              reduce_scatter in windows was slower, and groups of it gave wrong results */
+    struct ncclComm *comm; /* the ncclComm_t; the caller destroys it after gmm_nccl_close, unless give_up was called,
+                              which has freed it */
     gmm_context *ctx;      /* of the communicator's device: its memory, its messages */
     int32_t timeout_ms;    /* 0 = 10000 */
     int32_t reserved;

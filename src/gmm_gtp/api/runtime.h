@@ -25,12 +25,15 @@
                matrix.
    g = 1       No communicator is called: views are the shards. Gradients go through the same buffers, since scale and
                accumulation are the same. TENSOR and 128X128 are transposed for backward on the caller's stream.
-   Graphs      Between capture_begin and capture_end only acquire, release, wgrad, submit and fence may be called.
-               Chains declare beforehand which bundles are captured. A graph uses the slot contents of the graph before
-               it only where that one has prefetched them; such graphs are replayed in the order of their capture.
+   Graphs      Between capture_begin and capture_end only acquire, release, prefetch, view_part, wgrad, wgrad_part,
+               submit, fence and follow may be called. Chains declare beforehand which bundles are captured. A graph
+               uses the slot contents of the graph before it only where that one has prefetched them; such graphs are
+               replayed in the order of their capture. Communication of replays and of calls outside of graphs is
+               serialized.
    Errors      Everything that can be checked is checked before anything is enqueued, and such an error leaves the state
                unchanged. After a later failure, such as one of a communicator, the object is unusable: every later call
-               returns the same status, nothing more is enqueued, and give_up of its communicators is called.
+               but fini, memory_need, statistics_of and last_error returns the same status, nothing more is enqueued,
+               and give_up of its communicators is called.
                gmm_gtp_last_error names the operation and the rank.
    Threads     One at a time. Allocates nothing itself: memory is the caller's, events are the runtime's (at bind).
    Callbacks   May call gmm_gtp_publish, nothing else. */
@@ -49,7 +52,8 @@ typedef enum gmm_gtp_pass {
 typedef struct gmm_gtp_hooks {
     void *user;
     /* The shards of these weights are about to be read for a forward: the caller publishes them now if it has not yet.
-       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. NULL = not wanted. */
+       Once per bundle and forward; for a graph from gmm_gtp_pre_replay. While another pass holds a bundle it must not
+       be published: the acquire that called this would fail. NULL = not wanted. */
     void (*need)(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count);
     /* The sum into main_grad of these weights, a whole bundle, has been enqueued: later work on `stream` reads its
        result. Once per submit; for a graph from gmm_gtp_post_replay. NULL = not wanted. */
@@ -76,12 +80,13 @@ typedef enum gmm_gtp_reduction {
 } gmm_gtp_reduction;
 
 /* The ranks among which weights are sharded, and the streams of their communication. Dense and expert weights are two
-   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators. */
+   domains with groups of different sizes. Gathers and reductions run concurrently only with two communicators: one
+   communicator is called on one stream, also by several domains. */
 typedef struct gmm_gtp_domain {
     uint32_t struct_size;
     gmm_dtype wire;             /* of reductions and gradient buffers: F32 or BF16; NONE = F32 */
     const gmm_comm *gather;     /* copied; NULL = one rank */
-    const gmm_comm *reduce;     /* copied; NULL = gather's */
+    const gmm_comm *reduce;     /* copied; NULL = gather's; reduce_stream is then gather_stream or NULL */
     gmm_stream gather_stream, reduce_stream;
     gmm_gtp_reduction reduction;
     int32_t wgrad_slots;        /* gradient buffers of one size, at most one per bundle; 0 = 2 */
@@ -98,7 +103,8 @@ typedef struct gmm_gtp_weight {
                                    plan has 0 bytes. Padding rows are zeros */
     void *scale[2];             /* its scales, COMPACT; TENSOR: one value in [ROWWISE], the same on all ranks */
     float *amax;                /* NV16: global amax, the same on all ranks; those of a bundle are contiguous, in the
-                                   order of experts. TENSOR: gmm_gtp_quantize writes it; may be NULL */
+                                   order of experts. TENSOR, not delayed: gmm_gtp_quantize writes it; views do not
+                                   contain it; may be NULL */
     void *main_grad;            /* [shard_rows, local_cols], dense; NULL = frozen, on all ranks alike */
     gmm_dtype main_grad_dtype;  /* F32 or BF16 */
     int32_t reserved;
@@ -126,8 +132,8 @@ typedef struct gmm_gtp_chain {
    host table of addresses that stays valid. `mat` is ready for gmm_linear.w, gmm_mlp.w1 or w2, or gmm_grad.mat: its
    rows are the logical ones, with padding behind them. In backward a quantized mat has only its columnwise copy, in
    mat.columnwise, which dgrad reads: gathered in formats that store one (1X128, MX32, NV16), for TENSOR and 128X128 a
-   transpose of the rowwise one. Scales and amaxes of whole tensors have the values that they had when the bundle was
-   gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
+   transpose of the rowwise one. Scales of TENSOR and amaxes of NV16 have the values that they had when the bundle
+   was gathered. In a table of several shapes mat.ld is that of the first matrix; gmm_gtp_view_part gives those of
    one shape as an operand of their own, such as the FC1 of all experts, followed by their FC2, for an MLP. */
 typedef struct gmm_gtp_view {
     uint32_t struct_size;
@@ -176,7 +182,8 @@ typedef struct gmm_gtp_statistics {
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
     int64_t gathered_bytes, reduced_bytes; /* that other ranks sent here */
-    uint64_t calls;             /* hash of all calls so far that must be the same on all ranks */
+    uint64_t calls;             /* hash of the calls so far that all ranks make alike: acquire, prefetch, submit,
+                                   publish, quantize, amax, follow, captures and replays */
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
@@ -193,8 +200,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    The weights of a bundle may be listed in any order: their expert indices must be 0 to count - 1, each once, and they
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_CONFIG, GMM_E_ALIGN, as gmm_gtp_plan;
-       GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
+       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
@@ -279,38 +286,42 @@ GMMDEF gmm_status gmm_gtp_wgrad_part(gmm_gtp *gtp, int32_t bundle, int32_t first
 /* Reduces a gradient, which work enqueued on `stream` computes, into main_grad on the reduce stream. It may be called
    at any time after the GEMM was enqueued, as with delayed weight gradients, and any number of times for a bundle.
    Collective: a rank without tokens calls it too.
-   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called), GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_ALIGN. */
+   Errors: as gmm_gtp_acquire; GMM_E_STATE (gmm_gtp_wgrad was not called; or it was, with zero or from),
+       GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream);
 
 enum { GMM_GTP_GATHERS = 1u, GMM_GTP_GRADIENTS = 2u, GMM_GTP_ALL = 3u };
 
 /* Makes `stream` wait: GMM_GTP_GATHERS for all gathers so far, so that shards may be written; GMM_GTP_GRADIENTS for all
-   submitted gradients, so that every main_grad is complete; with either for replays that gmm_gtp_post_replay has
-   reported on other streams.
+   submitted gradients, so that every main_grad is complete. Either also makes it wait for the replays that
+   gmm_gtp_post_replay has reported on other streams.
    Errors: GMM_E_ARG, GMM_E_STATE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
 
 /* Raises each value to its maximum over a domain's ranks, in the order of `stream`: for packed per-tensor amaxes, once
    a step. Other ranks that share the tensor (DP) use all_reduce_max of their own communicator.
-   Errors: as gmm_gtp_acquire. */
+   Errors: as gmm_gtp_acquire; GMM_E_ALIGN, GMM_E_CAPTURE (in a capture). */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
 /* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
    timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
-   Errors: GMM_E_COMM, GMM_E_STATE, those of the runtime. */
+   Errors: GMM_E_COMM, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
 /* Begins (on 1) or ends a dry run, to warm up before a capture: everything runs, but main_grad is not changed and no
-   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE, and releases them.
+   callback is called. Ending it while a view is held or a gradient not submitted is GMM_E_STATE.
    Errors: GMM_E_STATE, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
 
 /* Captures the following calls on `stream`, which has begun capturing; the domains' streams join the capture when they
-   are first used, and are joined back at the end. Graphs get ids from 0. Before a replay, gmm_gtp_pre_replay makes
-   `stream` wait for newly published shards and calls hooks.need for those that the graph reads; after it,
-   gmm_gtp_post_replay calls hooks.ready for its gradients.
-   Errors: GMM_E_STATE (nested; captured slots in use), GMM_E_CAPTURE (stream not capturing), GMM_E_WORKSPACE (more
-       graphs than configured), GMM_E_ARG, those of the runtime. */
+   are first used, and are joined back at the end. Graphs get ids from 0. When a capture begins or ends, and before a
+   replay, the caller holds no view of a bundle in captured chains, and has submitted its gradients. Before a replay,
+   gmm_gtp_pre_replay makes `stream` wait for newly published shards and for gathers and reductions outside of graphs,
+   and calls hooks.need for the shards that the graph reads; after it, gmm_gtp_post_replay calls hooks.ready for its
+   gradients, and later gathers and reductions wait for the replay. Neither may be left out, and no other call is made
+   between the two.
+   Errors: GMM_E_STATE (nested; a view is held, or a gradient not submitted), GMM_E_CAPTURE (stream not capturing),
+       GMM_E_WORKSPACE (more graphs than configured), GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
 GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);

@@ -182,11 +182,11 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     gmm__gtp_gather_cost cost;
     int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, slots, pass;
-    gmm_status s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
+    gmm_status s = GMM_OK;
+    const size_t common = gmm__gtp_common_size(fn, "forecast", forecast, sizeof f, &s, error);
+    if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
-    if (f.struct_size && f.struct_size != sizeof f)
-        return gmm__fail(error, GMM_E_VERSION, "%s: forecast->struct_size is %u: must be 0", fn, f.struct_size);
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
@@ -203,8 +203,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
-            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0", fn, i,
-                             x.struct_size);
+            return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0 or %zu", fn, i,
+                             x.struct_size, sizeof x);
         if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
         if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
             !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
@@ -250,7 +250,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
-    *forecast = f;
+    memcpy(forecast, &f, common);
     return GMM_OK;
 }
 

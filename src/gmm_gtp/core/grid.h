@@ -142,10 +142,13 @@ GMMDEF gmm_status gmm_grid_match(const gmm_grid *dense, const gmm_grid *expert, 
 
 GMMDEF gmm_status gmm_gtp_writes(const gmm_grid *grid, int32_t rank, uint32_t cut_axes, int32_t *writes,
                                  gmm_error *error) {
-    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u; /* unknown bits stay set, and are an error */
+    const uint32_t all = (1u << GMM_AXIS_COUNT) - 1u;
     gmm_grid_group replicas = GMM_ZERO;
     gmm_status status;
     if (!writes) return gmm__fail(error, GMM_E_NULL, "gmm_gtp_writes: writes is NULL");
+    if (cut_axes & ~all)
+        return gmm__fail(error, GMM_E_ARG, "gmm_gtp_writes: cut_axes is 0x%x: bits beyond 1u << GMM_AXIS_PP are "
+                         "unknown", cut_axes);
     status = gmm__grid_group("gmm_gtp_writes", grid, rank, cut_axes ^ all, &replicas, error);
     if (status) return status;
     *writes = replicas.index == 0;

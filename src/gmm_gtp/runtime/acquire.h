@@ -31,7 +31,7 @@ static gmm_gtp_view gmm__gtp_make_view(gmm_gtp *g, const gmm__gtp_bundle *b, int
         v.mat.scale_table = o->scaling == GMM_SCALING_NONE ? NULL : o->scales;
         v.mat.flags = (uint32_t)GMM_MAT_TABLE_ON_HOST;
     }
-    v.mat.amax = w->desc.amax;
+    v.mat.amax = o->scaling == GMM_SCALING_NV16 ? w->desc.amax : NULL;
     return v;
 }
 /* Whether the weights of a bundle from `first` on have one shape. */
@@ -108,15 +108,15 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
+    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
     b->publish_requested = pass == GMM_GTP_FORWARD ? 0 : b->publish_requested;
     gtp->stats.acquires++;
     if (!slot) {
         gtp->stats.resident++;
-        if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_READS;
+        if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_READS;
         else s = gmm__gtp_event_wait(gtp, &b->published, stream);
     } else {
         if (gmm__gtp_slot_valid(gtp, slot, bundle)) {
@@ -209,6 +209,8 @@ GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next) {
     if (next >= 0 && gtp->chains[next].captured != gtp->chains[chain].captured)
         return gmm__fail(&gtp->error, GMM_E_CAPTURE, "gmm_gtp_follow: chain %d is %scaptured, chain %d is not alike",
                          chain, gtp->chains[chain].captured ? "" : "not ", next);
+    gmm__gtp_hash(gtp, 7, chain, 0);
+    gmm__gtp_hash(gtp, 7, next, 1);
     gtp->chains[chain].next = next;
     return GMM_OK;
 }

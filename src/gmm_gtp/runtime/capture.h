@@ -2,29 +2,33 @@
 
 /* .............................................................................................. Runtime: graphs ... */
 
+/* Checks that the caller holds no view and no gradient buffer, of bundles in captured chains alone (`captured`) or of
+   all. */
+static gmm_status gmm__gtp_check_unused(gmm_gtp *g, const char *fn, int captured) {
+    int32_t i;
+    for (i = 0; i < g->bundle_count; i++) {
+        const gmm__gtp_bundle *b = &g->bundles[i];
+        const int open = b->wgrad_slot >= 0 && g->wgrad_slots[b->wgrad_slot].writer == i;
+        if ((b->acquired || open) && (b->captured || !captured))
+            return gmm__fail(&g->error, GMM_E_STATE, "%s: '%s' is %s", fn, b->name,
+                             open ? "not submitted" : "held: release it");
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on) {
     static const char fn[] = "gmm_gtp_dry_run";
-    const char *pending = NULL, *what = "";
     int32_t i;
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (s) return s;
     if (on == gtp->dry_run || on < 0 || on > 1)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: on is %d: a dry run is %s", fn, on,
                          gtp->dry_run ? "under way" : "not under way");
+    if (!on && (s = gmm__gtp_check_unused(gtp, fn, 0)) != GMM_OK) return s;
     gtp->dry_run = on;
-    for (i = 0; i < gtp->bundle_count && !on; i++) {
-        gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (b->acquired) pending = b->name, what = "still held";
-        b->acquired = 0;
-        b->publish_requested = 0; /* a dry run makes no callback */
-    }
-    for (i = 0; i < gtp->slot_count && !on; i++) gtp->slots[i].acquired = 0;
-    for (i = 0; i < gtp->wgrad_slot_count && !on; i++) {
-        if (gtp->wgrad_slots[i].writer >= 0)
-            pending = gtp->bundles[gtp->wgrad_slots[i].writer].name, what = "not submitted";
-        gtp->wgrad_slots[i].writer = -1;
-    }
-    return pending ? gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was %s", fn, pending, what) : GMM_OK;
+    for (i = 0; i < gtp->bundle_count && !on; i++)
+        gtp->bundles[i].publish_requested = 0; /* a dry run makes no callback */
+    return GMM_OK;
 }
 
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph) {
@@ -42,10 +46,8 @@ GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t
     s = gtp->runtime.is_capturing(gtp->runtime.self, stream, &capturing);
     if (s) return gmm__gtp_fail(gtp, fn, "stream", s);
     if (!capturing) return gmm__fail(&gtp->error, GMM_E_CAPTURE, "%s: the stream is not capturing", fn);
-    for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].acquired && gtp->slots[i].graph == 0)
-            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held since before the capture", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, gtp->graph_count, 0);
     gtp->graph = ++gtp->graph_count;
     gtp->graph_stream = stream;
     for (i = 0; i < gtp->bundle_count; i++)
@@ -64,12 +66,29 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream) {
     if (s) return s;
     if (!gtp->graph || gtp->graph_stream != stream)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: no capture began on this stream", fn);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, gtp->graph - 1, 1);
     for (i = 0; i < gtp->domain_count; i++)
         for (k = 0; k < 2 && !s; k++) s = gmm__gtp_join_stream(gtp, &gtp->domains[i], k, stream);
     for (i = 0; i < gtp->bundle_count; i++)
         if (gtp->bundles[i].captured) gtp->bundles[i].publish_requested = 0;
     gtp->graph = 0;
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
+}
+
+/* Makes `stream`, on which a graph is replayed, wait for the work of a domain's stream: the replay uses the same
+   communicator, stage and receive buffer on a stream of its own. Roles that have a communicator in common have one
+   stream. */
+static gmm_status gmm__gtp_hand_over(gmm_gtp *g, int32_t domain, int role, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < 2 * g->domain_count && !s; i++) {
+        gmm__gtp_domain *d = &g->domains[i / 2];
+        if (gmm__gtp_stream(d, i % 2) != gmm__gtp_stream(&g->domains[domain], role)) continue;
+        s = gmm__gtp_join_stream(g, d, i % 2, stream);
+        d->used[i % 2] = 0;
+    }
+    return s;
 }
 
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream) {
@@ -79,19 +98,20 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     if (s) return s;
     if (graph < 0 || graph >= gtp->graph_count)
         return gmm__fail(&gtp->error, GMM_E_ARG, "%s: graph %d: there are %d", fn, graph, gtp->graph_count);
-    for (i = 0; i < gtp->slot_count; i++)
-        if (gtp->slots[i].captured && gtp->slots[i].graph == 0 && gtp->slots[i].acquired)
-            return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' is held, and graph %d may write its slot", fn,
-                             gtp->bundles[gtp->slots[i].bundle].name, graph);
+    if ((s = gmm__gtp_check_unused(gtp, fn, 1)) != GMM_OK) return s;
+    gmm__gtp_hash(gtp, 8, graph, 2);
     for (i = 0; i < gtp->slot_count; i++) /* the replay may overwrite weights that were gathered outside of graphs */
         if (gtp->slots[i].captured && gtp->slots[i].graph == 0) gtp->slots[i].bundle = -1;
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
-        const int use = gtp->graph_usage[graph * gtp->bundle_count + i];
+        const int use = *gmm__gtp_graph_usage(gtp, graph, i);
         if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
+        if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
+        if (!s && use & GMM__GRAPH_REDUCES) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_REDUCE, stream);
     }
+    if (!s) s = gmm__gtp_fence_replays(gtp, stream);
     gtp->graph_watch[graph].end = NULL;
     if (!s) s = gtp->runtime.event_record(gtp->runtime.self, gtp->graph_watch[graph].begin, stream, 0);
     return s ? gmm__gtp_fail(gtp, fn, "graph", s) : GMM_OK;
@@ -114,7 +134,7 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].stream = stream;
     for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
-        if (!(gtp->graph_usage[graph * gtp->bundle_count + i] & GMM__GRAPH_REDUCES)) continue;
+        if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;

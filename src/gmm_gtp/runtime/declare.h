@@ -116,6 +116,19 @@ static int gmm__gtp_comm_complete(const gmm_comm *c) {
            !c->window_add == !c->window_remove && c->poll && c->give_up;
 }
 
+/* Whether a communicator of the domain would be called on several streams, which nothing orders: by its two roles, or
+   by it and a domain before it. */
+static int gmm__gtp_several_streams(const gmm_gtp *g, const gmm__gtp_domain *d) {
+    const gmm__gtp_domain *x;
+    int k;
+    for (x = g->domains; x <= d && d->size > 1; x++)
+        for (k = 0; k < 4; k++) {
+            const gmm_comm *c = k / 2 ? &x->reduce : &x->gather, *own = k % 2 ? &d->reduce : &d->gather;
+            if (x->size > 1 && c->self == own->self && gmm__gtp_stream(x, k / 2) != gmm__gtp_stream(d, k % 2)) return 1;
+        }
+    return 0;
+}
+
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id) {
     static const char fn[] = "gmm_gtp_add_domain";
     gmm__gtp_domain *d;
@@ -161,7 +174,11 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
     if (desc.reduction == GMM_GTP_REDUCE_EXCHANGE && d->size > GMM__MAX_EXCHANGE_RANKS)
         return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: reduction by exchange among %d ranks: must be at most %d", fn,
                          d->size, (int)GMM__MAX_EXCHANGE_RANKS);
+    if (d->size > 1 && !desc.reduce && !desc.reduce_stream) desc.reduce_stream = desc.gather_stream;
     d->desc = desc;
+    if (gmm__gtp_several_streams(gtp, d))
+        return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: a communicator would be called on several streams: give "
+                         "gather_stream and reduce_stream one stream, or communicators of their own", fn);
     *id = gtp->domain_count++;
     return GMM_OK;
 }

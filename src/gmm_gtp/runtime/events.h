@@ -79,14 +79,25 @@ static gmm_status gmm__gtp_event_wait(gmm_gtp *g, gmm__gtp_event *m, gmm_stream 
                                   g->graph ? (uint32_t)GMM_EVENT_EXTERNAL : 0u);
 }
 
-enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
-static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
-    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+/* Makes `stream` wait for the ends of replays on other streams. */
+static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
+    gmm_status s = GMM_OK;
+    int32_t i;
+    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
+        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
+            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
+    return s;
 }
-/* Prepares a stream of the domain for work: in a capture, it first makes the stream join the capture. */
+
+/* Prepares a stream of the domain for work: it first makes the stream join the capture, or outside of captures wait for
+   the replays so far. */
 static gmm_status gmm__gtp_prepare_stream(gmm_gtp *g, gmm__gtp_domain *d, int role) {
-    d->used[role] = 1;
-    if (!g->graph || d->joined_graph[role] == g->graph) return GMM_OK;
+    const int32_t used = d->used[role];
+    if (!g->graph) {
+        d->used[role] = 1;
+        return used ? GMM_OK : gmm__gtp_fence_replays(g, gmm__gtp_stream(d, role));
+    }
+    if (d->joined_graph[role] == g->graph) return GMM_OK;
     d->joined_graph[role] = g->graph;
     return g->runtime.stream_wait(g->runtime.self, gmm__gtp_stream(d, role), g->graph_begin, 0);
 }

@@ -3,19 +3,9 @@
 /* Makes `stream` wait for the work of a domain's stream; in a capture, for its captured work. */
 static gmm_status gmm__gtp_join_stream(gmm_gtp *g, gmm__gtp_domain *d, int role, gmm_stream stream) {
     gmm_status s;
-    if (!d->used[role] || (g->graph && d->joined_graph[role] != g->graph)) return GMM_OK;
+    if (g->graph ? d->joined_graph[role] != g->graph : !d->used[role]) return GMM_OK;
     s = g->runtime.event_record(g->runtime.self, d->join[role], gmm__gtp_stream(d, role), 0);
     return s ? s : g->runtime.stream_wait(g->runtime.self, stream, d->join[role], 0);
-}
-
-/* Makes `stream` wait for the ends of replays on other streams. */
-static gmm_status gmm__gtp_fence_replays(gmm_gtp *g, gmm_stream stream) {
-    gmm_status s = GMM_OK;
-    int32_t i;
-    for (i = 0; i < g->graph_count && !s && !g->graph; i++)
-        if (g->graph_watch[i].replayed && g->graph_watch[i].stream != stream)
-            s = g->runtime.stream_wait(g->runtime.self, stream, g->graph_end[i], 0);
-    return s;
 }
 
 /* Makes `stream` wait for all reads of shards, so that it may write them. */

@@ -9,12 +9,17 @@ static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* How a graph uses a bundle (GMM__GRAPH_*). */
+static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bundle) {
+    return &g->graph_usage[(size_t)graph * (size_t)g->bundle_count + (size_t)bundle];
+}
+
 /* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
    gmm_gtp_pre_replay has to. */
 static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
     if (b->publish_requested) return;
     b->publish_requested = 1;
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + (b - g->bundles)] |= GMM__GRAPH_NEEDS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, (int32_t)(b - g->bundles)) |= GMM__GRAPH_NEEDS;
     else if (g->config.hooks.need && !g->dry_run) {
         g->in_callback = 1;
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
@@ -199,7 +204,7 @@ static gmm_status gmm__gtp_gather_begin(gmm_gtp *g, int32_t bundle, gmm_gtp_pass
         x->row = &g->slots[b->slot[GMM_GTP_FORWARD]];
     x->staged = sharded && !x->row &&
                 (x->transpose || first->layout[x->dir][0].staged || first->layout[x->dir][1].staged);
-    if (g->graph) g->graph_usage[(g->graph - 1) * g->bundle_count + bundle] |= GMM__GRAPH_READS;
+    if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, bundle) |= GMM__GRAPH_READS;
     else s = gmm__gtp_event_wait(g, &b->published, stream);
     if (!s) s = gmm__gtp_event_wait(g, &slot->last_use, stream);
     if (!s && slot->ready.graph != g->graph) s = gmm__gtp_event_wait(g, &slot->ready, stream);

@@ -19,6 +19,7 @@ static gmm_status gmm__gtp_record_publish(gmm_gtp *g, const int32_t *weights, in
         gmm__gtp_bundle *b = &g->bundles[g->weights[weights[i]].bundle];
         for (k = 0; k < i && g->weights[weights[k]].bundle != g->weights[weights[i]].bundle; k++) { }
         if (k < i) continue; /* once per bundle */
+        gmm__gtp_hash(g, 6, (int32_t)(b - g->bundles), 0);
         /* other weights of the bundle may have been published on other streams */
         if (b->published.recorded) s = gmm__gtp_event_wait(g, &b->published, stream);
         if (!s) s = gmm__gtp_event_record(g, &b->published, stream);

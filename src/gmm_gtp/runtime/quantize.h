@@ -24,8 +24,8 @@ static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm
         if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
         if (!s) g->collective = NULL;
+        if (!s && !k) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, c, "all_reduce_max", "amax");
     }
-    if (!s) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, &d->gather, "all_reduce_max", "amax");
     return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);
 }
 
@@ -103,9 +103,6 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
     if (((uintptr_t)q->scale | (uintptr_t)q->amax) % sizeof(float))
         return gmm__fail(&g->error, GMM_E_ALIGN, "%s: scale %p and amax %p must be aligned to 4 bytes", fn,
                          (const void *)q->scale, (void *)q->amax);
-    if (q->also && q->also->struct_size && q->also->struct_size != sizeof *q->also)
-        return gmm__fail(&g->error, GMM_E_VERSION, "%s: also->struct_size is %u: must be 0 or %u", fn,
-                         q->also->struct_size, (unsigned)sizeof *q->also);
     if (q->also && (!q->also->group_begin || !q->also->group_end || !q->also->all_reduce_max))
         return gmm__fail(&g->error, GMM_E_NULL, "%s: also->%s is NULL: group_begin, group_end and all_reduce_max are "
                          "needed", fn, !q->also->group_begin ? "group_begin" : !q->also->group_end ? "group_end"
@@ -129,10 +126,13 @@ static gmm_status gmm__gtp_check_cast(gmm_gtp *g, const char *fn, const int32_t 
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream) {
     static const char fn[] = "gmm_gtp_quantize";
-    gmm_gtp_quantization q;
+    gmm_gtp_quantization q = GMM_ZERO;
+    gmm_comm also;
     int32_t i, k, n, pass;
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     if (!s) s = gmm__gtp_read(fn, "quantization", quantization, &q, sizeof q, &gtp->error);
+    if (!s && q.also) s = gmm__gtp_read(fn, "quantization->also", q.also, &also, sizeof also, &gtp->error);
+    if (q.also) q.also = &also;
     if (!s) s = gmm__gtp_check_weights(gtp, fn, weights, count);
     if (!s) s = gmm__gtp_check_cast(gtp, fn, weights, count, &q);
     if (s) return s;

@@ -15,7 +15,6 @@ static gmm_gtp_view gmm__gtp_view_wgrad(gmm_gtp *g, const gmm__gtp_bundle *b, in
         o.group_stride = (int64_t)(gmm__gtp_member(g, b, first + 1)->grad_offset -
                                    gmm__gtp_member(g, b, first)->grad_offset) * 8 / gmm_dtype_bits(wire);
     v = gmm__gtp_make_view(g, b, first, count, &o);
-    v.mat.amax = NULL;
     v.slot = b->wgrad_slot;
     v.leave = gmm__gtp_reserved_processors(g, b, GMM_GTP_BACKWARD);
     return v;
@@ -38,9 +37,8 @@ GMMDEF gmm_status gmm_gtp_wgrad(gmm_gtp *gtp, int32_t bundle, gmm_stream stream,
     if (slot->writer == bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' has a buffer already: submit it first", fn, b->name);
     if (slot->writer >= 0)
-        return gmm__fail(&gtp->error, gtp->graph ? GMM_E_CAPTURE : GMM_E_STATE, "%s: '%s': its buffer is that of '%s', "
-                         "which is not submitted: raise gmm_gtp_domain.wgrad_slots", fn, b->name,
-                         gtp->bundles[slot->writer].name);
+        return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its buffer is that of '%s', which is not submitted: "
+                         "raise gmm_gtp_domain.wgrad_slots", fn, b->name, gtp->bundles[slot->writer].name);
     wire = gtp->domains[b->domain].desc.wire;
     s = gmm__gtp_event_wait(gtp, &slot->last_use, stream);
     for (i = 0; i < b->count && !s; i++) {
@@ -88,6 +86,42 @@ static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream strea
     t.d.src = &t.src;
     t.d.dst = &t.dst;
     return gmm_convert(t.ctx, &t.d, NULL, 0, stream);
+}
+
+/* Checks a gradient of the caller. */
+static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm__gtp_bundle *b, const gmm_mat *source) {
+    int32_t i;
+    if ((source->dtype != GMM_F32 && source->dtype != GMM_BF16 && source->dtype != GMM_F16) || source->scaling)
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
+                         gmm_dtype_name(source->dtype));
+    if (!source->data == !source->table)
+        return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
+                         source->data ? "data and a table" : "neither data nor a table");
+    for (i = 0; i < b->count; i++) {
+        const gmm_shard_plan *p = &gmm__gtp_member(g, b, i)->plan;
+        const int64_t ld = source->ld ? source->ld : p->local_cols;
+        const int packed = source->data && b->count > 1;
+        const int64_t stride = packed ? source->group_stride : 0;
+        void *const data = source->table ? source->table[i] : source->data;
+        int64_t matrix, elements, bytes;
+        if (!data) return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
+        if (ld < p->local_cols || (packed && !b->uniform))
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed with "
+                             "different shapes", fn, b->name, (long long)ld, (long long)p->local_cols);
+        if (!gmm__mul(p->local_rows, ld, &matrix) ||
+            !gmm__mul(packed ? b->count : 1, stride > matrix ? stride : matrix, &elements) ||
+            !gmm__mul(elements, 8, &bytes))
+            return gmm__fail(&g->error, GMM_E_OVERFLOW, "%s: '%s': from: %d matrices of %lld rows, ld %lld, "
+                             "group_stride %lld do not fit 64 bits", fn, b->name, b->count, (long long)p->local_rows,
+                             (long long)ld, (long long)stride);
+        if (stride && stride < (p->local_rows - 1) * ld + p->local_cols)
+            return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix", fn,
+                             b->name, (long long)stride);
+        if ((uintptr_t)data % (uintptr_t)(gmm_dtype_bits(source->dtype) / 8))
+            return gmm__fail(&g->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
+                             b->name, data, gmm_dtype_name(source->dtype));
+    }
+    return GMM_OK;
 }
 
 /* Copies the gradient of a bundle into its buffer; NULL = zeros. */
@@ -229,7 +263,6 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     gmm__gtp_bundle *b;
     gmm__gtp_domain *d;
     gmm__wgrad_slot *slot;
-    int32_t i;
     gmm_status s = gmm__gtp_check_bundle(gtp, fn, bundle);
     if (!s) s = gmm__gtp_read(fn, "gradient", gradient, &in, sizeof in, &gtp->error);
     if (!s && in.from) s = gmm__gtp_read(fn, "gradient->from", in.from, &source, sizeof source, &gtp->error);
@@ -247,30 +280,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
                              fn, b->name, gtp->bundles[slot->writer].name);
     } else if (slot->writer != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': no buffer was asked for", fn, b->name);
-    if (in.from) {
-        if ((source.dtype != GMM_F32 && source.dtype != GMM_BF16 && source.dtype != GMM_F16) || source.scaling)
-            return gmm__fail(&gtp->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                             gmm_dtype_name(source.dtype));
-        if (!source.data == !source.table)
-            return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
-                             source.data ? "data and a table" : "neither data nor a table");
-        for (i = 0; i < b->count; i++) {
-            const gmm_shard_plan *p = &gmm__gtp_member(gtp, b, i)->plan;
-            if (source.table && !source.table[i])
-                return gmm__fail(&gtp->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-            if ((source.ld && source.ld < p->local_cols) || (source.data && b->count > 1 && !b->uniform))
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed "
-                                 "with different shapes", fn, b->name, (long long)source.ld, (long long)p->local_cols);
-            if (source.data && b->count > 1 && source.group_stride &&
-                source.group_stride < (p->local_rows - 1) * (source.ld ? source.ld : p->local_cols) + p->local_cols)
-                return gmm__fail(&gtp->error, GMM_E_STRIDE, "%s: '%s': from: group_stride %lld is less than a matrix",
-                                 fn, b->name, (long long)source.group_stride);
-            if ((uintptr_t)(source.table ? source.table[i] : source.data) %
-                (uintptr_t)(gmm_dtype_bits(source.dtype) / 8))
-                return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: '%s': from: %p is not aligned to its %s elements", fn,
-                                 b->name, source.table ? source.table[i] : source.data, gmm_dtype_name(source.dtype));
-        }
-    }
+    if (in.from && (s = gmm__gtp_check_gradient(gtp, fn, b, &source)) != GMM_OK) return s;
     gmm__gtp_hash(gtp, 3, bundle, (int)in.add);
     gtp->stats.submits++;
     if (in.zero || in.from) {
@@ -286,7 +296,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
     if (!s && d->desc.synchronous) s = gmm__gtp_event_wait(gtp, &b->done, stream);
     if (s) return gmm__gtp_fail(gtp, fn, b->name, s);
     if (gtp->dry_run) return GMM_OK;
-    if (gtp->graph) gtp->graph_usage[(gtp->graph - 1) * gtp->bundle_count + bundle] |= GMM__GRAPH_REDUCES;
+    if (gtp->graph) *gmm__gtp_graph_usage(gtp, gtp->graph - 1, bundle) |= GMM__GRAPH_REDUCES;
     else if (gtp->config.hooks.ready) {
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);

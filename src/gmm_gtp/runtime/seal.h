@@ -243,7 +243,8 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
         d->gather_bytes += gmm__round256((size_t)n * sizeof(float));
         d->cast_offset = d->gather_bytes;
         d->gather_bytes += gmm__round256(d->cast_bytes);
-        /* one receive buffer suffices, since reductions run one after the other on the reduce stream */
+        /* one receive buffer suffices, since reductions run one after the other: on the reduce stream, or in replays,
+           which wait for that stream, as it does for them */
         d->recv_offset = d->reduce_bytes;
         if (d->size > 1 && d->desc.reduction == GMM_GTP_REDUCE_EXCHANGE) d->reduce_bytes += gmm__round256(max_bytes);
         d->workspace_offset = d->reduce_bytes;

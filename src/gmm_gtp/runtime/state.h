@@ -126,7 +126,8 @@ typedef struct gmm__gtp_domain {
     gmm_comm gather, reduce;     /* with one rank no function of theirs is called */
     int32_t size, rank, bound;
     int32_t joined_graph[2];     /* the last capture that the stream joined, counted from 1 */
-    int32_t used[2];             /* 1: the stream was given work, so that a fence has to wait for it */
+    int32_t used[2];             /* 1: the stream was given work outside of captures since the last replay that uses it,
+                                    so that fences and replays have to wait for it */
     size_t gather_bytes, reduce_bytes, recv_offset, workspace_offset, workspace_bytes;
     size_t stage_offset[2], stage_bytes[2];
     gmm__gtp_event staged[2];    /* the last gather that used the stage is done; the next one waits for that */
@@ -139,6 +140,11 @@ typedef struct gmm__gtp_domain {
     gmm_event watch_end[2][GMM__MAX_WATCHES];
     uint32_t oldest[2], next[2]; /* of the rings: counters that are taken modulo the ring's size */
 } gmm__gtp_domain;
+
+enum { GMM__GTP_GATHER, GMM__GTP_REDUCE };
+static gmm_stream gmm__gtp_stream(const gmm__gtp_domain *d, int role) {
+    return role == GMM__GTP_GATHER ? d->desc.gather_stream : d->desc.reduce_stream;
+}
 
 /* How a graph uses a bundle: it needs newly published shards (hooks.need), reads shards, reduces gradients. */
 enum { GMM__GRAPH_NEEDS = 1, GMM__GRAPH_READS = 2, GMM__GRAPH_REDUCES = 4 };

@@ -124,7 +124,7 @@ static gmm_status gmm__gtp_read_side(gmm__gtp_planner *p, const gmm_shard *shard
     gmm_status status = gmm__gtp_plan_shard(p->fn, shard, &side->shard, &side->plan, &error);
     if (status) {
         const size_t skip = strlen(p->fn) + 2; /* gmm__gtp_ckpt_fail writes the name again */
-        if (stored >= 0) (void)snprintf(owner, sizeof owner, "stored[%d].", (int)stored);
+        if (stored >= 0) (void)snprintf(owner, sizeof owner, "stored[%d].", stored);
         return gmm__gtp_ckpt_fail(p, status, GMM_CKPT_ARGUMENT, "%s%.300s", owner,
                                   strlen(error.text) > skip ? error.text + skip : "");
     }

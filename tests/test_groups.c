@@ -414,9 +414,11 @@ static void offsets_op(int arg) {
     }
     if (T.gpu && T.engine != GMM_ENGINE_AUTO) { /* any engine computes them, whatever the context demands of products */
         gmm_config config = T.config;
+        gmm_context *other;
         config.engine = GMM_ENGINE_CUBLASLT;
+        other = t_context(&config);
         t_poison(out, 0xFF, sizeof got);
-        T_OK(gmm_offsets(t_context(&config), &groups, out, T.stream));
+        T_OK(gmm_offsets(other, &groups, out, T.stream));
         t_same("offsets of another context", t_get(out, sizeof got), got, sizeof got);
     }
     groups.fault = NULL;

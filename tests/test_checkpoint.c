@@ -242,6 +242,7 @@ static void expect_tensor(plan_run *m, const char *name, const int64_t *shape, c
 #define expect_tensor(...) T_CALL(expect_tensor, __VA_ARGS__)
 #define EXPECT_TENSOR(m, name, shape, ...) expect_tensor(m, name, shape, __VA_ARGS__, (const char *)NULL)
 
+/* One weight or bias per expert becomes a stack, and a stack one per expert, under either parity. */
 static void hook(int number) {
     gmm_ckpt_table *t = table_new();
     gmm_ckpt_part part = GMM_ZERO;
@@ -293,7 +294,7 @@ static void hook(int number) {
             EXPECT_TENSOR(&m, "layer.bias0", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 0);
             EXPECT_TENSOR(&m, "layer.bias1", parity ? SHAPE(2) : SHAPE(4), "layer.bias", 1);
             break;
-        case 5:
+        default: /* 5 */
             l = linear_of(NULL, 2, 4, 0, 1, 0);
             for (int i = 0; i < 4; i++)
                 add(t, (const char *[]){"layer.weight0", "layer.weight1", "layer.bias0", "layer.bias1"}[i], GMM_BF16,
@@ -305,64 +306,65 @@ static void hook(int number) {
             EXPECT_TENSOR(&m, "layer.bias0", SHAPE(4), "layer.bias0", -1);
             EXPECT_TENSOR(&m, "layer.bias1", SHAPE(4), "layer.bias1", -1);
             break;
-        case 6:
-            for (int grouped = 0; grouped < 2; grouped++) {
-                l = linear_of(NULL, 2, 4, 0, grouped, 0);
-                gmm_ckpt_table_destroy(t);
-                part.table = t = table_new();
-                add(t, "layer.weight", GMM_BF16, SHAPE(2, 4), NULL);
-                add(t, "layer.weight0", GMM_BF16, SHAPE(4), NULL);
-                if (!parity) {
-                    refused(t, "layer.", &l, GMM_CKPT_BOTH_LAYOUTS, "layer.weight");
-                    continue;
-                }
-                m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
-                m.parts = &part;
-                MUST(count(m.targets) == 2);
-                EXPECT_TENSOR(&m, "layer.weight", SHAPE(2, 4), "layer.weight", -1);
-                EXPECT_TENSOR(&m, "layer.weight0", SHAPE(4), "layer.weight0", -1);
-                if (!grouped) gmm_ckpt_plan_destroy(m.plan);
-            }
-            if (!parity) continue;
-            break;
-        case 7:
-            add(t, "layer.weight0", GMM_BF16, SHAPE(3), NULL);
-            add(t, "layer.weight2", GMM_BF16, SHAPE(3), NULL);
-            if (!parity) {
-                refused(t, "layer.", &l, GMM_CKPT_MISSING_INDEX, "layer.weight1");
-                continue;
-            }
-            m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
-            m.parts = &part;
-            MUST(count(m.targets) == 2 && gmm_ckpt_table_find(m.targets, "layer.weight") < 0);
-            EXPECT_TENSOR(&m, "layer.weight0", SHAPE(3), "layer.weight0", -1);
-            EXPECT_TENSOR(&m, "layer.weight2", SHAPE(3), "layer.weight2", -1);
-            break;
-        default: { /* 8: stacked, then split again */
-            plan_run first;
-            gmm_ckpt_table *stacked = table_new();
-            gmm_ckpt_part back = GMM_ZERO;
-            l = linear_of(NULL, 2, 3, 5, 1, 0);
-            add(t, "layer.weight0", GMM_BF16, SHAPE(3, 5), NULL);
-            add(t, "layer.weight1", GMM_BF16, SHAPE(3, 5), NULL);
-            first = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
-            first.parts = &part;
-            add(stacked, "layer.weight", GMM_BF16, SHAPE(2, 3, 5), target_bytes(&first, "layer.weight"));
-            back.table = stacked;
-            l.grouped_weight = 0;
-            m = normalize(stacked, "layer.", &l, 1, (gmm_ckpt_parity)parity);
-            m.parts = &back;
-            MUST(count(m.targets) == 2);
-            t_same("weight0", target_bytes(&m, "layer.weight0"), source_bytes(t, "layer.weight0"), 30);
-            t_same("weight1", target_bytes(&m, "layer.weight1"), source_bytes(t, "layer.weight1"), 30);
-            gmm_ckpt_plan_destroy(first.plan);
-            gmm_ckpt_plan_destroy(m.plan);
-            gmm_ckpt_table_destroy(stacked);
-            continue;
-        }
         }
         gmm_ckpt_plan_destroy(m.plan);
     }
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Keys that fit neither layout: GMM_CKPT_SAFE refuses them, GMM_CKPT_UPSTREAM copies them. */
+static const struct {
+    const char *name;
+    int32_t experts, out, grouped, stacked; /* stacked: the first key is that of a stack */
+    const char *keys[2];
+    gmm_ckpt_reason reason;
+    const char *named;
+} neither[] = {
+    {"a missing expert", 3, 3, 1, 0, {"layer.weight0", "layer.weight2"}, GMM_CKPT_MISSING_INDEX, "layer.weight1"},
+    {"both layouts", 2, 4, 0, 1, {"layer.weight", "layer.weight0"}, GMM_CKPT_BOTH_LAYOUTS, "layer.weight"},
+    {"both layouts, stacked", 2, 4, 1, 1, {"layer.weight", "layer.weight0"}, GMM_CKPT_BOTH_LAYOUTS, "layer.weight"},
+};
+static void hook_of_neither(int i) {
+    const gmm_ckpt_linear l = linear_of(NULL, neither[i].experts, neither[i].out, 0, neither[i].grouped, 0);
+    const char *const *const k = neither[i].keys;
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_part part = GMM_ZERO;
+    plan_run m;
+    part.table = t;
+    add(t, k[0], GMM_BF16, neither[i].stacked ? SHAPE(2, 4) : SHAPE(neither[i].out), NULL);
+    add(t, k[1], GMM_BF16, SHAPE(neither[i].out), NULL);
+    refused(t, "layer.", &l, neither[i].reason, neither[i].named);
+    m = normalize(t, "layer.", &l, 1, GMM_CKPT_UPSTREAM);
+    m.parts = &part;
+    MUST(count(m.targets) == 2);
+    EXPECT_TENSOR(&m, k[0], neither[i].stacked ? SHAPE(2, 4) : SHAPE(neither[i].out), k[0], -1);
+    EXPECT_TENSOR(&m, k[1], SHAPE(neither[i].out), k[1], -1);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* What was stacked is split again into the same bytes. */
+static void hook_and_back(int parity) {
+    gmm_ckpt_table *t = table_new(), *stacked = table_new();
+    gmm_ckpt_part part = GMM_ZERO, back = GMM_ZERO;
+    gmm_ckpt_linear l = linear_of(NULL, 2, 3, 5, 1, 0);
+    plan_run first, m;
+    part.table = t;
+    add(t, "layer.weight0", GMM_BF16, SHAPE(3, 5), NULL);
+    add(t, "layer.weight1", GMM_BF16, SHAPE(3, 5), NULL);
+    first = normalize(t, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+    first.parts = &part;
+    add(stacked, "layer.weight", GMM_BF16, SHAPE(2, 3, 5), target_bytes(&first, "layer.weight"));
+    back.table = stacked;
+    l.grouped_weight = 0;
+    m = normalize(stacked, "layer.", &l, 1, (gmm_ckpt_parity)parity);
+    m.parts = &back;
+    MUST(count(m.targets) == 2);
+    t_same("weight0", target_bytes(&m, "layer.weight0"), source_bytes(t, "layer.weight0"), 30);
+    t_same("weight1", target_bytes(&m, "layer.weight1"), source_bytes(t, "layer.weight1"), 30);
+    gmm_ckpt_plan_destroy(first.plan);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(stacked);
     gmm_ckpt_table_destroy(t);
 }
 
@@ -3498,7 +3500,11 @@ void tests_checkpoint(void) {
     t_add_host(legacy_shapes, 1, "checkpoint legacy weight2 [E, F, H] is read");
     t_add_host(upstream_chains, 0, "checkpoint upstream modules meet keys of one another");
     t_add_host(true_reasons, 0, "checkpoint reasons that are true");
-    for (int i = 1; i <= 8; i++) t_add_host(hook, i, "checkpoint load hook %d", i);
+    for (int i = 1; i <= 5; i++) t_add_host(hook, i, "checkpoint load hook %d", i);
+    for (int i = 0; i < T_COUNT(neither); i++)
+        t_add_host(hook_of_neither, i, "checkpoint load hook, %s", neither[i].name);
+    t_add_host(hook_and_back, GMM_CKPT_SAFE, "checkpoint load hook, stacked and split again");
+    t_add_host(hook_and_back, GMM_CKPT_UPSTREAM, "checkpoint load hook, stacked and split again, upstream");
     for (int i = 0; i < T_COUNT(map_cases); i++)
         t_add_host(map, i, "checkpoint map %s", map_cases[i].name);
     t_add_host(map_bytes, 0, "checkpoint map leaves other modules alone, bytes, safe");

@@ -446,24 +446,125 @@ static void import_floats(int arg) {
 
 /* ------------------------------------------------------------------------------------------ Through the runtime --- */
 
+/* A rank with one weight, "fc1", cut among all ranks. */
+typedef struct weight_rank {
+    gmm_context *ctx;
+    gmm_runtime rt;
+    gmm_stream stream;
+    gmm_gtp *gtp;
+    gmm_gtp_view view, grad;
+    gmm_shard desc;
+    gmm_shard_plan plan;
+    uint16_t *shard;
+} weight_rank;
+
+#define GTP(r, call) T_OK_TEXT(call, gmm_gtp_last_error((r)->gtp))
+
+/* Declares and binds the weight. Its shard is zeros until one is loaded. */
+static void declare_weight(weight_rank *r, gmm_ranks *ranks, int rank, const gmm_comm *comm) {
+    gmm_gtp_config config = GMM_ZERO;
+    gmm_gtp_domain domain = GMM_ZERO;
+    gmm_gtp_weight w = GMM_ZERO;
+    gmm_gtp_need need = GMM_ZERO;
+    gmm_config one = GMM_ZERO;
+    gmm_error e = GMM_ZERO;
+    char *block;
+    int32_t id;
+    size_t bytes;
+    one.threads = 1;
+    T_OK_TEXT(gmm_create(&r->ctx, &one, &e), e.text);
+    T_OK_TEXT(gmm_ranks_runtime(ranks, rank, &r->rt), "");
+    T_OK_TEXT(r->rt.stream_create(r->rt.self, 0, &r->stream), "");
+    T_OK_TEXT(r->rt.stream_create(r->rt.self, 0, &domain.gather_stream), "");
+    domain.reduce_stream = domain.gather_stream;
+    domain.gather = comm;
+    config.weights = config.bundles = 1;
+    config.ctx = r->ctx;
+    config.runtime = &r->rt;
+    T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
+    T_OK_TEXT(gmm_gtp_init(t_alloc_aligned(bytes, 256), bytes, &config, &r->gtp, &e), e.text);
+    GTP(r, gmm_gtp_add_domain(r->gtp, &domain, &id));
+    r->shard = (uint16_t *)t_host((size_t)r->plan.shard_data_bytes[0]);
+    w.name = "fc1";
+    w.shard = &r->desc;
+    w.data[0] = r->shard;
+    w.main_grad = t_host((size_t)(r->plan.shard_rows * r->plan.local_cols) * 4);
+    w.main_grad_dtype = GMM_F32;
+    GTP(r, gmm_gtp_add_weight(r->gtp, &w, &id));
+    GTP(r, gmm_gtp_add_bundle(r->gtp, 0, &id, 1, "fc1", &id));
+    GTP(r, gmm_gtp_seal(r->gtp));
+    T_OK_TEXT(gmm_gtp_memory_need(r->gtp, 0, &need), "");
+    block = (char *)t_alloc_aligned(need.gather_bytes + need.reduce_bytes + 512, 256);
+    GTP(r, gmm_gtp_bind(r->gtp, 0, need.gather_bytes ? block : NULL, need.gather_bytes,
+                        block + up((int64_t)need.gather_bytes, 256), need.reduce_bytes));
+}
+
+/* Loads the shard from the file of an earlier export, or without one from shards of 4 ranks of TP 2; publishes it. */
+static void load_shard(weight_rank *r, const kind *k, char *file) {
+    gmm_shard shards[MOST], whole = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, 1, 0);
+    gmm_gtp_stored stored[MOST], one = GMM_ZERO;
+    gmm_gtp_item item = GMM_ZERO;
+    table_set *b = table_set_open(0);
+    const int32_t weight = 0;
+    gmm_ckpt_plan *plan;
+    item.name = "fc1";
+    item.shard = &r->desc;
+    item.stored_count = file ? 1 : hold_all(b, k, GMM_BF16, 2, 2, 99, shards, stored);
+    item.stored = file ? &one : stored;
+    one.shard = &whole;
+    one.scale = -1;
+    if (file) one.data = table_set_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
+    plan = plan_make(0, b, &item, 1);
+    memset(r->shard, 0xA5, (size_t)r->plan.shard_data_bytes[0]);
+    memcpy(r->shard, plan_apply(plan, NULL), (size_t)r->plan.shard_data_bytes[0]);
+    GTP(r, gmm_gtp_publish(r->gtp, &weight, 1, r->stream));
+}
+
+/* Adds the shard to a file, or begins one. */
+static char *export_shard(const weight_rank *r, char *file) {
+    gmm_gtp_stored stored = GMM_ZERO;
+    gmm_gtp_item item = GMM_ZERO;
+    table_set *b = table_set_open(1);
+    stored.shard = &r->desc;
+    stored.data = table_set_add(b, "mine", GMM_BF16, r->plan.shard_rows, r->plan.local_cols, r->shard);
+    stored.scale = -1;
+    item.name = "fc1";
+    item.shard = &r->desc;
+    item.stored = &stored;
+    item.stored_count = 1;
+    return plan_apply(plan_make(1, b, &item, 1), file);
+}
+
+/* The gathered weight and the file have the expected values; then the step ends. */
+static void end_step(weight_rank *r, const kind *k, const char *file, int64_t version) {
+    const uint16_t *w = (const uint16_t *)r->view.mat.data;
+    gmm_gtp_gradient none = GMM_ZERO;
+    for (int64_t at = 0; at < k->rows * k->cols; at++) {
+        T_CHECK(gmm_bf16_to_f32(w[at]) == value_at(k, at / k->cols, at % k->cols), "version %lld element %lld",
+                (long long)version, (long long)at);
+        T_CHECK(((const uint16_t *)(const void *)file)[at] == w[at], "the file");
+    }
+    T_CHECK(r->view.version == version, "version %lld", (long long)r->view.version);
+    GTP(r, gmm_gtp_release(r->gtp, 0, GMM_GTP_FORWARD, r->stream));
+    T_OK_TEXT(r->rt.fill(r->rt.self, r->grad.mat.data, 0, (size_t)(k->rows * k->cols) * 4, r->stream), "");
+    none.scale = 1;
+    GTP(r, gmm_gtp_submit(r->gtp, 0, &none, r->stream));
+    GTP(r, gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->stream));
+}
+
 /* Shards of another GTP size are loaded and published, and every rank gathers the weight. An
    export in the middle of a step, while views are held and a gradient is open, changes nothing and loads again. */
-static void through_runtime(int arg) {
+static void through_runtime(int g) {
+    static const int32_t all[8] = {0, 1, 2, 3, 4, 5, 6, 7};
     const kind *k = &kinds[3];
-    const int g = arg;
     gmm_ranks *ranks = NULL;
     gmm_ranks_config world = GMM_ZERO;
     gmm_comm comm[8];
-    gmm_gtp *gtp[8] = {NULL};
-    gmm_context *ctx[8];
-    gmm_runtime rt[8];
-    gmm_stream stream[8];
-    gmm_gtp_view view[8], grad[8];
-    uint16_t *shard[8];
-    static const int32_t all[8] = {0, 1, 2, 3, 4, 5, 6, 7};
-    const int32_t zero = 0;
+    weight_rank ranks_of[8], *r;
     gmm_error e = GMM_ZERO;
+    const char *race = "";
     char *file = NULL;
+    memset(ranks_of, 0, sizeof ranks_of);
     T_CHECK(k->cut == GMM_TP_ROWS, "the gated weight");
     world.ranks = g;
     world.check_races = 1;
@@ -471,113 +572,32 @@ static void through_runtime(int arg) {
     T_OK_TEXT(gmm_ranks_create(&world, &ranks, &e), e.text);
     T_OK_TEXT(gmm_ranks_comms(ranks, all, g, comm), "");
     for (int i = 0; i < g; i++) {
-        gmm_gtp_config config = GMM_ZERO;
-        gmm_gtp_domain domain = GMM_ZERO;
-        gmm_gtp_weight w = GMM_ZERO;
-        gmm_gtp_need need = GMM_ZERO;
-        gmm_config one = GMM_ZERO;
-        const gmm_shard s = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
-        const gmm_shard_plan p = plan_of(&s);
-        char *block;
-        int32_t id;
-        size_t bytes;
-        one.threads = 1;
-        T_OK_TEXT(gmm_create(&ctx[i], &one, &e), e.text);
-        T_OK_TEXT(gmm_ranks_runtime(ranks, i, &rt[i]), "");
-        T_OK_TEXT(rt[i].stream_create(rt[i].self, 0, &stream[i]), "");
-        T_OK_TEXT(rt[i].stream_create(rt[i].self, 0, &domain.gather_stream), "");
-        domain.reduce_stream = domain.gather_stream;
-        domain.gather = &comm[i];
-        config.weights = config.bundles = 1;
-        config.ctx = ctx[i];
-        config.runtime = &rt[i];
-        T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
-        T_OK_TEXT(gmm_gtp_init(t_alloc_aligned(bytes, 256), bytes, &config, &gtp[i], &e), e.text);
-        T_OK_TEXT(gmm_gtp_add_domain(gtp[i], &domain, &id), gmm_gtp_last_error(gtp[i]));
-        shard[i] = (uint16_t *)t_host((size_t)p.shard_data_bytes[0]); /* zeros, to be overwritten by the import */
-        w.name = "fc1";
-        w.shard = &s;
-        w.data[0] = shard[i];
-        w.main_grad = t_host((size_t)(p.shard_rows * p.local_cols) * 4);
-        w.main_grad_dtype = GMM_F32;
-        T_OK_TEXT(gmm_gtp_add_weight(gtp[i], &w, &id), gmm_gtp_last_error(gtp[i]));
-        T_OK_TEXT(gmm_gtp_add_bundle(gtp[i], 0, &id, 1, "fc1", &id), gmm_gtp_last_error(gtp[i]));
-        T_OK_TEXT(gmm_gtp_seal(gtp[i]), gmm_gtp_last_error(gtp[i]));
-        T_OK_TEXT(gmm_gtp_memory_need(gtp[i], 0, &need), "");
-        block = (char *)t_alloc_aligned(need.gather_bytes + need.reduce_bytes + 512, 256);
-        T_OK_TEXT(gmm_gtp_bind(gtp[i], 0, need.gather_bytes ? block : NULL, need.gather_bytes,
-                               block + up((int64_t)need.gather_bytes, 256), need.reduce_bytes),
-                  gmm_gtp_last_error(gtp[i]));
+        r = &ranks_of[i];
+        r->desc = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
+        r->plan = plan_of(&r->desc);
+        declare_weight(r, ranks, i, &comm[i]);
     }
-    for (int round = 0; round < 3; round++) {
-        /* round 0 loads shards of 4 ranks of TP 2, round 1 those that were exported then, round 2 only reads */
-        for (int i = 0; i < g && round < 2; i++) {
-            const gmm_shard want = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
-            gmm_shard shards[MOST], whole = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, 1, 0);
-            gmm_gtp_stored stored[MOST], one = GMM_ZERO;
-            gmm_gtp_item item = GMM_ZERO;
-            gmm_ckpt_plan *plan;
-            table_set *b = table_set_open(0);
-            item.name = "fc1";
-            item.shard = &want;
-            item.stored_count = round ? 1 : hold_all(b, k, GMM_BF16, 2, 2, 99, shards, stored);
-            item.stored = round ? &one : stored;
-            one.shard = &whole;
-            one.scale = -1;
-            if (round) one.data = table_set_add(b, "fc1", GMM_BF16, k->rows, k->cols, file);
-            plan = plan_make(0, b, &item, 1);
-            memset(shard[i], 0xA5, (size_t)plan_of(&want).shard_data_bytes[0]);
-            memcpy(shard[i], plan_apply(plan, NULL), (size_t)plan_of(&want).shard_data_bytes[0]);
-            T_OK_TEXT(gmm_gtp_publish(gtp[i], &zero, 1, stream[i]), gmm_gtp_last_error(gtp[i]));
-        }
+    for (int round = 0; round < 3; round++) { /* the last one only reads */
+        for (int i = 0; i < g && round < 2; i++) load_shard(&ranks_of[i], k, file);
         for (int i = 0; i < g; i++) {
-            memset(&view[i], 0, sizeof view[i]);
-            memset(&grad[i], 0, sizeof grad[i]);
-            T_OK_TEXT(gmm_gtp_acquire(gtp[i], 0, GMM_GTP_FORWARD, stream[i], &view[i]), gmm_gtp_last_error(gtp[i]));
-            T_OK_TEXT(gmm_gtp_wgrad(gtp[i], 0, stream[i], &grad[i]), gmm_gtp_last_error(gtp[i]));
+            r = &ranks_of[i];
+            memset(&r->view, 0, sizeof r->view);
+            memset(&r->grad, 0, sizeof r->grad);
+            GTP(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->stream, &r->view));
+            GTP(r, gmm_gtp_wgrad(r->gtp, 0, r->stream, &r->grad));
         }
-        for (int i = 0; i < g; i++) { /* an export in the middle of the step */
-            const gmm_shard mine = shard_of(k, GMM_BF16, GMM_SCALING_NONE, 1, g, i);
-            const gmm_shard_plan p = plan_of(&mine);
-            gmm_gtp_stored stored = GMM_ZERO;
-            gmm_gtp_item item = GMM_ZERO;
-            table_set *b = table_set_open(1);
-            stored.shard = &mine;
-            stored.data = table_set_add(b, "mine", GMM_BF16, p.shard_rows, p.local_cols, shard[i]);
-            stored.scale = -1;
-            item.name = "fc1";
-            item.shard = &mine;
-            item.stored = &stored;
-            item.stored_count = 1;
-            file = plan_apply(plan_make(1, b, &item, 1), i ? file : NULL);
-        }
+        for (int i = 0; i < g; i++) file = export_shard(&ranks_of[i], i ? file : NULL);
         T_OK_TEXT(gmm_ranks_run(ranks), gmm_ranks_error(ranks, 0));
-        for (int i = 0; i < g; i++) {
-            const uint16_t *w = (const uint16_t *)view[i].mat.data;
-            gmm_gtp_gradient none = GMM_ZERO;
-            for (int64_t at = 0; at < k->rows * k->cols; at++) {
-                T_CHECK(gmm_bf16_to_f32(w[at]) == value_at(k, at / k->cols, at % k->cols), "round %d rank %d element "
-                        "%lld", round, i, (long long)at);
-                T_CHECK(((uint16_t *)(void *)file)[at] == w[at], "the file");
-            }
-            T_CHECK(view[i].version == (round ? 2 : 1), "version %lld", (long long)view[i].version);
-            T_OK_TEXT(gmm_gtp_release(gtp[i], 0, GMM_GTP_FORWARD, stream[i]), gmm_gtp_last_error(gtp[i]));
-            T_OK_TEXT(rt[i].fill(rt[i].self, grad[i].mat.data, 0, (size_t)(k->rows * k->cols) * 4, stream[i]), "");
-            none.scale = 1;
-            T_OK_TEXT(gmm_gtp_submit(gtp[i], 0, &none, stream[i]), gmm_gtp_last_error(gtp[i]));
-            T_OK_TEXT(gmm_gtp_fence(gtp[i], GMM_GTP_ALL, stream[i]), gmm_gtp_last_error(gtp[i]));
-        }
+        for (int i = 0; i < g; i++) end_step(&ranks_of[i], k, file, round ? 2 : 1);
     }
     T_OK_TEXT(gmm_ranks_run(ranks), gmm_ranks_error(ranks, 0));
-    {
-        const char *race = "";
-        T_CHECK(gmm_ranks_races(ranks, &race) == 0, "%s", race);
-    }
-    for (int i = 0; i < g; i++) T_OK_TEXT(gmm_gtp_fini(gtp[i]), "");
+    T_CHECK(gmm_ranks_races(ranks, &race) == 0, "%s", race);
+    for (int i = 0; i < g; i++) T_OK_TEXT(gmm_gtp_fini(ranks_of[i].gtp), "");
     gmm_ranks_destroy(ranks);
-    for (int i = 0; i < g; i++) gmm_destroy(ctx[i]);
+    for (int i = 0; i < g; i++) gmm_destroy(ranks_of[i].ctx);
     table_sets_close();
 }
+#undef GTP
 
 /* ------------------------------------------------------------------------------------------------------- Errors --- */
 

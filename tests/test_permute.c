@@ -664,7 +664,19 @@ static void threads(int arg) {
 
 /* ---------------------------------------------------------------------------------------------------- Errors --- */
 
-static void errors(int arg) {
+/* One of the five calls with good operands, of which each refused call spoils one. */
+typedef struct refusing {
+    gmm_op op;
+    operation run;
+    const char *name;
+    gmm_permute good, all, p; /* all: operands of every call; p: the spoiled copy of good */
+    gmm_mat mat;
+    t_mat tokens_in, tokens_out, rows_in, rows_out;
+    char *workspace, *odd;    /* odd: an address that no element may have */
+    size_t bytes;
+} refusing;
+
+static void ready_to_refuse(refusing *x, int which) {
     static const struct { gmm_op op; operation run; const char *name; } table[5] = {
         {GMM_OP_PERMUTE_MAP, gmm_permute_map, "gmm_permute_map"},
         {GMM_OP_PERMUTE_FWD, gmm_permute_fwd, "gmm_permute_fwd"},
@@ -672,56 +684,59 @@ static void errors(int arg) {
         {GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, "gmm_unpermute_fwd"},
         {GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, "gmm_unpermute_bwd"},
     };
-    static const int others[5] = {10, 6, 6, 7, 5}; /* number of the 10 operands that the call does not use */
     const permute_case c = {GMM_F32, GMM_F32, 6, 5, 4, 4, 2, 4, 10, 3, GMM_TAIL_KEEP, 0};
-    const gmm_op op = table[arg].op;
-    const char *name = table[arg].name;
     plan m = plan_of(&c);
-    const t_mat tokens_in = matrix(&c, GMM_F32, 6, T_REALS), tokens_out = matrix(&c, GMM_F32, 6, T_POISON);
-    const t_mat rows_in = matrix(&c, GMM_F32, m.capacity, T_REALS);
-    const t_mat rows_out = matrix(&c, GMM_F32, m.capacity, T_POISON);
-    gmm_permute good = m.p, all, p;
     gmm_info info = GMM_ZERO;
-    gmm_mat mat;
-    gmm_options options = GMM_ZERO;
-    char *workspace, *odd;
-    size_t bytes;
-    int refused = 0;
-    good.row_of = ints_out(m.slots);
-    good.slot_of = ints_out(m.capacity);
-    good.sizes = ints_out(4);
-    call(T.ctx, GMM_OP_PERMUTE_MAP, &good);
-    good.x = good.dout = &tokens_in.mat;
-    good.rows = op == GMM_OP_PERMUTE_FWD ? &rows_out.mat : &rows_in.mat;
-    good.drows = op == GMM_OP_UNPERMUTE_BWD ? &rows_out.mat : &rows_in.mat;
-    good.out = good.dx = &tokens_out.mat;
-    good.probs = t_floats_in(reals(12), 12);
-    good.drow_probs = t_floats_in(reals(m.capacity), m.capacity);
-    good.row_probs = t_floats_out(m.capacity);
-    good.dprobs = t_floats_out(12);
-    all = good;
-    good = operands_of(op, &all);
-    T_OK(gmm_permute_query(T.ctx, op, &good, &info));
-    bytes = info.workspace_bytes;
-    workspace = (char *)t_workspace(bytes + 512);
-    odd = (char *)good.row_probs + 1;
+    gmm_permute *good = &x->good;
+    memset(x, 0, sizeof *x);
+    x->op = table[which].op;
+    x->run = table[which].run;
+    x->name = table[which].name;
+    x->tokens_in = matrix(&c, GMM_F32, 6, T_REALS);
+    x->tokens_out = matrix(&c, GMM_F32, 6, T_POISON);
+    x->rows_in = matrix(&c, GMM_F32, m.capacity, T_REALS);
+    x->rows_out = matrix(&c, GMM_F32, m.capacity, T_POISON);
+    *good = m.p;
+    good->row_of = ints_out(m.slots);
+    good->slot_of = ints_out(m.capacity);
+    good->sizes = ints_out(4);
+    call(T.ctx, GMM_OP_PERMUTE_MAP, good);
+    good->x = good->dout = &x->tokens_in.mat;
+    good->rows = x->op == GMM_OP_PERMUTE_FWD ? &x->rows_out.mat : &x->rows_in.mat;
+    good->drows = x->op == GMM_OP_UNPERMUTE_BWD ? &x->rows_out.mat : &x->rows_in.mat;
+    good->out = good->dx = &x->tokens_out.mat;
+    good->probs = t_floats_in(reals(12), 12);
+    good->drow_probs = t_floats_in(reals(m.capacity), m.capacity);
+    good->row_probs = t_floats_out(m.capacity);
+    good->dprobs = t_floats_out(12);
+    x->all = *good;
+    x->odd = (char *)good->row_probs + 1;
+    *good = operands_of(x->op, &x->all);
+    T_OK(gmm_permute_query(T.ctx, x->op, good, &info));
+    x->bytes = info.workspace_bytes;
+    x->workspace = (char *)t_workspace(x->bytes + 512);
+    x->p = *good;
+}
 
 #define REFUSED(status, ...) \
     do { \
-        T_REFUSED(status, table[arg].run(T.ctx, &p, workspace, bytes, T.stream), name, ": permute", __VA_ARGS__, \
+        T_REFUSED(status, x->run(T.ctx, &x->p, x->workspace, x->bytes, T.stream), x->name, ": permute", __VA_ARGS__, \
                   NULL); \
-        p = good; \
+        x->p = x->good; \
     } while (0)
 #define REFUSED_SHAPE(status, ...) \
     do { \
-        T_REFUSED(status, gmm_permute_query(T.ctx, op, &p, &info), "gmm_permute_query: permute", __VA_ARGS__, NULL); \
+        gmm_info info = GMM_ZERO; \
+        T_REFUSED(status, gmm_permute_query(T.ctx, x->op, &x->p, &info), "gmm_permute_query: permute", __VA_ARGS__, \
+                  NULL); \
         REFUSED(status, __VA_ARGS__); \
     } while (0)
-#define BAD(field, value) p.field = value
-#define BAD_MAT(field, part, value) mat = *good.field, mat.part = value, p.field = &mat
-#define ODD(field, type) p.field = (type *)(void *)odd; REFUSED(GMM_E_ALIGN, #field, "aligned")
+#define BAD(field, value) x->p.field = value
+#define BAD_MAT(field, part, value) x->mat = *x->good.field, x->mat.part = value, x->p.field = &x->mat
+#define ODD(field, type) x->p.field = (type *)(void *)x->odd; REFUSED(GMM_E_ALIGN, #field, "aligned")
 
-    p = good;
+static void bad_sizes(refusing *x) {
+    gmm_options options = GMM_ZERO;
     BAD(experts, 0); REFUSED_SHAPE(GMM_E_ARG, "experts", "0", "T=6 E=0 k=2 R=");
     BAD(tokens, -7); REFUSED_SHAPE(GMM_E_ARG, "tokens", "-7");
     BAD(tokens, (int64_t)1 << 30); REFUSED_SHAPE(GMM_E_ARG, "tokens", "1073741824", "topk 2", "2^31");
@@ -733,18 +748,21 @@ static void errors(int arg) {
     BAD(align, -1); REFUSED_SHAPE(GMM_E_ARG, "align", "-1");
     BAD(tail, (gmm_tail)2); REFUSED_SHAPE(GMM_E_ARG, "tail", "2");
     BAD(reserved, 1); REFUSED_SHAPE(GMM_E_ARG, "reserved", "1");
-    BAD(struct_size, sizeof p + 8); REFUSED_SHAPE(GMM_E_VERSION, "permute", "struct_size");
+    BAD(struct_size, sizeof x->p + 8); REFUSED_SHAPE(GMM_E_VERSION, "permute", "struct_size");
     options.engine = GMM_ENGINE_WGMMA;
     BAD(options, &options); REFUSED_SHAPE(GMM_E_UNSUPPORTED, "options.engine", "wgmma");
     ODD(fault, uint32_t);
-    if (op == GMM_OP_PERMUTE_MAP) {
+}
+
+static void bad_operands(refusing *x) {
+    if (x->op == GMM_OP_PERMUTE_MAP) {
         BAD(indices, NULL); REFUSED(GMM_E_NULL, "indices", "12 values", "T=6 E=4 k=2 R=");
         ODD(indices, const int32_t);
         ODD(row_of, int32_t);
         ODD(slot_of, int32_t);
         ODD(sizes, int32_t);
     }
-    if (op == GMM_OP_PERMUTE_FWD) {
+    if (x->op == GMM_OP_PERMUTE_FWD) {
         BAD(x, NULL); REFUSED_SHAPE(GMM_E_NULL, "x", "NULL");
         BAD(rows, NULL); REFUSED_SHAPE(GMM_E_NULL, "rows", "NULL");
         BAD_MAT(x, dtype, GMM_I32); REFUSED_SHAPE(GMM_E_DTYPE, "x", "i32");
@@ -761,8 +779,8 @@ static void errors(int arg) {
         ODD(probs, const float);
         ODD(row_probs, float);
     }
-    if (op == GMM_OP_PERMUTE_BWD) {
-        BAD(dx, NULL), p.dprobs = NULL; REFUSED(GMM_E_NULL, "dx", "dprobs");
+    if (x->op == GMM_OP_PERMUTE_BWD) {
+        BAD(dx, NULL), x->p.dprobs = NULL; REFUSED(GMM_E_NULL, "dx", "dprobs");
         BAD(drows, NULL); REFUSED_SHAPE(GMM_E_NULL, "drows");
         BAD_MAT(drows, dtype, GMM_E4M3); REFUSED_SHAPE(GMM_E_DTYPE, "drows", "e4m3");
         BAD_MAT(dx, dtype, GMM_U8); REFUSED_SHAPE(GMM_E_DTYPE, "dx", "u8");
@@ -772,16 +790,16 @@ static void errors(int arg) {
         ODD(dprobs, float);
         ODD(drow_probs, const float);
     }
-    if (op == GMM_OP_UNPERMUTE_FWD) {
+    if (x->op == GMM_OP_UNPERMUTE_FWD) {
         BAD(rows, NULL); REFUSED_SHAPE(GMM_E_NULL, "rows");
         BAD(out, NULL); REFUSED_SHAPE(GMM_E_NULL, "out");
         BAD_MAT(rows, dtype, GMM_E5M2); REFUSED_SHAPE(GMM_E_DTYPE, "rows", "e5m2");
-        BAD_MAT(out, data, (char *)tokens_out.data + 1); REFUSED(GMM_E_ALIGN, "out", "f32");
+        BAD_MAT(out, data, (char *)x->tokens_out.data + 1); REFUSED(GMM_E_ALIGN, "out", "f32");
         BAD(row_of, NULL); REFUSED(GMM_E_NULL, "row_of");
         ODD(probs, const float);
     }
-    if (op == GMM_OP_UNPERMUTE_BWD) {
-        BAD(drows, NULL), p.dprobs = NULL; REFUSED(GMM_E_NULL, "drows", "dprobs");
+    if (x->op == GMM_OP_UNPERMUTE_BWD) {
+        BAD(drows, NULL), x->p.dprobs = NULL; REFUSED(GMM_E_NULL, "drows", "dprobs");
         BAD(dout, NULL); REFUSED_SHAPE(GMM_E_NULL, "dout");
         BAD_MAT(drows, dtype, GMM_I64); REFUSED_SHAPE(GMM_E_DTYPE, "drows", "i64");
         BAD_MAT(dout, dtype, GMM_NONE); REFUSED_SHAPE(GMM_E_DTYPE, "dout", "none");
@@ -791,10 +809,14 @@ static void errors(int arg) {
         BAD(row_of, NULL); REFUSED(GMM_E_NULL, "row_of");
         ODD(dprobs, float);
     }
-    /* every operand that only other calls use */
+}
+
+/* Every operand that only other calls use. Returns how many there are. */
+static int operands_of_others(refusing *x) {
+    int refused = 0;
 #define OTHERS(field, calls) \
-    if (!good.field) { \
-        p.field = all.field; \
+    if (!x->good.field) { \
+        x->p.field = x->all.field; \
         REFUSED_SHAPE(GMM_E_CONFIG, "." #field " is set and must be NULL", "neither reads nor writes it, only " \
                       calls); \
         refused++; \
@@ -810,25 +832,37 @@ static void errors(int arg) {
     OTHERS(dx, "permute_bwd (")
     OTHERS(dprobs, "permute_bwd, unpermute_bwd (")
 #undef OTHERS
-    T_CHECK(refused == others[arg], "%d operands belong to other calls, not %d", refused, others[arg]);
-    if (bytes) {
-        T_REFUSED(GMM_E_WORKSPACE, table[arg].run(T.ctx, &p, workspace, bytes - 1, T.stream), name, "workspace_bytes",
-                  NULL);
-        T_REFUSED(GMM_E_NULL, table[arg].run(T.ctx, &p, NULL, bytes, T.stream), name, "workspace", NULL);
-        T_REFUSED(GMM_E_ALIGN, table[arg].run(T.ctx, &p, workspace + 64, bytes, T.stream), name, "workspace", "256",
-                  NULL);
-    }
-    T_REFUSED(GMM_E_NULL, table[arg].run(T.ctx, NULL, workspace, bytes, T.stream), name, "permute", NULL);
-    T_REFUSED(GMM_E_NULL, gmm_permute_query(T.ctx, op, &p, NULL), "gmm_permute_query", "info", NULL);
-    T_REFUSED(GMM_E_ARG, gmm_permute_query(T.ctx, GMM_OP_TOPK_FWD, &p, &info), "gmm_permute_query", "op", "topk_fwd",
-              NULL);
-    T_CHECK(table[arg].run(NULL, &p, workspace, bytes, T.stream) == GMM_E_NULL, "no context");
-    T_OK(table[arg].run(T.ctx, &p, workspace, bytes, T.stream));
+    return refused;
+}
 #undef REFUSED
 #undef REFUSED_SHAPE
 #undef BAD
 #undef BAD_MAT
 #undef ODD
+
+static void errors(int arg) {
+    static const int others[5] = {10, 6, 6, 7, 5}; /* number of the 10 operands that the call does not use */
+    gmm_info info = GMM_ZERO;
+    refusing r, *x = &r;
+    int refused;
+    ready_to_refuse(x, arg);
+    bad_sizes(x);
+    bad_operands(x);
+    refused = operands_of_others(x);
+    T_CHECK(refused == others[arg], "%d operands belong to other calls, not %d", refused, others[arg]);
+    if (x->bytes) {
+        T_REFUSED(GMM_E_WORKSPACE, x->run(T.ctx, &x->p, x->workspace, x->bytes - 1, T.stream), x->name,
+                  "workspace_bytes", NULL);
+        T_REFUSED(GMM_E_NULL, x->run(T.ctx, &x->p, NULL, x->bytes, T.stream), x->name, "workspace", NULL);
+        T_REFUSED(GMM_E_ALIGN, x->run(T.ctx, &x->p, x->workspace + 64, x->bytes, T.stream), x->name, "workspace",
+                  "256", NULL);
+    }
+    T_REFUSED(GMM_E_NULL, x->run(T.ctx, NULL, x->workspace, x->bytes, T.stream), x->name, "permute", NULL);
+    T_REFUSED(GMM_E_NULL, gmm_permute_query(T.ctx, x->op, &x->p, NULL), "gmm_permute_query", "info", NULL);
+    T_REFUSED(GMM_E_ARG, gmm_permute_query(T.ctx, GMM_OP_TOPK_FWD, &x->p, &info), "gmm_permute_query", "op",
+              "topk_fwd", NULL);
+    T_CHECK(x->run(NULL, &x->p, x->workspace, x->bytes, T.stream) == GMM_E_NULL, "no context");
+    T_OK(x->run(T.ctx, &x->p, x->workspace, x->bytes, T.stream));
 }
 
 static const struct { void (*run)(int); const char *name; } all[] = {

@@ -4,6 +4,8 @@
 #include <torch/csrc/autograd/engine.h>
 #include <torch/library.h>
 
+#include "call.h"
+
 #include <optional>
 #include <string>
 
@@ -94,11 +96,9 @@ static bool may_overwrite(const Tensor &saved) {
     return !traced && !torch::autograd::get_current_graph_task_keep_graph();
 }
 
-/* What the graph keeps of x for backward: x, or a tensor of its shape without memory, where `saved` has what is needed
-   of it. */
-static Tensor kept_x(const Tensor &x, Text save) {
-    return save == "quantized" || save == "quantized_e4m3" ? x.new_empty({}).expand(x.sizes()) : x;
-}
+/* What the graph keeps of x for backward: x, or where `saved` has what is needed of it a tensor of its shape without
+   memory. */
+static Tensor kept_x(const Tensor &x, Text save) { return saves_x(save) ? x.new_empty({}).expand(x.sizes()) : x; }
 
 struct Mlp : torch::autograd::Function<Mlp> {
     static Tensor forward(AutogradContext *ctx, const Tensor &x, const Tensor &w1, const Tensor &w2,

@@ -21,6 +21,10 @@ using Maybe = std::optional<Tensor>;
 
 inline Tensor value(const Maybe &t) { return t.has_value() ? *t : Tensor(); }
 
+/* Whether this value of `save` keeps what backward needs of x: x is not read then, and may be any tensor of its shape
+   and dtype. */
+inline bool saves_x(c10::string_view save) { return save == "quantized" || save == "quantized_e4m3"; }
+
 /* The address of a vector's numbers. gmm wants one of an empty vector too, and does not read it. */
 template <class T> T *address(const Tensor &t) {
     alignas(256) static char nothing[256];

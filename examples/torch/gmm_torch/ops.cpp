@@ -136,9 +136,6 @@ struct MlpArguments {
     c10::string_view act, recipe, save;
 };
 
-/* Whether `saved` has what backward needs of x: x is not read then, and may be any tensor of its shape and dtype. */
-static bool saves_x(gmm_save save) { return save == GMM_SAVE_QUANTIZED || save == GMM_SAVE_QUANTIZED_E4M3; }
-
 /* The descriptor of an MLP over these tensors. */
 struct Mlp {
     gmm_mlp_config config = GMM_ZERO;
@@ -173,7 +170,7 @@ struct Mlp {
                     " values, x ", a.x.size(0), " rows");
         configure(a.x.size(1), ffn, a.w2.size(1), a, a.probs.defined(), a.b1.defined(), a.b2.defined());
         groups = call.groups(a.splits, a.x.size(0));
-        if (!backward || !saves_x(config.save)) x = call.mat(a.x, "x");
+        if (!backward || !saves_x(a.save)) x = call.mat(a.x, "x");
         w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
         b1 = call.bias(a.b1, "b1"), b2 = call.bias(a.b2, "b2");
         probs = call.vector(a.probs, "probs", at::kFloat);
@@ -334,8 +331,7 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
     const auto dense = [](const Tensor &t, const char *n) { return !t.numel() || mat_of(t, n).tensor.is_same(t); };
-    const bool reads_x = !saves_x((gmm_save)lookup(saves, save, "save"));
-    TORCH_CHECK((!reads_x || dense(x, "x")) && dense(dy, "dy"), "gmm: x and dy of delayed weight gradients must have "
+    TORCH_CHECK((saves_x(save) || dense(x, "x")) && dense(dy, "dy"), "gmm: x and dy of delayed weight gradients must have "
                 "adjacent elements");
     TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
                 "contiguous");

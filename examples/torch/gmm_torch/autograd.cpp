@@ -11,8 +11,6 @@
 
 namespace gmm_torch {
 
-using at::Tensor;
-using Maybe = std::optional<Tensor>;
 using Text = c10::string_view;
 using torch::autograd::AutogradContext;
 using torch::autograd::Variable;
@@ -22,7 +20,6 @@ using torch::autograd::variable_list;
 #define GMM_TORCH_OPERATOR(name, ...) \
     static const auto op = c10::Dispatcher::singleton().findSchemaOrThrow("gmm::" name, "").typed<__VA_ARGS__>()
 
-static Tensor value(const Maybe &t) { return t.has_value() ? *t : Tensor(); }
 static Maybe maybe(const Tensor &t) { return t.defined() ? Maybe(t) : Maybe(); }
 
 /* ---- Grouped linear */

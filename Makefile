@@ -123,9 +123,9 @@ pairs: $(P)/openmp $(P)/pthread.cflags $(P)/cuda.cflags $(P)/cuda.link
 sass-diff: $(P)/nvcc
 	$(Q)python3 -B tests/tools/sass_diff.py --base "$(BASE)" --arch "$(or $(ARCH),sm_90a)" --names "$(NAMES)" \
 	--nvcc "$$(cat $(P)/nvcc)" --flags="$$(cat $(P)/nvcc.flags)" --unit $(or $(UNIT),examples/vendoring/gmm.cu) $(ARGS)
-##   check-sources          lengths, parameters, words and inline PTX of the sources against tests/tools/limits.txt
+##   check-sources          what needs no compiler: lengths, words, columns, figures and links; seconds before a commit
 check-sources:
-	$(Q)python3 -B tests/tools/check_sources.py $(ARGS)
+	$(Q)python3 -B tests/tools/check_sources.py $(ARGS) && sh tests/headers/text.sh
 ##   fuzz                   libFuzzer on file headers, checkpoint and GTP plans, with clang; ARGS="-max_total_time=600"
 fuzz: $(addprefix $(B)/fuzz_,header plan gtp)
 	$(Q)sh tests/tools/fuzz.sh $^ $(ARGS)

@@ -6,29 +6,15 @@
 CC=${CC:-gcc} CXX=${CXX:-g++} MAKE=${MAKE_PROGRAM:-make} B=${B:-build} P=${P:-build/probe}
 nvcc=$(cat $P/nvcc $P/cublaslt | tr '\n' ' ')
 W=build/check
+. tests/headers/report.sh
 STRICT="-Wall -Wextra -pedantic -Werror"
 HEADERS="gmm_quant.h gmm.h gmm_gtp.h"
 TEXTS="$HEADERS $(ls gmm*.cuh 2> /dev/null)"
 UNIT_DIR=examples/vendoring
 UNIT=$UNIT_DIR/gmm
-failures=0
-rm -rf $W && mkdir -p $W || exit 1
-W=$(cd $W && pwd)
 
-skip() { printf 'skip  %s: %s\n' "$1" "$2"; }
-# check "what" command...: the command's output is its reason
-check() {
-    what=$1 began=$(date +%s)
-    shift
-    if "$@" > "$W/log$lane" 2>&1; then
-        took=$(($(date +%s) - began))
-        if [ $took -gt 1 ]; then printf 'ok    %s, %d s\n' "$what" $took; else printf 'ok    %s\n' "$what"; fi
-    else
-        printf 'FAIL  %s\n' "$what"
-        head -n 30 "$W/log$lane" | sed 's/^/        /'
-        failures=$((failures + 1))
-    fi
-}
+MAKE_PROGRAM=$MAKE sh tests/headers/text.sh || failures=$((failures + 1))
+
 # beside NAME FUNCTION: the checks of the function, side by side with those that follow. joined NAME waits for them,
 # prints what they printed and counts what failed.
 beside() {
@@ -42,10 +28,6 @@ joined() {
     cat "$W/printed.$1"
     failures=$((failures + $(cat "$W/failed.$1" 2> /dev/null || echo 1)))
 }
-lane=
-# empty command...: succeeds if the command prints nothing
-empty() { out=$("$@" 2>&1); [ -z "$out" ] || { printf '%s\n' "$out"; return 1; }; }
-works() { "$@" --version > /dev/null 2>&1; }
 macros() { "$@" -E -dM - | awk '{ sub(/\(.*/, "", $2); print $2 }' | sort -u; }
 
 compilers_c=$CC
@@ -151,16 +133,6 @@ if [ -n "$nvcc" ]; then
 else
     skip "CUDA compilation" "no CUDA toolkit"
 fi
-
-# ---- Parts
-
-parts() {
-    mkdir -p "$W/parts" && sh tests/tools/headers.sh "$W/parts" || return 1
-    for h in $TEXTS; do
-        cmp "$W/parts/$h" $h || { echo "edit the parts in src/, then run make headers"; return 1; }
-    done
-}
-check "the headers equal their parts" parts
 
 # ---- Declarations
 
@@ -275,15 +247,10 @@ orders() {
 }
 check "any include order, implemented at any point, after hostile macros" orders
 
-# ---- Sources and the tools that compare versions
+# ---- The tools that compare versions
 
-within_limits() {
-    python3 -B tests/tools/check_sources.py > "$W/sources" || { grep 'above its limit' "$W/sources"; return 1; }
-}
-if works python3; then
-    check "sources are within tests/tools/limits.txt" within_limits
-    check "the tools that compare versions" env CC="$CC" B="$B" sh tests/tools/self_test.sh
-else skip "sources and tools" "no python3"; fi
+if works python3; then check "the tools that compare versions" env CC="$CC" B="$B" sh tests/tools/self_test.sh
+else skip "the tools that compare versions" "no python3"; fi
 
 # ---- Implementation
 
@@ -433,44 +400,7 @@ if PYTHONPATH=build/python python3 -c 'import ml_dtypes' 2> /dev/null; then
     check "codes of the small formats equal those of ml_dtypes" ml_dtypes
 else skip "codes against ml_dtypes" "the Python package is not installed"; fi
 
-# ---- Text
-
-long_macros() { for h in $TEXTS; do
-    awk '/^[ \t]*#[ \t]*define/ { n = 1; lines = 0; at = FNR; table = $2 ~ /_LIST/ }
-        n { lines++ }
-        n && !/\\$/ { if (lines > 8 && !table) print FILENAME ":" at ": a macro of " lines " lines"; n = 0 }' $h
-done; }
-check "no macro longer than eight lines but the tables" empty long_macros
-
-contracts() { for h in $HEADERS; do awk -f tests/headers/contracts.awk $h || return 1; done; }
-check "every function has a contract" contracts
-
-layout() {
-    find gmm*.h gmm*.cuh tests examples docs .ci README.md CHANGELOG.md -type f 2> /dev/null |
-        grep -vE '\.(txt|json|bin|svg)$|/(build|__pycache__|\.pytest_cache|gmm_torch\.egg-info)/' | while read -r f; do
-            awk '{ if (length($0) > 120 && $0 !~ /^\|/) print FILENAME ":" FNR ": " length($0) " columns"
-                   if ($0 ~ /[ \t]$/) print FILENAME ":" FNR ": blanks at the end"
-                   if (index($0, "\t")) print FILENAME ":" FNR ": a tab" }' "$f"
-        done
-}
-check "lines of at most 120 columns, no tabs, no blanks at the end" empty layout
-
-short_examples() { wc -l examples/*.c examples/*.cpp | awk '$1 >= 100 && $2 != "total" { print $2, $1, "lines" }'; }
-check "examples are shorter than 100 lines" empty short_examples
-
-version() {
-    v=$(sed -n 's/^#define GMM_VERSION_STRING "\(.*\)"/\1/p' gmm_quant.h)
-    n=$(awk '$2 ~ /^GMM_VERSION_(MAJOR|MINOR|PATCH)$/ { v = v s $3; s = "." } END { print v }' gmm_quant.h)
-    [ -n "$v" ] && [ "$v" = "$n" ] || echo "gmm_quant.h: string $v, numbers $n"
-    for h in $TEXTS; do
-        head -n 1 $h | grep -q "^/\* $h - v$v - " || echo "$h: line 1 does not say v$v"
-        head -n 2 $h | tail -n 1 | grep -q 'SPDX-License-Identifier: MIT' || echo "$h: line 2 has no licence"
-    done
-    [ "$(sed -n 's/^## \[\([0-9.]*\)\].*/\1/p' CHANGELOG.md | head -n 1)" = "$v" ] || echo "CHANGELOG.md: top is not $v"
-    grep -qx "Version: $v" examples/vendoring/gmm.pc.in || echo "gmm.pc.in: not $v"
-    grep -q "^project(gmm VERSION $v " examples/vendoring/CMakeLists.txt || echo "CMakeLists.txt: not $v"
-}
-check "the version agrees everywhere" empty version
+# ---- README and guide
 
 # The README's programs, in its words: blocks of C and CUDA become example.c and example.cu, and the lines that compile
 # and link them are run, beside the headers in a folder "gmm", with this machine's compilers in place of those named,
@@ -508,32 +438,6 @@ else
     check "the README's GPU program compiles and links, with empty kernels" readme_cuda
     skip "the README's GPU program, run" "no GPU"
 fi
-
-# Its tables of numbers beside the results file, and its picture.
-picture() {
-    for f in tests/results/*.txt; do
-        [ -e "${f%.txt}.svg" ] || continue
-        python3 -B tests/tools/results_svg.py "$f" | cmp - "${f%.txt}.svg" ||
-            { echo "python3 tests/tools/results_svg.py $f > ${f%.txt}.svg"; return 1; }
-    done
-}
-if works python3; then
-    check "the figures of the README and of the guide stand in tests/results" python3 -B tests/headers/readme_figures.py
-    check "the README's picture is drawn from tests/results" picture
-else skip "the README's figures" "no python3"; fi
-readme_links() {
-    for f in README.md examples/README.md docs/guide/*.md; do
-        grep -o '](\([^)#: ]*\)' $f | sed 's/^](//' | sort -u | while read -r l; do
-            [ -e "$(dirname $f)/$l" ] || echo "$f: no file $l"
-        done
-    done
-}
-check "links of the README and of the guide lead to files" empty readme_links
-readme_length() {
-    lines=$(wc -l < README.md)
-    [ "$lines" -le 200 ] || { echo "README.md: $lines lines, more than 200"; return 1; }
-}
-check "the README has at most 200 lines" readme_length
 
 check "the guide's programs compile and run, its tables of errors are whole" \
     env CC="$CC" B="$B" P="$P" W="$W" sh tests/headers/guide.sh
@@ -581,14 +485,6 @@ dry_run() {
 check "make -n changes nothing" dry_run
 nothing_to_do() { $MAKE -q all || { $MAKE -n all | head -n 5; return 1; }; }
 check "a second make does nothing" nothing_to_do
-
-help_lists_targets() {
-    for t in $(sed -n '/^\.PHONY:/,/[^\]$/p' Makefile | tr -d '\\' | sed 's/^\.PHONY://; s/FORCE//') \
-        compile_commands.json; do
-        $MAKE help | grep -q "^  $t  *[a-zA-Z]" || { echo "make help does not list $t"; return 1; }
-    done
-}
-check "make help lists every target" help_lists_targets
 
 # From a copy without build folder, in parallel, without a C++ compiler: what needs one says so.
 from_clean() {

@@ -331,8 +331,8 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
     const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
     const auto dense = [](const Tensor &t, const char *n) { return !t.numel() || mat_of(t, n).tensor.is_same(t); };
-    TORCH_CHECK((saves_x(save) || dense(x, "x")) && dense(dy, "dy"), "gmm: x and dy of delayed weight gradients must have "
-                "adjacent elements");
+    TORCH_CHECK((saves_x(save) || dense(x, "x")) && dense(dy, "dy"),
+                "gmm: x and dy of delayed weight gradients must have adjacent elements");
     TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
                 "contiguous");
     TORCH_CHECK(dw1.has_value() || dw2.has_value(), "gmm: delayed weight gradients of no weight: use mlp_bwd");

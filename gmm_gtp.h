@@ -266,7 +266,7 @@ typedef struct gmm_gtp_stage {
     int32_t bundle;          /* weights gathered together; 0 = 1 */
     const gmm_shard *shard;  /* of each */
     double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
-    double gather, reduce;   /* out: communication alone; gather: rowwise */
+    double gather, reduce;   /* out: communication alone; gather: rowwise, of this bundle only */
     double sum;              /* out: into main_grad */
     double forward, backward;/* out: GEMMs alone */
     double exposed_forward;  /* out: time that forward waits for the gather */
@@ -275,9 +275,9 @@ typedef struct gmm_gtp_stage {
 } gmm_gtp_stage;
 
 /* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The
-   model assumes that the host never delays work: a gather starts when the one before it is done and its slot has been
-   read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do not
-   slow each other down. */
+   model assumes that the host never delays work: a gather starts when the one before it is done and its slots have
+   been read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do
+   not slow each other down. */
 typedef struct gmm_gtp_forecast {
     uint32_t struct_size;
     int32_t stages;
@@ -287,10 +287,11 @@ typedef struct gmm_gtp_forecast {
     double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
     gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
-    int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
+    int32_t prefetch;        /* bundles gathered ahead; as many slots of each direction, and `together` more */
     int32_t wgrad_slots;     /* 0 = 2 */
     int32_t wrap;            /* 1: the first bundles of forward were gathered during the previous backward */
-    int32_t reserved;        /* 0 */
+    int32_t together;        /* as gmm_gtp_chain.together, in both passes: so many bundles are gathered by one
+                                collective, with one latency, and are ready at its end. 0 to 8; 0 = 1 */
     double compute;          /* out: GEMMs alone */
     double step;             /* out: compute and all exposed times */
     double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */
@@ -1437,7 +1438,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     return GMM_OK;
 }
 
-enum { GMM__GTP_STAGES = 4096 };
+enum { GMM__GTP_STAGES = 4096, GMM__GTP_MAX_TOGETHER = 8 /* bundles gathered by one group call */ };
 
 /* Seconds of a bundle's gathers in forward and backward, and of the transpose in backward; bytes from other ranks. */
 typedef struct gmm__gtp_gather_cost {
@@ -1501,15 +1502,46 @@ static gmm_status gmm__gtp_stage_cost(const char *fn, const gmm_gtp_forecast *f,
 
 static double gmm__gtp_max(double a, double b) { return a > b ? a : b; }
 
+/* Simulates the collective that gathers the bundles from position `first` of a pass on, and their transposes: *done is
+   the time when the gather stream has done its work, ready[i] when bundle first + i can be read. */
+static void gmm__gtp_foresee_gather(gmm_gtp_forecast *f, const gmm_gtp_stage *stages, int32_t pass, int32_t first,
+                                    const double *released, double *done, double *ready) {
+    const int32_t n = f->stages, slots = f->prefetch + f->together;
+    const int32_t count = f->together < n - first ? f->together : n - first;
+    double seconds = 0, gathered, transpose[GMM__GTP_MAX_TOGETHER];
+    int32_t i, sends = 0, awaited[GMM__GTP_MAX_TOGETHER];
+    for (i = 0; i < count; i++) {
+        const int32_t at = first + i;
+        gmm_gtp_stage x = stages[pass ? n - 1 - at : at];
+        gmm__gtp_gather_cost cost;
+        int resident; /* 1: a slot still contains the weights from the end of the previous pass */
+        (void)gmm__gtp_stage_cost("gmm_gtp_foresee", f, &x, &cost, NULL);
+        resident = at < slots && (pass ? cost.shared || cost.transposed : f->wrap && cost.shared);
+        awaited[i] = !resident && (at >= slots || pass || !f->wrap); /* otherwise the previous pass has overlapped it */
+        transpose[i] = pass ? cost.transpose : 0;
+        if (resident) continue;
+        *done = gmm__gtp_max(*done, at >= slots ? released[at - slots] : 0);
+        seconds += cost.gather[pass];
+        if (cost.gather[pass] > 0 && sends++) seconds -= f->latency;
+        f->gathered_bytes += cost.gathered[pass];
+    }
+    gathered = *done += seconds;
+    f->gather += seconds;
+    for (i = 0; i < count; i++) {
+        ready[i] = awaited[i] ? gathered : 0;
+        if (transpose[i] > 0) ready[i] = *done += transpose[i];
+    }
+}
+
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
     gmm_gtp_forecast f;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times when a slot is free, by position in the pass */
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
-    double gather_free = 0, reduce_free = 0, now = 0;
+    double gather_free = 0, reduce_free = 0, now = 0, ready[GMM__GTP_MAX_TOGETHER];
     gmm__gtp_gather_cost cost;
     int64_t sent = 0; /* at most, in all passes */
-    int32_t i, n, slots, pass;
+    int32_t i, n, pass;
     gmm_status s = GMM_OK;
     const size_t common = gmm__gtp_common_size(fn, "forecast", forecast, sizeof f, &s, error);
     if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
@@ -1518,16 +1550,18 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
+    if (f.together == 0) f.together = 1;
     n = f.stages;
     if ((f.wire != GMM_F32 && f.wire != GMM_BF16) || (f.main_grad != GMM_F32 && f.main_grad != GMM_BF16))
         return gmm__fail(error, GMM_E_DTYPE, "%s: wire is %s, main_grad %s: must be f32, bf16 or none", fn,
                          gmm_dtype_name(f.wire), gmm_dtype_name(f.main_grad));
     if (n < 1 || n > GMM__GTP_STAGES || !(f.gemm_rate > 0) || !(f.link_rate > 0) || !(f.latency >= 0) ||
-        !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.reserved)
+        !(f.memory_rate >= 0) || f.prefetch < 0 || f.prefetch > n || f.wgrad_slots < 1 || f.together < 1 ||
+        f.together > GMM__GTP_MAX_TOGETHER)
         return gmm__fail(error, GMM_E_ARG, "%s: %d stages, gemm_rate %g, link_rate %g, latency %g, memory_rate %g, "
-                         "prefetch %d, wgrad_slots %d, reserved %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
-                         "stages, >= 1, and 0", fn, n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
-                         f.prefetch, f.wgrad_slots, f.reserved, (int)GMM__GTP_STAGES);
+                         "prefetch %d, wgrad_slots %d, together %d: must be 1 to %d, > 0, > 0, >= 0, >= 0, 0 to "
+                         "stages, >= 1, and 0 to %d", fn, n, f.gemm_rate, f.link_rate, f.latency, f.memory_rate,
+                         f.prefetch, f.wgrad_slots, f.together, (int)GMM__GTP_STAGES, (int)GMM__GTP_MAX_TOGETHER);
     for (i = 0; i < n; i++) {
         gmm_gtp_stage x = stages[i];
         if (x.struct_size && x.struct_size != sizeof x)
@@ -1539,28 +1573,19 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that ranks send in %d stages do not fit 64 bits",
                              fn, n);
     }
-    slots = f.prefetch + 1;
     f.compute = f.exposed_gather = f.exposed_reduce = f.gather = f.reduce = 0;
     f.gathered_bytes = f.reduced_bytes = 0;
     for (pass = 0; pass < 2; pass++)
         for (i = 0; i < n; i++) {
             gmm_gtp_stage *x = &stages[pass ? n - 1 - i : i];
-            double *exposed = pass ? &x->exposed_backward : &x->exposed_forward, ready = 0;
-            const double exposed_forward = pass ? x->exposed_forward : 0;
-            int resident; /* 1: a slot still contains the weights from the end of the previous pass */
+            double *exposed = pass ? &x->exposed_backward : &x->exposed_forward;
+            const double exposed_forward = pass ? x->exposed_forward : 0, *arrives = &ready[i % f.together];
             (void)gmm__gtp_stage_cost(fn, &f, x, &cost, NULL);
             x->exposed_forward = exposed_forward;
-            resident = i < slots && (pass ? cost.shared || cost.transposed : f.wrap && cost.shared);
-            if (!resident) {
-                gather_free = gmm__gtp_max(gather_free, i >= slots ? released[i - slots] : 0) + cost.gather[pass];
-                f.gather += cost.gather[pass];
-                f.gathered_bytes += cost.gathered[pass];
-                ready = i < slots && !pass && f.wrap ? 0 : gather_free; /* the previous pass has overlapped it */
-            }
-            if (pass && cost.transpose > 0) ready = gather_free += cost.transpose;
-            *exposed = gmm__gtp_max(ready - now, 0);
+            if (i % f.together == 0) gmm__gtp_foresee_gather(&f, stages, pass, i, released, &gather_free, ready);
+            *exposed = gmm__gtp_max(*arrives - now, 0);
             f.exposed_gather += *exposed;
-            now = gmm__gtp_max(now, ready) + x->forward; /* in backward dgrad, which takes as long */
+            now = gmm__gtp_max(now, *arrives) + x->forward; /* in backward dgrad, which takes as long */
             released[i] = now;
             f.compute += x->forward;
             if (!pass) continue;
@@ -3967,7 +3992,6 @@ typedef struct gmm__gather_layout {
     size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
 } gmm__gather_layout;
 
-enum { GMM__GTP_MAX_TOGETHER = 8 }; /* bundles gathered by one group call */
 enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 

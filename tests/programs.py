@@ -644,6 +644,21 @@ def planner_counts(t):
 
 
 @case
+def planner_together(t):
+    """Bundles that are gathered together share a latency, and need slots of their own."""
+    gathered = []
+    for together, calls in (1, 20 + 19), (2, 10 + 9), (4, 5 + 4):  # backward finds the last ones in their slots
+        out = t.run("gtp_planner", "--layers=10", "--gpus=2", "--prefetch=0", "--latency=1000", "--link=100",
+                    "--together=%d" % together, "--svg=")
+        received = float(table(out, "What a GPU receives")["2"]["gathered"])
+        step, memory = table(out, "A micro-batch in ms")["2"], table(out, "Memory of a GPU")["2"]
+        assert abs(float(step["gathers"]) - calls - received / 100 * 1e3) < 0.02, (together, step, received)
+        gathered.append(float(memory["gathered"]))
+    fc1, fc2 = (1e-9 * 8 * 2 * 7168 * n for n in (4096, 2048))  # of one bundle; slots are counted for both shapes
+    assert all(abs(g - n * (fc1 + fc2)) < 0.01 for g, n in zip(gathered, (1, 1, 2))), (gathered, fc1, fc2)
+
+
+@case
 def planner_judges(t):
     """The verdict says whether it fits; what it says of a change is what a run with that change says."""
     shape = ["--gpus", "16", "--svg", "", "--capacity"]

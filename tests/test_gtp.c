@@ -735,6 +735,42 @@ static void memory_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_memory_add(&good, &m, &e), e.text, "memory->struct_size", NULL);
 }
 
+/* Four stages of which two at a time are gathered together, by hand: a gather of two is 1 s of latency and 8 s, a GEMM
+   3 s, a reduction 5 s; nothing is gathered ahead, and no gradient buffer is waited for. */
+static void foresee_together(int arg) {
+    gmm_gtp_stage x[4];
+    gmm_gtp_forecast f = GMM_ZERO;
+    gmm_shard s = weight(64, 16, 2, 0, 0);
+    gmm_error e = GMM_ZERO;
+    (void)arg;
+    s.dtype = GMM_F32;
+    f.stages = 4;
+    f.gemm_rate = 2 * 64 * 16;
+    f.link_rate = 64 * 16 * 4 / 2 / 4.0;
+    f.latency = 1;
+    f.wgrad_slots = 4;
+    f.together = 2;
+    memset(x, 0, sizeof x);
+    for (int k = 0; k < 4; k++) x[k].shard = &s, x[k].tokens = 3;
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(x[0].gather == 5 && x[0].forward == 3 && x[0].reduce == 5, "alone %g", x[0].gather);
+    /* forward: gathered 0-9, 9-12, 12-15; both slots are free at 15, gathered 15-24, 24-27, 27-30 */
+    T_CHECK(x[0].exposed_forward == 9 && x[1].exposed_forward == 0 && x[2].exposed_forward == 9 &&
+                x[3].exposed_forward == 0, "forward %g %g %g %g", x[0].exposed_forward, x[1].exposed_forward,
+            x[2].exposed_forward, x[3].exposed_forward);
+    /* backward: stage 3 30-33-36, stage 2 36-39-42, gathered 39-48, stage 1 48-51-54, stage 0 54-57-60, reduced to
+       65 */
+    T_CHECK(x[3].exposed_backward == 0 && x[2].exposed_backward == 0 && x[1].exposed_backward == 6 &&
+                x[0].exposed_backward == 0, "backward %g %g %g %g", x[3].exposed_backward, x[2].exposed_backward,
+            x[1].exposed_backward, x[0].exposed_backward);
+    T_CHECK(f.step == 65 && f.compute == 36 && f.exposed_gather == 24 && f.exposed_reduce == 5 && f.gather == 27,
+            "step %g, gather %g", f.step, f.gather);
+    f.stages = 3; /* stage 2 is gathered alone, into the slot that is read at 12, to 17; in backward stage 0 alone */
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(x[2].exposed_forward == 2 && f.gather == 9 + 5 + 5, "a group cut short: %g, gather %g",
+            x[2].exposed_forward, f.gather);
+}
+
 /* At this number of tokens a gather takes as long as the GEMM that hides it: only the chain's head is exposed; with
    fewer tokens every gather is. Then one step is computed by hand. */
 static void foresee(int arg) {
@@ -792,6 +828,9 @@ static void foresee(int arg) {
     f.wrap = 1;
     T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
     T_CHECK(x[0].exposed_forward == 0 && x[1].exposed_forward == 0, "the head is there already");
+    f.together = 9;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_foresee(&f, x, &e), e.text, "together 9", "0 to 8", NULL);
+    f.together = 1;
     s.gtp_size = 1;
     T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
     T_CHECK(f.step == f.compute && f.gather == 0 && f.reduce == 0, "one rank has nothing to wait for");
@@ -957,4 +996,5 @@ void tests_gtp(void) {
     t_add_host(memory, 0, "gtp memory");
     t_add_host(memory_errors, 0, "gtp memory errors");
     t_add_host(foresee, 0, "gtp forecast");
+    t_add_host(foresee_together, 0, "gtp forecast of gathers together");
 }

@@ -33,7 +33,7 @@ static void die(const char *format, ...) {
 
 static struct settings {
     int64_t hidden, ffn, experts, layers, tokens, gated, gpus, node;
-    int64_t prefetch, block, wrap, slots, optimizer_ranks, topk, ep, recompute, in_flight, help;
+    int64_t prefetch, together, wrap, slots, optimizer_ranks, topk, ep, recompute, in_flight, help;
     double gemm, link, network, latency, memory, capacity, other;
     const char *format, *wire, *save_policy, *svg;
 } opt;
@@ -50,7 +50,7 @@ static option options[] = {
     {"format", OPTION_CHOICE, 0, &opt.format, "bf16", 0, 0, "bf16|fp8|fp8-block|mxfp8|nvfp4", "of weights", 0},
     {"wire", OPTION_CHOICE, 0, &opt.wire, "bf16", 0, 0, "bf16|f32", "of reduced gradients", 0},
     {"prefetch", OPTION_INTEGER, 0, &opt.prefetch, "1", 0, 3, "", "gathered ahead; FC1 and FC2 are one each", 0},
-    {"block", OPTION_SWITCH, 0, &opt.block, "0", 0, 1, "", "FC1 and FC2 of a layer are gathered together", 0},
+    {"together", OPTION_INTEGER, 0, &opt.together, "1", 1, 8, "", "gathered by one collective; 2: FC1 with its FC2", 0},
     {"wrap", OPTION_SWITCH, 0, &opt.wrap, "0", 0, 1, "", "the first gather hides behind the micro-batch before", 0},
     {"wgrad-slots", OPTION_INTEGER, 0, &opt.slots, "2", 1, 16, "", "gradient buffers of each shape", 0},
     {"optimizer-ranks", OPTION_INTEGER, 0, &opt.optimizer_ranks, "1", 1, 1e6, "",
@@ -189,6 +189,7 @@ static estimate estimate_of(int gpus) {
     gmm_shard shards[2];
     gmm_error error;
     estimate o;
+    int64_t staged = 0;
     if (!stages) die("out of memory");
     if (!a.possible) die("--save-policy %s: --format %s has no quantized copies", opt.save_policy, opt.format);
     memset(&o, 0, sizeof o);
@@ -196,6 +197,7 @@ static estimate estimate_of(int gpus) {
     o.gpus = gpus;
     for (int k = 0; k < 2; k++) {
         gmm_gtp_use use = GMM_ZERO;
+        gmm_gtp_memory alone = GMM_ZERO;
         shards[k].dtype = f->dtype;
         shards[k].scaling = f->scaling;
         shards[k].rows = rows[k];
@@ -204,16 +206,20 @@ static estimate estimate_of(int gpus) {
         use.bundle = (int32_t)opt.experts;
         use.shard = &shards[k];
         use.layers = opt.layers;
-        use.gather_slots = (int32_t)(opt.block ? 2 : (opt.prefetch + 2) / 2);
+        use.gather_slots = (int32_t)(opt.prefetch + opt.together + 1) / 2;
         use.wgrad_slots = (int32_t)opt.slots;
         use.main_grad = GMM_F32;
         use.wire = !strcmp(opt.wire, "f32") ? GMM_F32 : GMM_BF16;
         use.all_to_all = use.wire == GMM_BF16 && gpus > 2;
         use.reduce_slots = use.all_to_all;
         use.optimizer_ranks = (int32_t)opt.optimizer_ranks;
-        if (gmm_gtp_memory_add(&use, &o.memory, &error)) die("%s", error.text);
+        if (gmm_gtp_memory_add(&use, &o.memory, &error) || gmm_gtp_memory_add(&use, &alone, &error))
+            die("%s", error.text);
+        staged += alone.stage * ((opt.together + 1 - k) / 2);
         o.step.wire = use.wire;
     }
+    /* what is gathered together is staged side by side; of one weight, in o.memory already */
+    if (opt.together > 1) o.memory.total += staged - o.memory.stage, o.memory.stage = staged;
     for (int i = 0; i < n; i++) {
         stages[i].bundle = (int32_t)opt.experts;
         stages[i].shard = &shards[i % 2];
@@ -224,8 +230,8 @@ static estimate estimate_of(int gpus) {
     o.step.link_rate = (gpus <= opt.node ? opt.link : opt.network) * 1e9;
     o.step.latency = opt.latency * 1e-6;
     o.step.memory_rate = opt.memory * 1e9;
-    o.step.prefetch = (int32_t)(opt.block ? 3 : opt.prefetch);
-    o.step.prefetch = o.step.prefetch < n ? o.step.prefetch : n;
+    o.step.prefetch = (int32_t)(opt.prefetch < n ? opt.prefetch : n);
+    o.step.together = (int32_t)opt.together;
     o.step.wgrad_slots = (int32_t)opt.slots * 2; /* slots for both shapes */
     o.step.wrap = (int32_t)opt.wrap;
     if (gmm_gtp_foresee(&o.step, stages, &error)) die("%s", error.text);
@@ -290,9 +296,9 @@ static void print_table(const estimate *o, int count) {
     printf("%lld layers of %lld experts, FC1 %lld x %lld, FC2 %lld x %lld, %s; %lld tokens a layer\n",
            (long long)opt.layers, (long long)opt.experts, (long long)(opt.ffn * (1 + opt.gated)), (long long)opt.hidden,
            (long long)opt.hidden, (long long)opt.ffn, opt.format, (long long)opt.tokens);
-    printf("GEMMs at %g TFLOP/s, %g GB/s in a node of %lld and %g GB/s across, %g us, gradients in %s, %lld ahead%s\n"
-           "\n", opt.gemm, opt.link, (long long)opt.node, opt.network, opt.latency, opt.wire,
-           (long long)(opt.block ? 3 : opt.prefetch), opt.block ? " (a block)" : "");
+    printf("GEMMs at %g TFLOP/s, %g GB/s in a node of %lld and %g GB/s across, %g us, gradients in %s; weights: %lld "
+           "ahead, %lld together\n\n", opt.gemm, opt.link, (long long)opt.node, opt.network, opt.latency, opt.wire,
+           (long long)opt.prefetch, (long long)opt.together);
     printf("Memory of a GPU in GB\n%6s %9s %9s %9s %9s %9s %9s %9s %9s %9s %5s\n", "GPUs", "weights", "gradient",
            "moments", "gathered", "wgrad", "received", "saved", "other", "total", "fits");
     for (int i = 0; i < count; i++) {

@@ -59,17 +59,18 @@ version() {
 }
 check "the version agrees everywhere" empty version
 
-# Tables of numbers beside the results files, and the README's picture.
-picture() {
+# Tables of numbers beside the results files, and the README's pictures.
+pictures() {
     for f in tests/results/*.txt; do
-        [ -e "${f%.txt}.svg" ] || continue
-        python3 -B tests/tools/results_svg.py "$f" | cmp - "${f%.txt}.svg" ||
-            { echo "python3 tests/tools/results_svg.py $f > ${f%.txt}.svg"; return 1; }
+        printf '%s\n' "products $f ${f%.txt}.svg" "layers $f ${f%.txt}-layers.svg"
+    done | while read -r kind f svg; do
+        [ ! -e "$svg" ] || python3 -B tests/tools/results_svg.py "$kind" "$f" | cmp - "$svg" ||
+            echo "python3 tests/tools/results_svg.py $kind $f > $svg"
     done
 }
 if works python3; then
     check "the figures of the README and of the guide stand in tests/results" python3 -B tests/headers/readme_figures.py
-    check "the README's picture is drawn from tests/results" picture
+    check "the README's pictures are drawn from tests/results" empty pictures
 else skip "the README's figures" "no python3"; fi
 readme_links() {
     for f in README.md examples/README.md docs/guide/*.md; do

@@ -44,6 +44,14 @@ def mlp(x, w1, w2, splits, probs=None, b1=None, b2=None, act="swiglu", recipe="n
     return _Delayed.apply(x, w1, w2, splits, probs, b1, b2, (act, recipe, save), random, main_grads, queue)
 
 
+def moe(x, w1, w2, indices, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", random=None,
+        main_grads=(None, None), queue=None):
+    """A layer behind its router: the sum of the outputs of each token's experts, which indices [T, k] name (int32, -1 =
+    none), weighted by probs [T, k]. Computes what permute, mlp and unpermute do, bit for bit, and keeps no permuted
+    rows for backward. Other arguments are those of mlp."""
+    return mlp(x, w1, w2, indices, probs, b1, b2, act, recipe, save, random, main_grads, queue)
+
+
 def topk(logits, k, score="softmax", normalize=False, scale=1.0, expert_bias=None, aux_coeff=0.0, z_coeff=0.0):
     """Chooses k experts per token: probs and indices [T, k], tokens per expert, and the two losses [2] (load balance,
     logsumexp squared), which are differentiable."""
@@ -82,26 +90,26 @@ class WgradQueue:
 
 class _Delayed(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, w1, w2, splits, probs, b1, b2, settings, random, main_grads, queue):
+    def forward(ctx, x, w1, w2, routing, probs, b1, b2, settings, random, main_grads, queue):
         if all(ctx.needs_input_grad[1:3]) and (main_grads[0] is None) != (main_grads[1] is None):
             raise RuntimeError("gmm: main_grad1 and main_grad2 go together where both weights are trained")
         x = x.contiguous()  # which the entry of the queue refers to
-        y, saved = ops.mlp_fwd(x, w1, w2, splits, probs, b1, b2, *settings)
-        ctx.save_for_backward(ops.kept_x(x, settings[2]), w1, w2, splits, saved, probs, b1, b2, random)
+        y, saved = ops.mlp_fwd(x, w1, w2, routing, probs, b1, b2, *settings)
+        ctx.save_for_backward(ops.kept_x(x, settings[2]), w1, w2, routing, saved, probs, b1, b2, random)
         ctx.weights, ctx.settings, ctx.main_grads, ctx.queue = (w1, w2), settings, main_grads, queue
         return y
 
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx, dy):
-        x, w1, w2, splits, saved, probs, b1, b2, random = ctx.saved_tensors
+        x, w1, w2, routing, saved, probs, b1, b2, random = ctx.saved_tensors
         need_dx, *needed = ctx.needs_input_grad[:3]
         grads = [m if need else None for m, need in zip(ctx.main_grads, needed)]
         main = any(g is not None for g in grads)
         if not main:
             grads = [torch.empty_like(w) if need else None for w, need in zip((w1, w2), needed)]
         dy, random = dy.contiguous(), None if random is None else random.contiguous()
-        operands = (dy, x, w1, w2, splits, saved, probs, b1, b2, random, *ctx.settings, need_dx)
+        operands = (dy, x, w1, w2, routing, saved, probs, b1, b2, random, *ctx.settings, need_dx)
         if any(needed):
             dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(*grads, *operands, main)
         else:  # both are frozen: run() finds an entry that does nothing
@@ -129,8 +137,8 @@ class GroupedLinear(torch.nn.Module):
 
 
 class MoE(torch.nn.Module):
-    """A mixture-of-experts layer: router, permute, expert MLP, unpermute. forward(x [T, hidden]) gives the output and
-    the router's two losses. With delay_wgrad, backward_dw() computes the experts' weight gradients, once for each
+    """A mixture-of-experts layer: router, experts, the sum of their outputs. forward(x [T, hidden]) gives the output
+    and the router's two losses. With delay_wgrad, backward_dw() computes the experts' weight gradients, once for each
     backward."""
 
     def __init__(self, hidden, ffn, experts, k, act="swiglu", recipe="none", save="preact", score="softmax",
@@ -152,12 +160,11 @@ class MoE(torch.nn.Module):
         if self.random is not None and self.training:
             self.random[1::2] += 1  # other draws for each micro-batch
         probs, indices, _, losses = topk(self.router(x), self.k, **self.route)
-        rows, row_probs, row_of, slot_of, sizes = permute(x, indices, self.w1.shape[0], probs)
         main_grads = tuple(getattr(w, "main_grad", None) for w in (self.w1, self.w2))
         random = self.random.clone() if self.random is not None else None
-        y = mlp(rows, self.w1, self.w2, sizes, row_probs, act=self.act, recipe=self.recipe, save=self.save,
-                random=random, main_grads=main_grads, queue=self.queue)
-        return unpermute(y, row_of, slot_of, sizes), losses
+        y = moe(x, self.w1, self.w2, indices, probs, act=self.act, recipe=self.recipe, save=self.save, random=random,
+                main_grads=main_grads, queue=self.queue)
+        return y, losses
 
     def backward_dw(self):
         if self.queue is not None:

@@ -77,13 +77,13 @@ static Tensor linear(const Tensor &x, const Tensor &w, const Tensor &splits, con
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 
-static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
+static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing,
                                           const Maybe &probs, const Maybe &b1, const Maybe &b2, Text act, Text recipe,
                                           Text save, bool training) {
     GMM_TORCH_OPERATOR("mlp_fwd", std::tuple<Tensor, Tensor>(
         const Tensor &, const Tensor &, const Tensor &, const Tensor &, const Maybe &, const Maybe &, const Maybe &,
         Text, Text, Text, bool));
-    return op.call(x, w1, w2, splits, probs, b1, b2, act, recipe, save, training);
+    return op.call(x, w1, w2, routing, probs, b1, b2, act, recipe, save, training);
 }
 
 /* Whether the running backward may overwrite what forward saved: no later one reads it, unless the graph is kept
@@ -99,12 +99,12 @@ static Tensor kept_x(const Tensor &x, Text save) { return saves_x(save) ? x.new_
 
 struct Mlp : torch::autograd::Function<Mlp> {
     static Tensor forward(AutogradContext *ctx, const Tensor &x, const Tensor &w1, const Tensor &w2,
-                          const Tensor &splits, const Maybe &probs, const Maybe &b1, const Maybe &b2,
+                          const Tensor &routing, const Maybe &probs, const Maybe &b1, const Maybe &b2,
                           std::string act, std::string recipe, std::string save, const Maybe &random,
                           const Maybe &main_grad1, const Maybe &main_grad2) {
         at::AutoDispatchBelowADInplaceOrView below;
-        const auto [y, saved] = mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, true);
-        ctx->save_for_backward({kept_x(x, save), w1, w2, splits, saved, value(probs), value(b1), value(b2),
+        const auto [y, saved] = mlp_fwd(x, w1, w2, routing, probs, b1, b2, act, recipe, save, true);
+        ctx->save_for_backward({kept_x(x, save), w1, w2, routing, saved, value(probs), value(b1), value(b2),
                                 value(random)});
         ctx->saved_data["act"] = act, ctx->saved_data["recipe"] = recipe, ctx->saved_data["save"] = save;
         ctx->saved_data["main_grad1"] = main_grad1, ctx->saved_data["main_grad2"] = main_grad2;
@@ -145,7 +145,7 @@ struct Mlp : torch::autograd::Function<Mlp> {
         return {dx, dw1, dw2, Tensor(), dprobs, db1, db2, {}, {}, {}, {}, {}, {}};
     }
 };
-static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits, const Maybe &probs,
+static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing, const Maybe &probs,
                   const Maybe &b1, const Maybe &b2, Text act, Text recipe, Text save, const Maybe &random,
                   const Maybe &main_grad1, const Maybe &main_grad2) {
     TORCH_CHECK(main_grad1.has_value() == main_grad2.has_value() || !w1.requires_grad() || !w2.requires_grad(),
@@ -153,10 +153,10 @@ static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Ten
     const auto wants = [](const Maybe &t) { return t.has_value() && t->requires_grad(); };
     if (at::GradMode::is_enabled() && (x.requires_grad() || w1.requires_grad() || w2.requires_grad() || wants(probs) ||
                                        wants(b1) || wants(b2)))
-        return Mlp::apply(x, w1, w2, splits, probs, b1, b2, std::string(act), std::string(recipe), std::string(save),
+        return Mlp::apply(x, w1, w2, routing, probs, b1, b2, std::string(act), std::string(recipe), std::string(save),
                           random, main_grad1, main_grad2);
     at::AutoDispatchBelowADInplaceOrView below; /* nothing is saved */
-    return std::get<0>(mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, false));
+    return std::get<0>(mlp_fwd(x, w1, w2, routing, probs, b1, b2, act, recipe, save, false));
 }
 
 /* ---- Router, permute, unpermute */

@@ -43,25 +43,30 @@ def _(y, x, w, splits, n):
     return None
 
 
-def saved_bytes(x, w1, w2, probs, b1, b2, act, recipe, save):
-    """Bytes that mlp_fwd saves. Other than FC1's output, they are known for a number of rows only: torch.compile then
-    compiles again for another number."""
+def saved_bytes(x, w1, w2, routing, probs, b1, b2, act, recipe, save):
+    """Bytes that mlp_fwd saves. Other than FC1's output and the maps of a layer, they are known for a number of rows
+    only: torch.compile then compiles again for another number."""
+    topk = routing.shape[1] if routing.dim() == 2 else 0
     if recipe == "none" and save == "preact":
-        return (x.shape[0] * w1.shape[1] * x.element_size() + 255) // 256 * 256
+        rows = x.shape[0] * topk if topk else x.shape[0]
+        parts = [rows * w1.shape[1] * x.element_size()]
+        if topk:  # row_of, slot_of, sizes, row_probs
+            parts += [4 * rows, 4 * rows, 4 * w1.shape[0], 0 if probs is None else 4 * rows]
+        return sum((n + 255) // 256 * 256 for n in parts)
     return torch.ops.gmm.mlp_saved_bytes(
-        int(x.shape[0]), int(w1.shape[0]), int(x.shape[1]), int(w2.shape[2]), int(w2.shape[1]), x.dtype,
+        int(x.shape[0]), int(topk), int(w1.shape[0]), int(x.shape[1]), int(w2.shape[2]), int(w2.shape[1]), x.dtype,
         probs is not None, b1 is not None, b2 is not None, act, recipe, save)
 
 
 @fake("gmm::mlp")
-def _(x, w1, w2, splits, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", random=None,
+def _(x, w1, w2, routing, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", random=None,
       main_grad1=None, main_grad2=None):
     return x.new_empty(x.shape[0], w2.shape[1])
 
 
 @fake("gmm::mlp_fwd")
-def _(x, w1, w2, splits, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", training=True):
-    size = saved_bytes(x, w1, w2, probs, b1, b2, act, recipe, save) if training else 0
+def _(x, w1, w2, routing, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", training=True):
+    size = saved_bytes(x, w1, w2, routing, probs, b1, b2, act, recipe, save) if training else 0
     return x.new_empty(x.shape[0], w2.shape[1]), x.new_empty(size, dtype=torch.uint8)
 
 
@@ -70,14 +75,14 @@ def like(x, t):
 
 
 @fake("gmm::mlp_bwd")
-def _(dy, x, w1, w2, splits, saved, probs=None, b1=None, b2=None, random=None, act="swiglu", recipe="none",
+def _(dy, x, w1, w2, routing, saved, probs=None, b1=None, b2=None, random=None, act="swiglu", recipe="none",
       save="preact", need_dx=True, need_dw1=True, need_dw2=True, overwritten=None):
     dw = w1 if need_dw1 else None, w2 if need_dw2 else None
     return tuple(like(x, t) for t in (x if need_dx else None, *dw, probs, b1, b2))
 
 
 @fake("gmm::mlp_bwd_add")
-def _(main_grad1, main_grad2, dy, x, w1, w2, splits, saved, probs=None, b1=None, b2=None, random=None, act="swiglu",
+def _(main_grad1, main_grad2, dy, x, w1, w2, routing, saved, probs=None, b1=None, b2=None, random=None, act="swiglu",
       recipe="none", save="preact", need_dx=True, overwritten=None):
     return tuple(like(x, t) for t in (x if need_dx else None, probs, b1, b2))
 

@@ -18,15 +18,19 @@ static gmm_linear linear_of(const gmm_groups &groups, int64_t in, int64_t out) {
     return lin;
 }
 
-static void check_weight(const Tensor &w, const char *name, const Tensor &splits, const Tensor &x, int axis) {
+static void check_weight(const Tensor &w, const char *name, const Tensor &x, int axis) {
     TORCH_CHECK(w.dim() == 3 && x.dim() == 2, "gmm: ", name, " must be [experts, out, in], its rows [rows, features]");
-    TORCH_CHECK(w.size(0) == splits.size(0), "gmm: ", name, " has ", w.size(0), " experts, splits ", splits.size(0));
     TORCH_CHECK(w.size(axis) == x.size(1), "gmm: ", name, " ", w.sizes(), " does not fit rows of ", x.size(1),
                 " features");
 }
 
+static void check_splits(const Tensor &splits, const Tensor &w, const char *name) {
+    TORCH_CHECK(w.size(0) == splits.size(0), "gmm: ", name, " has ", w.size(0), " experts, splits ", splits.size(0));
+}
+
 static Tensor linear_fwd(const Tensor &x, const Tensor &w, const Tensor &splits, const Maybe &bias) {
-    check_weight(w, "w", splits, x, 2);
+    check_weight(w, "w", x, 2);
+    check_splits(splits, w, "w");
     const Call call(x);
     const gmm_groups groups = call.groups(splits, x.size(0));
     Tensor y = at::empty({x.size(0), w.size(1)}, x.options());
@@ -42,7 +46,8 @@ static Tensor linear(const Tensor &x, const Tensor &w, const Tensor &splits, con
 }
 
 static Tensor linear_dgrad(const Tensor &dy, const Tensor &w, const Tensor &splits) {
-    check_weight(w, "w", splits, dy, 1);
+    check_weight(w, "w", dy, 1);
+    check_splits(splits, w, "w");
     const Call call(dy);
     const gmm_groups groups = call.groups(splits, dy.size(0));
     Tensor dx = at::empty({dy.size(0), w.size(2)}, dy.options());
@@ -130,27 +135,31 @@ static const std::vector<std::string> recipes = {"none", "fp8_delayed", "fp8_cur
 static const std::vector<std::string> saves = {"preact",    "preact_and_act", "nothing",
                                                "quantized", "preact_e4m3",    "quantized_e4m3"};
 
-/* What mlp's operators have in common: arguments in the order of their schemas. */
+/* What mlp's operators have in common: arguments in the order of their schemas. `routing` says which experts the rows
+   of x belong to: splits [experts], where they lie by expert, or indices [rows, topk] of each row's experts, whose
+   outputs are added. */
 struct MlpArguments {
-    Tensor x, w1, w2, splits, probs, b1, b2;
+    Tensor x, w1, w2, routing, probs, b1, b2;
     c10::string_view act, recipe, save;
 };
 
-/* The descriptor of an MLP over these tensors. */
+/* The descriptor of an MLP over these tensors: of the layer around it, too, where `routing` has indices. */
 struct Mlp {
     gmm_mlp_config config = GMM_ZERO;
     gmm_recipe recipe = GMM_ZERO;
     gmm_mlp_quant quant = GMM_ZERO;
     gmm_groups groups = GMM_ZERO;
     gmm_mlp mlp = GMM_ZERO;
+    gmm_moe layer = GMM_ZERO;
     Mat x, w1, w2, b1, b2;
-    Tensor probs;
+    Tensor probs, indices;
 
-    void configure(int64_t hidden, int64_t ffn, int64_t out, const MlpArguments &a, bool prob, bool bias1, bool bias2) {
+    void configure(int64_t hidden, int64_t ffn, int64_t out, c10::string_view act, c10::string_view recipe_name,
+                   c10::string_view save, bool prob, bool bias1, bool bias2) {
         config.hidden = hidden, config.ffn = ffn, config.hidden_out = out;
-        config.act = act_of(a.act);
-        config.save = (gmm_save)lookup(saves, a.save, "save");
-        config.recipe = (gmm_recipe_kind)lookup(recipes, a.recipe, "recipe");
+        config.act = act_of(act);
+        config.save = (gmm_save)lookup(saves, save, "save");
+        config.recipe = (gmm_recipe_kind)lookup(recipes, recipe_name, "recipe");
         TORCH_CHECK(config.recipe != GMM_RECIPE_FP8_DELAYED,
                     "gmm: recipe 'fp8_delayed' keeps scales between steps, which these operators do not: use "
                     "'fp8_current' or 'fp8_block'");
@@ -160,16 +169,33 @@ struct Mlp {
         mlp.config = &config, mlp.groups = &groups, mlp.quant = config.recipe ? &quant : nullptr;
     }
 
+    Mlp() = default;
+    void route(int64_t tokens, int64_t topk, int64_t experts) {
+        layer.tokens = tokens, layer.topk = (int32_t)topk, layer.experts = (int32_t)experts;
+    }
+
     Mlp(const Call &call, const MlpArguments &a, bool backward = false) {
-        check_weight(a.w1, "w1", a.splits, a.x, 2);
+        const bool routed = a.routing.dim() == 2;
+        check_weight(a.w1, "w1", a.x, 2);
         const gmm_act act = act_of(a.act);
         const int64_t ffn = a.w1.size(1) / (gmm_act_gated(act.kind) ? 2 : 1);
         TORCH_CHECK(a.w2.dim() == 3 && a.w2.size(0) == a.w1.size(0) && a.w2.size(2) == ffn, "gmm: w2 ", a.w2.sizes(),
                     " does not fit w1 ", a.w1.sizes(), " and activation ", std::string(a.act));
-        TORCH_CHECK(!a.probs.defined() || a.probs.numel() == a.x.size(0), "gmm: probs has ", a.probs.sizes(),
-                    " values, x ", a.x.size(0), " rows");
-        configure(a.x.size(1), ffn, a.w2.size(1), a, a.probs.defined(), a.b1.defined(), a.b2.defined());
-        groups = call.groups(a.splits, a.x.size(0));
+        TORCH_CHECK(!routed || (a.routing.size(0) == a.x.size(0) && a.routing.size(1) > 0), "gmm: indices ",
+                    a.routing.sizes(), " must be [rows of x, topk], x has ", a.x.size(0), " rows");
+        const int64_t weighted = routed ? a.routing.numel() : a.x.size(0);
+        TORCH_CHECK(!a.probs.defined() || a.probs.numel() == weighted, "gmm: probs has ", a.probs.sizes(),
+                    " values, ", routed ? "indices " : "x ", weighted, routed ? "" : " rows");
+        configure(a.x.size(1), ffn, a.w2.size(1), a.act, a.recipe, a.save, a.probs.defined(), a.b1.defined(),
+                  a.b2.defined());
+        if (routed) {
+            indices = call.vector(a.routing, "indices", at::kInt);
+            route(a.x.size(0), a.routing.size(1), a.w1.size(0));
+            layer.indices = ints(indices), layer.fault = call.fault();
+        } else {
+            check_splits(a.routing, a.w1, "w1");
+            groups = call.groups(a.routing, a.x.size(0));
+        }
         if (!backward || !saves_x(a.save)) x = call.mat(a.x, "x");
         w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
         b1 = call.bias(a.b1, "b1"), b2 = call.bias(a.b2, "b2");
@@ -178,6 +204,38 @@ struct Mlp {
         mlp.prob = floats(probs);
     }
     Mlp(const Mlp &) = delete;
+
+    /* The layer's descriptor, in which what an MLP has for rows is there for tokens, and that of its experts. */
+    gmm_moe layer_over(gmm_mlp *experts) const {
+        gmm_moe l = layer;
+        *experts = mlp;
+        l.mlp = experts;
+        l.x = mlp.x, l.out = mlp.y, l.dout = mlp.dy, l.dx = mlp.dx, l.probs = mlp.prob, l.dprobs = mlp.dprob;
+        l.saved = mlp.saved, l.saved_bytes = mlp.saved_bytes;
+        l.deferred = mlp.deferred, l.deferred_bytes = mlp.deferred_bytes;
+        experts->x = experts->y = experts->dy = experts->dx = nullptr;
+        experts->groups = nullptr, experts->prob = nullptr, experts->dprob = nullptr;
+        experts->saved = experts->deferred = nullptr, experts->saved_bytes = experts->deferred_bytes = 0;
+        return l;
+    }
+    gmm_info query(const Call &call, gmm_op op, gmm_op layer_op) const {
+        gmm_info info = GMM_ZERO;
+        gmm_mlp experts;
+        const gmm_moe l = layer_over(&experts);
+        call.check(layer.topk ? gmm_moe_query(call.ctx, layer_op, &l, &info)
+                              : gmm_mlp_query(call.ctx, op, &mlp, &info));
+        return info;
+    }
+    void forward(const Call &call) const {
+        gmm_mlp experts;
+        if (layer.topk) call.run(GMM_OP_MOE_FWD, gmm_moe_query, gmm_moe_fwd, layer_over(&experts));
+        else call.run(GMM_OP_MLP_FWD, gmm_mlp_query, gmm_mlp_fwd, mlp);
+    }
+    void backward(const Call &call) const {
+        gmm_mlp experts;
+        if (layer.topk) call.run(GMM_OP_MOE_BWD, gmm_moe_query, gmm_moe_bwd, layer_over(&experts));
+        else call.run(GMM_OP_MLP_BWD, gmm_mlp_query, gmm_mlp_bwd, mlp);
+    }
 };
 
 /* Memory of a tensor that outlives the call, aligned to 256 bytes. */
@@ -189,51 +247,41 @@ static Tensor aligned(size_t bytes, at::Device device) {
     return at::from_blob(p, {n}, [](void *q) { std::free(q); }, at::TensorOptions(at::kByte));
 }
 
-static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
+static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing,
                                           const Maybe &probs, const Maybe &b1, const Maybe &b2, c10::string_view act,
                                           c10::string_view recipe, c10::string_view save, bool training) {
     const Call call(x);
-    Mlp m(call, {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save});
+    Mlp m(call, {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save});
     Tensor y = at::empty({x.size(0), w2.size(1)}, x.options());
     const Mat my = mat_of(y, "y");
     m.mlp.y = my.get();
-    gmm_info info = GMM_ZERO;
-    if (training) call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_FWD, &m.mlp, &info));
-    Tensor saved = aligned(info.saved_bytes, call.device);
-    if (training) m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = info.saved_bytes;
-    call.run(GMM_OP_MLP_FWD, gmm_mlp_query, gmm_mlp_fwd, m.mlp);
+    const size_t bytes = training ? m.query(call, GMM_OP_MLP_FWD, GMM_OP_MOE_FWD).saved_bytes : 0;
+    Tensor saved = aligned(bytes, call.device);
+    if (training) m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = bytes;
+    m.forward(call);
     return {y, saved};
 }
 
-static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits, const Maybe &probs,
+static Tensor mlp(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing, const Maybe &probs,
                   const Maybe &b1, const Maybe &b2, c10::string_view act, c10::string_view recipe,
                   c10::string_view save, const Maybe &, const Maybe &, const Maybe &) {
-    return std::get<0>(mlp_fwd(x, w1, w2, splits, probs, b1, b2, act, recipe, save, false));
+    return std::get<0>(mlp_fwd(x, w1, w2, routing, probs, b1, b2, act, recipe, save, false));
 }
 
-/* The bytes that mlp_fwd saves, for fake tensors. Every engine saves the same. */
-static int64_t mlp_saved_bytes(int64_t tokens, int64_t experts, int64_t hidden, int64_t ffn, int64_t out,
+/* The bytes that mlp_fwd saves, for fake tensors: topk is 0 where it takes splits. Every engine saves the same. */
+static int64_t mlp_saved_bytes(int64_t rows, int64_t topk, int64_t experts, int64_t hidden, int64_t ffn, int64_t out,
                                at::ScalarType dtype, bool probs, bool b1, bool b2, c10::string_view act,
                                c10::string_view recipe, c10::string_view save) {
     const Tensor none = at::empty({1, 1}, at::TensorOptions(dtype));
     const Call call(none);
-    gmm_mlp_config config = GMM_ZERO;
-    gmm_groups groups = GMM_ZERO;
-    gmm_mlp_quant quant = GMM_ZERO;
-    gmm_mlp m = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    gmm_mat any = gmm_mat_packed(dtype_of(none, "x"), nullptr), bias = any;
-    config.hidden = hidden, config.ffn = ffn, config.hidden_out = out;
-    config.act = act_of(act), config.save = (gmm_save)lookup(saves, save, "save");
-    config.recipe = (gmm_recipe_kind)lookup(recipes, recipe, "recipe");
-    config.prob = probs, config.bias1 = b1, config.bias2 = b2, config.prob_on_bias2 = probs && b2;
-    const gmm_recipe r = gmm_recipe_of(config.recipe);
-    quant.recipe = &r;
-    groups.count = (int32_t)experts, groups.capacity = tokens, groups.dtype = GMM_I32;
-    m.config = &config, m.groups = &groups, m.x = &any, m.w1 = &any, m.w2 = &any, m.y = &any;
-    m.b1 = b1 ? &bias : nullptr, m.b2 = b2 ? &bias : nullptr, m.quant = config.recipe ? &quant : nullptr;
-    call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_FWD, &m, &info));
-    return (int64_t)info.saved_bytes;
+    Mlp m;
+    gmm_mat any = gmm_mat_packed(dtype_of(none, "x"), nullptr);
+    m.configure(hidden, ffn, out, act, recipe, save, probs, b1, b2);
+    if (topk) m.route(rows, topk, experts);
+    m.groups.count = (int32_t)experts, m.groups.capacity = rows, m.groups.dtype = GMM_I32;
+    m.mlp.x = m.mlp.w1 = m.mlp.w2 = m.mlp.y = &any;
+    m.mlp.b1 = b1 ? &any : nullptr, m.mlp.b2 = b2 ? &any : nullptr;
+    return (int64_t)m.query(call, GMM_OP_MLP_FWD, GMM_OP_MOE_FWD).saved_bytes;
 }
 
 /* The gradients that are computed; undefined destinations are not wanted. */
@@ -274,14 +322,12 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
 
     gmm_wgrad_queue queue = GMM_ZERO;
     if (delay) {
-        gmm_info info = GMM_ZERO;
         out.entry = at::zeros({entry_words}, at::TensorOptions(at::kLong));
         queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)out.entry.data_ptr(), 1);
         m.mlp.queue = &queue;
-        call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_BWD, &m.mlp, &info));
-        m.mlp.deferred_bytes = (info.deferred_bytes + 255) / 256 * 256;
-        call.check(gmm_mlp_query(call.ctx, GMM_OP_MLP_WGRAD, &m.mlp, &info));
-        out.entry[entry_words - 1] = (int64_t)info.workspace_bytes;
+        const size_t bytes = m.query(call, GMM_OP_MLP_BWD, GMM_OP_MOE_BWD).deferred_bytes;
+        m.mlp.deferred_bytes = (bytes + 255) / 256 * 256;
+        out.entry[entry_words - 1] = (int64_t)m.query(call, GMM_OP_MLP_WGRAD, GMM_OP_MLP_WGRAD).workspace_bytes;
     }
     /* A tensor that was moved to another memory and back may have another alignment. The copy, to which the entry
        refers too, lies behind what is deferred. */
@@ -295,18 +341,18 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
         m.mlp.saved = (char *)out.deferred.data_ptr() + m.mlp.deferred_bytes;
         at::from_blob(m.mlp.saved, saved.sizes(), saved.options()).copy_(saved);
     }
-    call.run(GMM_OP_MLP_BWD, gmm_mlp_query, gmm_mlp_bwd, m.mlp);
+    m.backward(call);
     return out;
 }
 
 static Tensor some(const Tensor &t, const Tensor &like) { return t.defined() ? t : at::empty({0}, like.options()); }
 
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
-static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &splits,
+static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing,
                    const Tensor &saved, const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
                    c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw1,
                    bool need_dw2, const Maybe &overwritten) {
-    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const MlpArguments a = {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save};
     const Tensor dw1 = need_dw1 ? at::empty(w1.sizes(), w1.options()) : Tensor();
     const Tensor dw2 = need_dw2 ? at::empty(w2.sizes(), w2.options()) : Tensor();
     const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx, overwritten);
@@ -315,21 +361,21 @@ static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Te
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
 static Four mlp_bwd_add(const Maybe &main_grad1, const Maybe &main_grad2, const Tensor &dy, const Tensor &x,
-                        const Tensor &w1, const Tensor &w2, const Tensor &splits, const Tensor &saved,
+                        const Tensor &w1, const Tensor &w2, const Tensor &routing, const Tensor &saved,
                         const Maybe &probs, const Maybe &b1, const Maybe &b2, const Maybe &random,
                         c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx,
                         const Maybe &overwritten) {
-    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const MlpArguments a = {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save};
     const MlpGradients g = backward(dy, a, saved, value(random), value(main_grad1), value(main_grad2), true, false,
                                     need_dx, overwritten);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
 static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy, const Tensor &x, const Tensor &w1,
-                           const Tensor &w2, const Tensor &splits, const Tensor &saved, const Maybe &probs,
+                           const Tensor &w2, const Tensor &routing, const Tensor &saved, const Maybe &probs,
                            const Maybe &b1, const Maybe &b2, const Maybe &random, c10::string_view act,
                            c10::string_view recipe, c10::string_view save, bool need_dx, bool add) {
-    const MlpArguments a = {x, w1, w2, splits, value(probs), value(b1), value(b2), act, recipe, save};
+    const MlpArguments a = {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save};
     const auto dense = [](const Tensor &t, const char *n) { return !t.numel() || mat_of(t, n).tensor.is_same(t); };
     TORCH_CHECK((saves_x(save) || dense(x, "x")) && dense(dy, "dy"),
                 "gmm: x and dy of delayed weight gradients must have adjacent elements");
@@ -515,7 +561,7 @@ static int64_t take_faults(int64_t device) {
     return bits;
 }
 
-#define MLP_OPERANDS "Tensor x, Tensor w1, Tensor w2, Tensor splits, "
+#define MLP_OPERANDS "Tensor x, Tensor w1, Tensor w2, Tensor routing, "
 #define MLP_OPTIONAL "Tensor? probs=None, Tensor? b1=None, Tensor? b2=None, "
 #define MLP_SETTINGS "str act=\"swiglu\", str recipe=\"none\", str save=\"preact\""
 #define MLP_BACKWARD "Tensor dy, " MLP_OPERANDS "Tensor saved, " MLP_OPTIONAL "Tensor? random=None, " MLP_SETTINGS ", "
@@ -551,8 +597,8 @@ TORCH_LIBRARY(gmm, m) {
     m.def("linear_repeat(Tensor(a!) y, Tensor x, Tensor w, Tensor splits, int n) -> ()");
     m.def("linear_engine(Tensor x, Tensor w, Tensor splits) -> str", linear_engine);
     m.def("take_faults(int device) -> int", take_faults);
-    m.def("mlp_saved_bytes(int tokens, int experts, int hidden, int ffn, int out, ScalarType dtype, bool probs, "
-          "bool b1, bool b2, str act, str recipe, str save) -> int", mlp_saved_bytes);
+    m.def("mlp_saved_bytes(int rows, int topk, int experts, int hidden, int ffn, int out, ScalarType dtype, "
+          "bool probs, bool b1, bool b2, str act, str recipe, str save) -> int", mlp_saved_bytes);
 }
 
 static void implement(torch::Library &m) {

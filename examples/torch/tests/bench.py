@@ -1,8 +1,8 @@
 """What the torch operator costs beside gmm alone and torch._grouped_mm on a GPU: python3 examples/torch/tests/bench.py
 
 Prints, for a forward grouped linear layer in bf16: microseconds of the host per call (operator and C call, on shapes so
-small that the GPU is not the limit; in a captured graph), milliseconds of the GPU at models' shapes, and peak memory of
-a training step of the expert MLP beside composed torch."""
+small that the GPU is not the limit; in a captured graph), milliseconds of the GPU at models' shapes, and time and peak
+memory of a training step of the expert MLP and of a layer beside composed torch."""
 import sys
 import time
 
@@ -98,32 +98,55 @@ for shape in ((8, 512, 4096, 14336), (32, 512, 7168, 4096), (128, 512, 2048, 153
     print(f"  {str(shape):54s} {a:7.3f} {b:7.3f}")
     del x, w
 
-experts, tokens, hidden, ffn = 8, 1024, 4096, 7168
-x, w1, splits = operands(experts, tokens, hidden, 2 * ffn)
-w1, w2 = w1.mul_(0.02).requires_grad_(), torch.randn(experts, hidden, ffn, **LIKE).mul_(0.02).requires_grad_()
-x.requires_grad_()
-offs = splits.cumsum(0, dtype=torch.int32)
-dy = torch.randn_like(x)
-
-
-def with_gmm():
-    x.grad = w1.grad = w2.grad = None
-    gmm_torch.mlp(x, w1, w2, splits).backward(dy)
-
-
-def composed():
-    x.grad = w1.grad = w2.grad = None
+def composed_mlp(x, w1, w2, splits, probs=None):
+    offs = splits.cumsum(0, dtype=torch.int32)
     gate, up = torch._grouped_mm(x, w1.transpose(1, 2), offs=offs).chunk(2, dim=1)
-    torch._grouped_mm(F.silu(gate) * up, w2.transpose(1, 2), offs=offs).backward(dy)
+    h = F.silu(gate) * up
+    if probs is not None:
+        h = h * probs[:, None].to(h.dtype)
+    return torch._grouped_mm(h, w2.transpose(1, 2), offs=offs)
 
 
-a, b = gpu_ms([with_gmm, composed])
-with_gmm()
-grads = [t.grad.clone() for t in (x, w1, w2)]
-composed()
-print("MLP, forward and backward:                             gmm  composed")
-print(f"  ms {a:54.3f} {b:9.3f}")
-print(f"  peak MiB beyond the operands {peak(with_gmm):28.0f} {peak(composed):9.0f}")
-for name, g, t in zip(("x", "w1", "w2"), grads, (x, w1, w2)):
-    difference = float((g - t.grad).float().norm() / t.grad.float().norm())
-    print(f"  gradient of {name} differs by {difference:.1e} of its norm")
+def composed_layer(x, w1, w2, indices, probs):
+    order = indices.flatten().argsort(stable=True)
+    token, splits = order // indices.shape[1], torch.bincount(indices.flatten(), minlength=w1.shape[0])
+    return torch.zeros_like(x).index_add(0, token, composed_mlp(x[token], w1, w2, splits, probs.flatten()[order]))
+
+
+def separate_calls(x, w1, w2, indices, probs):
+    rows, row_probs, row_of, slot_of, sizes = gmm_torch.permute(x, indices, w1.shape[0], probs)
+    return gmm_torch.unpermute(gmm_torch.mlp(rows, w1, w2, sizes, row_probs), row_of, slot_of, sizes)
+
+
+def training_step(title, leaves, rest, ways):
+    """Forward and backward: time and peak memory of each way, and how far its gradients are from the last way's."""
+    dy = torch.randn_like(leaves[0])
+
+    def step_of(function):
+        def step():
+            for t in leaves:
+                t.grad = None
+            function(*leaves, *rest).backward(dy)
+        return step
+    steps, gradients = [step_of(function) for _, function in ways], []
+    times = gpu_ms(steps)
+    for step in steps:
+        step()
+        gradients.append([t.grad.float() for t in leaves])
+    print(f"{title}, forward and backward:          ms  peak MiB beyond the operands  gradients differ by")
+    for (name, _), step, ms, got in zip(ways, steps, times, gradients):
+        difference = max(float((g - w).norm() / w.norm()) for g, w in zip(got, gradients[-1]))
+        print(f"  {name:36s} {ms:9.3f} {peak(step):29.0f} {difference:20.1e}")
+
+
+def leaves(rows, experts, hidden, ffn):
+    scaled = (torch.randn(experts, 2 * ffn, hidden, **LIKE) * 0.02, torch.randn(experts, hidden, ffn, **LIKE) * 0.02)
+    return [t.requires_grad_() for t in (torch.randn(rows, hidden, **LIKE), *scaled)]
+
+
+training_step("MLP", leaves(8192, 8, 4096, 7168), [torch.full((8,), 1024, device="cuda", dtype=torch.int32)],
+              (("gmm_torch.mlp", gmm_torch.mlp), ("composed torch", composed_mlp)))
+indices = torch.rand(16384, 64, device="cuda").topk(8, dim=1).indices.int()
+training_step("layer", leaves(16384, 64, 2048, 1024), [indices, torch.rand(16384, 8, device="cuda")],
+              (("gmm_torch.moe", gmm_torch.moe), ("permute, mlp, unpermute of gmm_torch", separate_calls),
+               ("composed torch", composed_layer)))

@@ -223,6 +223,43 @@ def moe(device, **options):
     return gmm_torch.MoE(32, 32, 8, 2, aux_coeff=0.1, z_coeff=0.01, device=device, **options)
 
 
+@each(device=DEVICES, recipe=["none", "fp8_block"], save=["preact", "quantized"], delay=[False, True],
+      weighted=[False, True], dropped=[False, True])
+def test_moe(device, recipe, save, delay, weighted, dropped):
+    """The layer's bits are those of permute, mlp and unpermute, and its graph keeps no permuted rows."""
+    if recipe == "none" and save == "quantized":
+        return
+    torch.manual_seed(13)
+    like = {"device": device, "dtype": torch.bfloat16}
+    operands = [draw(37, 64, **like), draw(5, 256, 64, scale=0.1, **like), draw(5, 48, 128, scale=0.1, **like),
+                torch.rand(37, 2).to(device).requires_grad_() if weighted else None,
+                draw(5, 256, **like), draw(5, 48, **like)]
+    indices = torch.stack([torch.randperm(5)[:2] for _ in range(37)]).int()
+    if dropped:
+        indices[3, 1] = indices[7, 0] = indices[8] = -1
+    indices, dy = indices.to(device), torch.randn(37, 48).to(**like)
+    results, kept = [], []
+    for whole in (True, False):
+        x, w1, w2, p, b1, b2 = inputs = [t if t is None else t.detach().requires_grad_() for t in operands]
+        options = {"recipe": recipe, "save": save, "queue": gmm_torch.WgradQueue() if delay else None}
+        pack = (lambda t: kept.append(t) or t) if whole else (lambda t: t)
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda t: t):
+            if whole:
+                y = gmm_torch.moe(x, w1, w2, indices, p, b1, b2, **options)
+            else:
+                rows, row_probs, row_of, slot_of, sizes = gmm_torch.permute(x, indices, 5, p)
+                y = gmm_torch.mlp(rows, w1, w2, sizes, row_probs if weighted else None, b1, b2, **options)
+                y = gmm_torch.unpermute(y, row_of, slot_of, sizes)
+        y.backward(dy)
+        if delay:
+            options["queue"].run()
+        results.append([y] + [t.grad for t in inputs if t is not None])
+    assert all(torch.equal(a, b) for a, b in zip(*results))
+    assert not any(t.shape[0] == indices.numel() for t in kept)
+    with torch.no_grad():
+        assert torch.equal(y, gmm_torch.moe(*inputs[:3], indices, *inputs[3:], recipe=recipe, save=save))
+
+
 @each(device=DEVICES, main=[False, True], recipe=["none", "fp8_block"], save=["preact", "quantized"])
 def test_delayed_wgrad(device, main, recipe, save):
     if recipe == "none" and save == "quantized":
@@ -435,6 +472,16 @@ def test_errors(device):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp9")
     with raises("fp8_delayed", "fp8_current"):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp8_delayed")
+    experts = (x, w, draw(4, 24, 20, device=device))
+    indices = torch.zeros(ROWS, 2, dtype=torch.int32, device=device)
+    with raises("indices has dtype Long", "Int"):
+        gmm_torch.moe(*experts, indices.long())
+    with raises("indices [25, 2] must be [rows of x, topk], x has 26 rows"):
+        gmm_torch.moe(*experts, indices[1:])
+    with raises("indices [26, 0] must be"):
+        gmm_torch.moe(*experts, indices[:, :0])
+    with raises("probs has [26] values, indices 52"):
+        gmm_torch.moe(*experts, indices, torch.rand(ROWS, device=device))
     wrong = splits_of(device, sizes=[20, 20, 20, 20])
     if device == "cpu":
         with raises("capacity"):
@@ -461,7 +508,9 @@ def test_opcheck(device):
     check(ops.mlp.default, (x, w, w2, splits, p))
     check(ops.mlp.default, (x, w, w2, splits), {"recipe": "fp8_block", "save": "quantized"})
     check(ops.topk.default, (draw(9, 8, **like), 2))
-    indices = torch.stack([torch.randperm(5)[:2] for _ in range(ROWS)]).int().to(device)
+    indices = torch.stack([torch.randperm(4)[:2] for _ in range(ROWS)]).int().to(device)
+    check(ops.mlp.default, (x, w, w2, indices, torch.rand(ROWS, 2, **like).requires_grad_()))
+    check(ops.mlp.default, (x, w, w2, indices), {"recipe": "fp8_block", "save": "quantized"})
     check(ops.permute.default, (x, indices, 5, torch.rand(ROWS, 2, **like).requires_grad_()))
     x, w, w2 = x.detach(), w.detach(), w2.detach()
     rows, _, row_of, slot_of, sizes = gmm_torch.permute(x, indices, 5)
@@ -471,6 +520,7 @@ def test_opcheck(device):
     check(ops.linear_wgrad.default, (dy, x, splits))
     check(ops.linear_wgrad_add.default, (torch.ones_like(w), dy, x, splits))
     check(ops.linear_bgrad.default, (dy, splits))
+    check(ops.mlp_bwd.default, (dz, x, w, w2, indices, ops.mlp_fwd(x, w, w2, indices)[1]))
     saved = ops.mlp_fwd(x, w, w2, splits)[1]
     check(ops.mlp_bwd.default, (dz, x, w, w2, splits, saved))
     check(ops.mlp_bwd.default, (dz, x, w, w2, splits, saved), {"need_dw1": False})

@@ -49,7 +49,7 @@ typedef struct gmm_gtp_stage {
     int32_t bundle;          /* weights gathered together; 0 = 1 */
     const gmm_shard *shard;  /* of each */
     double tokens;           /* rows that go through its GEMMs on this rank, all weights together; >= 0 */
-    double gather, reduce;   /* out: communication alone; gather: rowwise */
+    double gather, reduce;   /* out: communication alone; gather: rowwise, of this bundle only */
     double sum;              /* out: into main_grad */
     double forward, backward;/* out: GEMMs alone */
     double exposed_forward;  /* out: time that forward waits for the gather */
@@ -58,9 +58,9 @@ typedef struct gmm_gtp_stage {
 } gmm_gtp_stage;
 
 /* One micro-batch in the steady state: forward over the stages, backward in their reverse order, then a fence. The
-   model assumes that the host never delays work: a gather starts when the one before it is done and its slot has been
-   read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do not
-   slow each other down. */
+   model assumes that the host never delays work: a gather starts when the one before it is done and its slots have
+   been read, a reduction when its gradient is complete and the one before it is done. Gathers, reductions and GEMMs do
+   not slow each other down. */
 typedef struct gmm_gtp_forecast {
     uint32_t struct_size;
     int32_t stages;
@@ -70,10 +70,11 @@ typedef struct gmm_gtp_forecast {
     double memory_rate;      /* bytes/s of the sum into main_grad and of transposes; 0 = they take no time */
     gmm_dtype wire;          /* of gradients: F32 or BF16; NONE = F32 */
     gmm_dtype main_grad;     /* F32 or BF16; NONE = F32 */
-    int32_t prefetch;        /* bundles gathered ahead; one slot more, of each direction */
+    int32_t prefetch;        /* bundles gathered ahead; as many slots of each direction, and `together` more */
     int32_t wgrad_slots;     /* 0 = 2 */
     int32_t wrap;            /* 1: the first bundles of forward were gathered during the previous backward */
-    int32_t reserved;        /* 0 */
+    int32_t together;        /* as gmm_gtp_chain.together, in both passes: so many bundles are gathered by one
+                                collective, with one latency, and are ready at its end. 0 to 8; 0 = 1 */
     double compute;          /* out: GEMMs alone */
     double step;             /* out: compute and all exposed times */
     double exposed_gather, exposed_reduce; /* out: sums over stages; reduce: plus the wait of the fence */

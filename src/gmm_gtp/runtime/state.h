@@ -48,7 +48,6 @@ typedef struct gmm__gather_layout {
     size_t valid_width;          /* bytes of a destination row that ranks fill; zeros follow */
 } gmm__gather_layout;
 
-enum { GMM__GTP_MAX_TOGETHER = 8 }; /* bundles gathered by one group call */
 enum { GMM__SLOT_ROWWISE, GMM__SLOT_COLUMNWISE, GMM__SLOT_RECOMPUTE, GMM__SLOT_KINDS }; /* RECOMPUTE: rowwise copies */
 enum { GMM__GTP_DATA, GMM__GTP_SCALE };
 

@@ -76,7 +76,7 @@ def main():
     for file in glob.glob("tests/results/*.txt"):
         name = re.search(r"([a-z]+\d+)\.txt$", file)
         text = open(file, encoding="utf-8").read()
-        for page, part in ((p, part) for p in pages for part in re.split(r"\n\s*\n|\. ", text_of[p])):
+        for page, part in ((p, part) for p in pages for part in re.split(r"\n\s*\n|\.\)?\s", text_of[p])):
             if name and re.search(name.group(1), part, flags=re.I):
                 wrong += [f"{file} does not name commit {c}, which {page} names for it"
                           for c in re.findall(r"`([0-9a-f]{7,40})`", part) if c not in text]

@@ -2,7 +2,8 @@
 
     python3 examples/megatron/test_gmm_experts.py /path/to/Megatron-LM
 
-The path is a checkout's; without one, the installed megatron-core is used. gmm_torch is installed (../torch).
+The path is a checkout's; without one, and by pytest, the installed megatron-core is used. gmm_torch is installed
+(../torch).
 """
 import itertools
 import os
@@ -161,12 +162,21 @@ def test_refusals():
         raise AssertionError("no pg_collection was not refused")
 
 
-if __name__ == "__main__":
+def setup_module():
+    """pytest calls this before the tests: the process groups of one rank."""
     with tempfile.NamedTemporaryFile() as store:
         dist.init_process_group("nccl" if DEVICE == "cuda" else "gloo", rank=0, world_size=1,
                                 init_method=f"file://{store.name}.rendezvous")
-        parallel_state.initialize_model_parallel()
-        for name, test in [(n, f) for n, f in globals().items() if n.startswith("test_")]:
-            test()
-            print("ok   ", name, flush=True)
-        dist.destroy_process_group()
+    parallel_state.initialize_model_parallel()
+
+
+def teardown_module():
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    setup_module()
+    for name, test in [(n, f) for n, f in globals().items() if n.startswith("test_")]:
+        test()
+        print("ok   ", name, flush=True)
+    teardown_module()

@@ -195,6 +195,8 @@ t_mat t_mat_in(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, t_fil
 t_mat t_mat_out(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols);              /* dense, packed, poison */
 /* Rewrites the device contents from m->v (also of an input). */
 void t_mat_put(t_mat *m);
+/* Poisons an output again, before a second call writes it: what the first one left there would look right. */
+void t_mat_poison(const t_mat *m);
 /* Dense bits of the device contents, [count][rows][cols] elements; fails if an unused element changed. */
 #define t_mat_bits(m) t_mat_bits_at(__FILE__, __LINE__, m)
 void *t_mat_bits_at(const char *file, int line, const t_mat *m);
@@ -239,6 +241,10 @@ void t_bytes_at(const char *file, int line, const char *what, const void *a, int
 
 /* A linear operation with a poisoned workspace of exactly the queried size. */
 gmm_status t_linear(gmm_context *ctx, gmm_op op, const gmm_linear *linear);
+
+/* The step from one compared element to the next where a reference is too slow for all `total`: about `most` are met,
+   and, since the step has no divisor in common with `cols`, the elements of every column among them. */
+int64_t t_step(int64_t total, int64_t most, int64_t cols);
 
 #define T_COUNT(array) ((int64_t)(sizeof(array) / sizeof((array)[0])))
 

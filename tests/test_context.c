@@ -369,6 +369,7 @@ static void older_descriptors(int arg) {
     r.grad.struct_size = (uint32_t)sizeof r.grad;
     r.grad.beta = NULL;
     r.grad.frozen = NULL;
+    t_mat_poison(&r.out);
     T_OK(t_linear(T.ctx, s.op, &r.d));
     lin_check(&r);
 }

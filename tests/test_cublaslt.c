@@ -42,6 +42,7 @@ static void both(lin_spec s) {
         lin_check(&r);
         if (s.add || s.main_grad) continue;
         first = t_mat_bits(&r.out);
+        t_mat_poison(&r.out);
         T_OK(t_linear(T.ctx, s.op, &r.d));
         t_same("second call", first, t_mat_bits(&r.out),
                (size_t)(r.out.count * r.out.rows * r.out.cols * ref_bytes(r.out.dtype)));

@@ -384,7 +384,10 @@ static void fault_bits(int arg) {
             /* without a fault word a CPU context refuses the call; a GPU context cannot see the fault */
             r.groups.fault = NULL;
             if (is_status(f)) T_REFUSED(GMM_E_SPLIT, t_linear(T.ctx, s.op, &r.d), "groups.splits", "T=30", NULL);
-            else if (!s.add && !s.main_grad) T_OK(t_linear(T.ctx, s.op, &r.d));
+            else if (!s.add && !s.main_grad) {
+                t_mat_poison(&r.out);
+                T_OK(t_linear(T.ctx, s.op, &r.d));
+            }
             lin_check(&r);
         }
 }

@@ -472,6 +472,23 @@ t_mat t_mat_make(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, int
     return m;
 }
 
+void t_mat_poison(const t_mat *m) {
+    const size_t span = (size_t)(t_span(m) * ref_bytes(m->dtype));
+    for (int64_t g = 0; g < m->count; g++) t_poison(m->table[g], 0xFF, span);
+}
+
+int64_t t_step(int64_t total, int64_t most, int64_t cols) {
+    int64_t step = total > most ? total / most + 1 : 1;
+    for (;; step++) {
+        int64_t a = step, b = cols;
+        while (b) {
+            const int64_t rest = a % b;
+            a = b, b = rest;
+        }
+        if (a == 1) return step;
+    }
+}
+
 t_mat t_mat_in(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols, t_fill fill) {
     return t_mat_make(dtype, count, rows, cols, 0, 0, T_PACKED, fill);
 }

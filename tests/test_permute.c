@@ -294,6 +294,7 @@ static void forward(int arg) {
     m.p.probs = NULL;
     m.p.row_probs = NULL;
     m.p.fault = NULL;
+    t_mat_poison(&rows);
     call(T.ctx, GMM_OP_PERMUTE_FWD, &m.p);
     t_exact("rows again", c->dtype, t_mat_get(&rows), got, m.live * c->hidden);
 }
@@ -562,6 +563,7 @@ static void faults(int arg) {
     m.p.dout = &x.mat;
     m.p.drows = &to_rows.mat;
     m.p.fault = word(0);
+    t_mat_poison(&to_rows);
     call(T.ctx, GMM_OP_UNPERMUTE_BWD, &m.p);
     T_CHECK(word_get(m.p.fault) == want, "unpermute_bwd: fault %u instead of %u", word_get(m.p.fault), want);
     t_same("drows", t_mat_get(&to_rows), got, (size_t)(m.live * c->hidden) * sizeof *got);
@@ -577,11 +579,20 @@ static void faults(int arg) {
     call(T.ctx, GMM_OP_UNPERMUTE_FWD, &m.p);
     T_CHECK(word_get(m.p.fault) == (uint32_t)GMM_FAULT_INDEX, "unpermute_fwd: fault %u", word_get(m.p.fault));
     got = t_mat_get(&out);
-    for (int64_t i = 0; i < c->tokens * c->hidden; i++) T_CHECK(isfinite(got[i]), "out");
+    for (int64_t i = 0; i < c->tokens * c->hidden; i++) {
+        double sum = 0.0, size = 0.0;
+        for (int32_t k = 0; k < c->topk; k++) {
+            const int32_t row = m.row_of[i / c->hidden * c->topk + k];
+            const double v = row < 0 || row >= m.capacity ? 0.0 : rows.v[row * c->hidden + i % c->hidden];
+            sum += v, size += fabs(v);
+        }
+        T_CHECK(fabs(got[i] - sum) <= 0x1p-22 * size, "out %lld: %g instead of %g", (long long)i, got[i], sum);
+    }
     m.p.drows = &rows.mat;
     m.p.dx = &out.mat;
     m.p.dprobs = NULL;
     m.p.fault = word(0);
+    t_mat_poison(&out);
     call(T.ctx, GMM_OP_PERMUTE_BWD, &m.p);
     T_CHECK(word_get(m.p.fault) == (uint32_t)GMM_FAULT_INDEX, "permute_bwd: fault %u", word_get(m.p.fault));
     t_exact("dx", GMM_F32, t_mat_get(&out), got, c->tokens * c->hidden);
@@ -607,6 +618,7 @@ static void tail_nan(int arg) {
     call(T.ctx, GMM_OP_UNPERMUTE_FWD, &m.p);
     got = t_mat_get(&out);
     for (int64_t i = 0; i < c->tokens * c->hidden; i++) T_CHECK(isfinite(got[i]), "out");
+    t_mat_poison(&out);
     call(T.ctx, GMM_OP_PERMUTE_BWD, &m.p);
     got = t_mat_get(&out);
     for (int64_t i = 0; i < c->tokens * c->hidden; i++) T_CHECK(isfinite(got[i]), "dx");

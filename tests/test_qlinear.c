@@ -1403,6 +1403,7 @@ static void row_amaxes(int arg) {
         const float *want;
         for (int g = 0; g < 3; g++) one[g] = amax[g * 96 + n];
         w.amax = (float *)t_in(one, sizeof one);
+        t_mat_poison(&r.out);
         T_OK(run(&r.d, c.op));
         want = (const float *)t_mat_bits(&r.out);
         for (int64_t row = 0; row < r.first[3]; row++)

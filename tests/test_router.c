@@ -318,7 +318,7 @@ static double objective(const reference *r, const double *logits, int64_t t, con
 static void backward(int arg) {
     const router_case *c = &cases[arg];
     const int64_t E = c->experts, slots = (int64_t)c->tokens * c->topk, total = (int64_t)c->tokens * E;
-    const int64_t steps = total > 20000 ? total / 2000 : 1; /* elements compared */
+    const int64_t step = total > 20000 ? t_step(total, 2000, E) : 1; /* elements compared */
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref);
     const t_mat d = t_mat_make(c->dlogits, 1, c->tokens, E, 1, 0, T_PACKED, T_POISON);
@@ -340,8 +340,8 @@ static void backward(int arg) {
         const double *g = dprobs + t * c->topk, h = 1e-5;
         double size = 0.0, most = 0.0, up, down, lse;
         if (ref.padding[t]) continue; /* want is 0 */
-        if (i % steps) {
-            want[i] = got[i];
+        if (i % step) {
+            want[i] = isfinite(got[i]) ? got[i] : 0.0; /* not compared, but written */
             continue;
         }
         memcpy(row, ref.logits + t * E, (size_t)E * sizeof *row);

@@ -151,7 +151,8 @@ static void refused(int arg) {
     T_REFUSED(GMM_E_NULL, gmm_describe(T.ctx, s.op, &r.d, text, 0), "gmm_describe: text", "no bytes", NULL);
     r.options.engine = T.gpu ? GMM_ENGINE_CPU : GMM_ENGINE_MMA;
     r.d.options = &r.options;
-    T_REFUSED(GMM_E_UNSUPPORTED, gmm_describe(T.ctx, s.op, &r.d, text, sizeof text), "gmm_describe: ", "", NULL);
+    T_REFUSED(GMM_E_UNSUPPORTED, gmm_describe(T.ctx, s.op, &r.d, text, sizeof text), "gmm_describe: ",
+              T.gpu ? "cpu" : "mma", NULL);
     r.d.options = NULL;
     r.d.in_features = 0;
     T_REFUSED(GMM_E_ARG, gmm_describe(T.ctx, s.op, &r.d, text, sizeof text), "linear.in_features", "0 must be", NULL);

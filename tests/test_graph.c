@@ -218,15 +218,26 @@ static size_t layer_keep(const layer *l, unsigned char *to, bits *b) {
     }
     return used;
 }
+/* Poisons all that the layer writes, also what one step leaves for another: a graph without a step would find it. */
 static void layer_poison(const layer *l) {
-    const t_mat *mats[7] = { &l->out, &l->dx, &l->dlogits, &l->dw1, &l->db1, &l->db2, &l->y };
-    for (int i = 0; i < 7; i++)
-        t_poison(mats[i]->data, 0xFF,
-                 (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols * ref_bytes(mats[i]->dtype)));
-    for (int64_t g = 0; g < l->dw2.count; g++)
-        t_poison(l->dw2.table[g], 0xFF, (size_t)(l->dw2.rows * l->dw2.cols * ref_bytes(l->dw2.dtype)));
-    t_poison(l->drow_probs, 0xFF, ROWS * sizeof(float));
-    t_poison(l->workspace, 0xFF, l->workspace_bytes);
+    const t_mat *mats[11] = { &l->out, &l->dx,   &l->dlogits, &l->dw1,     &l->dw2,    &l->db1,
+                              &l->db2, &l->rows, &l->y,       &l->drows_y, &l->drows_x };
+    const struct { void *at; size_t bytes; } rest[] = {
+        { l->drow_probs, ROWS * sizeof(float) },
+        { l->row_probs, ROWS * sizeof(float) },
+        { l->dprobs, SLOTS * sizeof(float) },
+        { l->route.indices, SLOTS * sizeof(int32_t) },
+        { l->route.probs, SLOTS * sizeof(float) },
+        { l->route.counts, EXPERTS * sizeof(int32_t) },
+        { l->route.aux_loss, sizeof(float) },
+        { l->permute.row_of, SLOTS * sizeof(int32_t) },
+        { l->permute.slot_of, ROWS * sizeof(int32_t) },
+        { l->permute.sizes, EXPERTS * sizeof(int32_t) },
+        { l->mlp.saved, l->mlp.saved_bytes },
+        { l->workspace, l->workspace_bytes },
+    };
+    for (int i = 0; i < (int)T_COUNT(mats); i++) t_mat_poison(mats[i]);
+    for (int i = 0; i < (int)T_COUNT(rest); i++) t_poison(rest[i].at, 0xFF, rest[i].bytes);
 }
 static void layer_same(const char *what, const bits *a, const bits *b) {
     for (int i = 0; i < OUTPUTS; i++) {

@@ -379,7 +379,7 @@ static void weight_cache(int arg) {
     for (int k = 0; k < 3; k++) {
         const gmm_backward_override override = (gmm_backward_override)k;
         mlp_case now, cached;
-        t_mat other;
+        t_mat others[2];
         gmm_info info = GMM_ZERO;
         const int32_t *skip = (const int32_t *)t_in(words, sizeof words);
         t_reseed(9);
@@ -400,9 +400,12 @@ static void weight_cache(int arg) {
         gradients_of(&cached, NULL);
         same_gradients(&now, &cached);
         cached.quant.weight_skip = skip + 1;
-        other = t_mat_in(GMM_BF16, G, HIDDEN, FFN, T_REALS);
-        if (override != GMM_BACKWARD_HIGH_PRECISION && cached.recipe.weight.dtype != GMM_NONE)
-            cached.d.w2 = &other.mat; /* which nothing reads, since the word says that the cache is valid */
+        others[0] = t_mat_in(GMM_BF16, G, cached.w1.rows, HIDDEN, T_REALS);
+        others[1] = t_mat_in(GMM_BF16, G, HIDDEN, FFN, T_REALS);
+        if (override != GMM_BACKWARD_HIGH_PRECISION && cached.recipe.weight.dtype != GMM_NONE) {
+            cached.d.w1 = &others[0].mat; /* which nothing reads, since the word says that the cache is valid */
+            cached.d.w2 = &others[1].mat;
+        }
         cached.y = poison(GMM_BF16, 1, ROWS, HIDDEN);
         cached.dx = poison(GMM_BF16, 1, ROWS, HIDDEN);
         forward(&cached);

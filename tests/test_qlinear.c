@@ -1283,8 +1283,7 @@ static void resized(int arg) {
     const void *got;
     qrun r;
     build(&r, &c);
-    r.options.engine = GMM_ENGINE_WGMMA;
-    if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+    T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
     workspace = t_workspace(info.workspace_bytes);
     graph = captured(&r.d, c.op, workspace, info.workspace_bytes);
     t_upload((void *)(uintptr_t)r.groups.splits, sizes[1], sizeof sizes[1]);
@@ -1316,9 +1315,8 @@ static void misplaced(int arg) {
     ctx = t_context(&config);
     build(&r, &c);
     w = &r.w.rowwise;
-    r.options.engine = GMM_ENGINE_WGMMA;
     r.options.tile = 4; /* reads the weights as codes */
-    if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+    T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
     T_OK(run(&r.d, c.op));
     first = t_mat_bits(&r.out);
     T_CHECK(gmm_layout_of(w->dtype, w->scaling, w->scale_order, GMM_ROWWISE, c.N, c.K, &l, NULL) == GMM_OK, "layout");
@@ -1367,8 +1365,7 @@ static void ranges(int arg) {
                 for (size_t b = 0; b < bytes; b++) scale[b] = codes[t_rand() % 8];
                 t_upload(m->scale, scale, bytes);
             }
-        r.options.engine = GMM_ENGINE_WGMMA;
-        if (gmm_linear_query(T.ctx, c.op, &r.d, &info) != GMM_OK) t_skip("%s", gmm_last_error(T.ctx));
+        T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
         T_OK(run(&r.d, c.op));
         got = t_mat_bits(&r.out);
         restore(&r, &c);

@@ -29,14 +29,19 @@ static const gmm_linear *demand_none(lin_run *r) {
     return &r->d;
 }
 
-/* Builds a call that demands the engine; skips the case if the GPU or the build lacks it. */
+/* Skips the case if the last call was refused because the GPU or the build lacks the engine. */
+static void skip_without_engine(void) {
+    const char *why = gmm_last_error(T.ctx);
+    if (strstr(why, "compute capability") || strstr(why, "is not in this build"))
+        t_skip("this GPU or build has no WGMMA engine: %s", why);
+}
+
+/* Builds a call that demands the engine. */
 static void build(lin_run *r, const lin_spec *s) {
     gmm_info info = GMM_ZERO;
     lin_build(r, s);
     demand(r, GMM_ENGINE_WGMMA);
-    if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED &&
-        (strstr(gmm_last_error(T.ctx), "compute capability") || strstr(gmm_last_error(T.ctx), "is not in this build")))
-        t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
+    if (gmm_linear_query(T.ctx, s->op, &r->d, &info) == GMM_E_UNSUPPORTED) skip_without_engine();
 }
 
 static size_t out_bytes(const lin_run *r) {
@@ -410,7 +415,8 @@ static void replays(int arg) {
     for (int op = 0; op < 3; op++) {
         gmm_info info = GMM_ZERO;
         s = gmm_linear_query(T.ctx, products[op], &d, &info);
-        if (s != GMM_OK) t_skip("this GPU or build has no WGMMA engine: %s", gmm_last_error(T.ctx));
+        if (s != GMM_OK) skip_without_engine();
+        T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
         if (info.workspace_bytes > workspace_bytes) workspace_bytes = info.workspace_bytes;
         bytes[op] = (size_t)(outs[op]->count * outs[op]->rows * outs[op]->cols * ref_bytes(outs[op]->dtype));
         all += bytes[op];

@@ -20,8 +20,10 @@ FAULTS = ("a size below 0", "more rows than there are", "offsets that fall", "a 
 def check_faults(device=None):
     """Raises if calls on this GPU were given wrong counts or indices since the last look. Waits for the GPU."""
     if torch.cuda.is_available():
-        index = torch.device(device or "cuda").index
-        bits = ops.take_faults(torch.cuda.current_device() if index is None else index)
+        index = torch.device("cuda" if device is None else device).index
+        index = torch.cuda.current_device() if index is None else index
+        torch.cuda.synchronize(index)  # calls on other streams may not have set their bits yet
+        bits = ops.take_faults(index)
         if bits:
             raise RuntimeError("gmm: " + ", ".join(text for i, text in enumerate(FAULTS) if bits >> i & 1))
 
@@ -80,6 +82,8 @@ class WgradQueue:
 
     def run(self):
         """Computes the gradients of the oldest mlp(): added to its main_grads, or to w1.grad and w2.grad."""
+        if not self.entries:
+            raise RuntimeError("gmm: the queue is empty: run() once for each backward")
         weights, grads, main, entry, deferred, _ = self.entries.popleft()
         if entry is not None:
             ops.mlp_wgrad(*grads, entry, deferred)

@@ -25,6 +25,11 @@ inline Tensor value(const Maybe &t) { return t.has_value() ? *t : Tensor(); }
    and dtype. */
 inline bool saves_x(c10::string_view save) { return save == "quantized" || save == "quantized_e4m3"; }
 
+/* gmm reads and writes what a descriptor says: a tensor of another shape would be read or written past its end. */
+inline void check_shape(const Tensor &t, const char *name, at::IntArrayRef shape) {
+    TORCH_CHECK(!t.defined() || t.sizes() == shape, "gmm: ", name, " has shape ", t.sizes(), ", not ", shape);
+}
+
 /* The address of a vector's numbers. gmm wants one of an empty vector too, and does not read it. */
 template <class T> T *address(const Tensor &t) {
     alignas(256) static char nothing[256];
@@ -145,11 +150,18 @@ public:
         return t;
     }
     Mat mat(const Tensor &t, const char *name) const { return mat_of(here(t, name), name); }
-    Mat bias(const Tensor &t, const char *name) const { return bias_of(here(t, name), name); }
+    Mat bias(const Tensor &t, const char *name, const Tensor &w) const { /* of the layer with weights w */
+        check_shape(t, name, {w.size(0), w.size(1)});
+        return bias_of(here(t, name), name);
+    }
     Tensor vector(const Tensor &t, const char *name, at::ScalarType type) const {
         TORCH_CHECK(!t.defined() || t.scalar_type() == type, "gmm: ", name, " has dtype ", t.scalar_type(), ", not ",
                     type);
         return t.defined() ? here(t, name).contiguous() : t;
+    }
+    Tensor vector(const Tensor &t, const char *name, at::ScalarType type, at::IntArrayRef shape) const {
+        check_shape(t, name, shape);
+        return vector(t, name, type);
     }
 
     /* Rows of each expert, in memory of the device, which the host does not read. `splits` outlives the call. */

@@ -34,7 +34,7 @@ static Tensor linear_fwd(const Tensor &x, const Tensor &w, const Tensor &splits,
     const Call call(x);
     const gmm_groups groups = call.groups(splits, x.size(0));
     Tensor y = at::empty({x.size(0), w.size(1)}, x.options());
-    const Mat mx = call.mat(x, "x"), mw = call.mat(w, "w"), mb = call.bias(value(bias), "bias"), my = mat_of(y, "y");
+    const Mat mx = call.mat(x, "x"), mw = call.mat(w, "w"), mb = call.bias(value(bias), "bias", w), my = mat_of(y, "y");
     gmm_linear lin = linear_of(groups, w.size(2), w.size(1));
     lin.x = mx.get(), lin.w = mw.get(), lin.bias = mb.get(), lin.y = my.get();
     call.run(GMM_OP_LINEAR_FWD, gmm_linear_query, gmm_linear_fwd, lin);
@@ -198,7 +198,7 @@ struct Mlp {
         }
         if (!backward || !saves_x(a.save)) x = call.mat(a.x, "x");
         w1 = call.mat(a.w1, "w1"), w2 = call.mat(a.w2, "w2");
-        b1 = call.bias(a.b1, "b1"), b2 = call.bias(a.b2, "b2");
+        b1 = call.bias(a.b1, "b1", a.w1), b2 = call.bias(a.b2, "b2", a.w2);
         probs = call.vector(a.probs, "probs", at::kFloat);
         mlp.x = x.get(), mlp.w1 = w1.get(), mlp.w2 = w2.get(), mlp.b1 = b1.get(), mlp.b2 = b2.get();
         mlp.prob = floats(probs);
@@ -289,8 +289,9 @@ struct MlpGradients {
     Tensor dx, dw1, dw2, dprobs, db1, db2, deferred, entry;
 };
 
-/* The number of 8-byte words of a delayed entry: gmm's, and the bytes of its workspace. */
-static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 1;
+/* The 8-byte words of a delayed entry: gmm's, the bytes of its workspace, and the addresses of dw1 and dw2. */
+static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 3, entry_bytes = entry_words - 3;
+static int64_t entry_address(const Tensor &dw) { return dw.defined() ? (int64_t)dw.data_ptr() : 0; }
 
 /* Backward of an MLP. dw1 and dw2 are stored, added to, or undefined; delayed, `entry` says how mlp_wgrad will do it,
    and what it reads lives in `deferred` and in the caller's x, dy, saved and random. `overwritten` is none, or saved
@@ -300,6 +301,9 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
     TORCH_CHECK(!overwritten.has_value() || overwritten->is_alias_of(saved), "gmm: overwritten must be saved");
     const Call call(a.x);
     Mlp m(call, a, true);
+    check_shape(dy, "dy", {a.x.size(0), a.w2.size(1)});
+    check_shape(dw1, "main_grad1", a.w1.sizes());
+    check_shape(dw2, "main_grad2", a.w2.sizes());
     MlpGradients out;
     const auto like = [&](const Tensor &t) { return t.defined() ? at::empty(t.sizes(), t.options()) : Tensor(); };
     out.dx = need_dx ? at::empty(a.x.sizes(), a.x.options()) : Tensor();
@@ -314,8 +318,7 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
     m.mlp.dw1 = dw1.defined() ? &gw1 : nullptr, m.mlp.dw2 = dw2.defined() ? &gw2 : nullptr;
     m.mlp.db1 = a.b1.defined() ? &gb1 : nullptr, m.mlp.db2 = a.b2.defined() ? &gb2 : nullptr;
     m.mlp.dprob = floats(out.dprobs);
-    const Tensor seed = call.vector(random, "random", at::kLong);
-    TORCH_CHECK(!seed.defined() || seed.numel() == 4, "gmm: random must be {seed, offset} of dy and of dz");
+    const Tensor seed = call.vector(random, "random", at::kLong, {4}); /* {seed, offset} of dy and of dz */
     m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
     m.config.delay_wgrad = delay;
     m.config.overwrite_saved = overwritten.has_value();
@@ -327,7 +330,8 @@ static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tens
         m.mlp.queue = &queue;
         const size_t bytes = m.query(call, GMM_OP_MLP_BWD, GMM_OP_MOE_BWD).deferred_bytes;
         m.mlp.deferred_bytes = (bytes + 255) / 256 * 256;
-        out.entry[entry_words - 1] = (int64_t)m.query(call, GMM_OP_MLP_WGRAD, GMM_OP_MLP_WGRAD).workspace_bytes;
+        out.entry[entry_bytes + 1] = entry_address(dw1), out.entry[entry_bytes + 2] = entry_address(dw2);
+        out.entry[entry_bytes] = (int64_t)m.query(call, GMM_OP_MLP_WGRAD, GMM_OP_MLP_WGRAD).workspace_bytes;
     }
     /* A tensor that was moved to another memory and back may have another alignment. The copy, to which the entry
        refers too, lies behind what is deferred. */
@@ -388,13 +392,13 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
 
 static void mlp_wgrad(const Maybe &dw1, const Maybe &dw2, const Tensor &entry, const Tensor &deferred) {
     TORCH_CHECK(entry.is_cpu() && entry.numel() == entry_words, "gmm: entry is not one of mlp_bwd_delayed");
-    for (const Maybe &dw : {dw1, dw2})
-        TORCH_CHECK(!dw.has_value() || dw->device() == deferred.device(), "gmm: dw1 and dw2 are not where the entry "
-                    "was made");
+    TORCH_CHECK(entry[entry_bytes + 1].item<int64_t>() == entry_address(value(dw1)) &&
+                entry[entry_bytes + 2].item<int64_t>() == entry_address(value(dw2)),
+                "gmm: dw1 and dw2 are not those that mlp_bwd_delayed got");
     const Call call(deferred);
     gmm_wgrad_queue queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)entry.data_ptr(), 1);
     queue.count = 1;
-    const int64_t bytes = entry[entry_words - 1].item<int64_t>();
+    const int64_t bytes = entry[entry_bytes].item<int64_t>();
     const Buffer workspace(bytes, call.device);
     call.check(gmm_mlp_wgrad(call.ctx, &queue, workspace.data, (size_t)bytes, call.stream));
 }
@@ -420,7 +424,7 @@ static Four topk(const Tensor &logits, int64_t k, c10::string_view score, bool n
     TORCH_CHECK(logits.dim() == 2, "gmm: logits must be [tokens, experts]");
     const Call call(logits);
     const Mat ml = call.mat(logits, "logits");
-    const Tensor bias = call.vector(value(expert_bias), "expert_bias", at::kFloat);
+    const Tensor bias = call.vector(value(expert_bias), "expert_bias", at::kFloat, logits.size(1));
     Tensor probs = numbers({logits.size(0), k}, logits, at::kFloat), losses = numbers({2}, logits, at::kFloat);
     Tensor indices = numbers({logits.size(0), k}, logits, at::kInt);
     Tensor counts = numbers({logits.size(1)}, logits, at::kInt);
@@ -436,18 +440,23 @@ static Four topk(const Tensor &logits, int64_t k, c10::string_view score, bool n
 static Tensor topk_bwd(const Tensor &dprobs, const Tensor &dlosses, const Tensor &logits, const Tensor &indices,
                        const Tensor &counts, int64_t k, c10::string_view score, bool normalize, double scale,
                        double aux_coeff, double z_coeff) {
+    TORCH_CHECK(logits.dim() == 2, "gmm: logits must be [tokens, experts]");
     const Call call(logits);
     Tensor dlogits = at::empty(logits.sizes(), logits.options());
     const Mat ml = call.mat(logits, "logits"), mdl = mat_of(dlogits, "dlogits");
-    const Tensor dp = call.vector(dprobs, "dprobs", at::kFloat), dl = call.vector(dlosses, "dlosses", at::kFloat);
+    const Tensor dp = call.vector(dprobs, "dprobs", at::kFloat, {logits.size(0), k});
+    const Tensor dl = call.vector(dlosses, "dlosses", at::kFloat, 2);
+    const Tensor in = call.vector(indices, "indices", at::kInt, {logits.size(0), k});
+    const Tensor count = call.vector(counts, "counts", at::kInt, logits.size(1));
     gmm_route r = route_of(logits, k, score, normalize, scale, aux_coeff, z_coeff);
     r.logits = ml.get(), r.dlogits = mdl.get();
-    r.indices = ints(indices), r.counts = ints(counts);
+    r.indices = ints(in), r.counts = ints(count);
     r.dprobs = floats(dp), r.dloss = floats(dl);
     call.run(GMM_OP_TOPK_BWD, gmm_topk_query, gmm_topk_bwd, r);
     return dlogits;
 }
 
+/* row_of is a dense int32 tensor that outlives the call. */
 static gmm_permute permute_of(const Call &call, const Tensor &row_of, int64_t hidden, int64_t experts) {
     gmm_permute p = GMM_ZERO;
     p.experts = (int32_t)experts, p.tokens = row_of.size(0), p.topk = (int32_t)row_of.size(1);
@@ -463,7 +472,8 @@ static Five permute(const Tensor &x, const Tensor &indices, int64_t experts, con
                 "indices [tokens, topk]");
     const Call call(x);
     const int64_t capacity = indices.numel();
-    const Tensor in = call.vector(indices, "indices", at::kInt), p = call.vector(value(probs), "probs", at::kFloat);
+    const Tensor in = call.vector(indices, "indices", at::kInt);
+    const Tensor p = call.vector(value(probs), "probs", at::kFloat, indices.sizes());
     Tensor row_of = numbers(indices.sizes(), x, at::kInt), slot_of = numbers({capacity}, x, at::kInt);
     Tensor sizes = numbers({experts}, x, at::kInt), rows = at::empty({capacity, x.size(1)}, x.options());
     Tensor row_probs = numbers({p.defined() ? capacity : 0}, x, at::kFloat);
@@ -479,9 +489,12 @@ static Five permute(const Tensor &x, const Tensor &indices, int64_t experts, con
 }
 
 using Two = std::tuple<Tensor, Tensor>;
-static Two permute_bwd(const Tensor &drows, const Maybe &drow_probs, const Tensor &row_of) {
+static Two permute_bwd(const Tensor &drows, const Maybe &drow_probs, const Tensor &map) {
+    TORCH_CHECK(drows.dim() == 2 && map.dim() == 2, "gmm: drows must be [rows, hidden], row_of [tokens, topk]");
+    check_shape(drows, "drows", {map.numel(), drows.size(1)});
     const Call call(drows);
-    const Tensor dp = call.vector(value(drow_probs), "drow_probs", at::kFloat);
+    const Tensor row_of = call.vector(map, "row_of", at::kInt);
+    const Tensor dp = call.vector(value(drow_probs), "drow_probs", at::kFloat, map.numel());
     Tensor dx = at::empty({row_of.size(0), drows.size(1)}, drows.options());
     Tensor dprobs = dp.defined() ? numbers(row_of.sizes(), drows, at::kFloat) : numbers({0}, drows, at::kFloat);
     const Mat mdr = call.mat(drows, "drows"), mdx = mat_of(dx, "dx");
@@ -492,10 +505,13 @@ static Two permute_bwd(const Tensor &drows, const Maybe &drow_probs, const Tenso
     return {dx, dprobs};
 }
 
-static Tensor unpermute(const Tensor &rows, const Tensor &row_of, const Tensor &slot_of, const Tensor &sizes,
+static Tensor unpermute(const Tensor &rows, const Tensor &map, const Tensor &slot_of, const Tensor &sizes,
                         const Maybe &probs) {
+    TORCH_CHECK(rows.dim() == 2 && map.dim() == 2, "gmm: rows must be [rows, hidden], row_of [tokens, topk]");
+    check_shape(rows, "rows", {map.numel(), rows.size(1)});
     const Call call(rows);
-    const Tensor pr = call.vector(value(probs), "probs", at::kFloat);
+    const Tensor row_of = call.vector(map, "row_of", at::kInt);
+    const Tensor pr = call.vector(value(probs), "probs", at::kFloat, map.sizes());
     Tensor out = at::empty({row_of.size(0), rows.size(1)}, rows.options());
     const Mat mr = call.mat(rows, "rows"), mo = mat_of(out, "out");
     gmm_permute p = permute_of(call, row_of, rows.size(1), sizes.size(0));
@@ -505,10 +521,15 @@ static Tensor unpermute(const Tensor &rows, const Tensor &row_of, const Tensor &
     return out;
 }
 
-static Two unpermute_bwd(const Tensor &dout, const Tensor &rows, const Tensor &row_of, const Tensor &slot_of,
-                         const Tensor &sizes, const Maybe &probs) {
+static Two unpermute_bwd(const Tensor &dout, const Tensor &rows, const Tensor &map, const Tensor &slots,
+                         const Tensor &counts, const Maybe &probs) {
+    TORCH_CHECK(rows.dim() == 2 && map.dim() == 2, "gmm: rows must be [rows, hidden], row_of [tokens, topk]");
+    check_shape(rows, "rows", {map.numel(), rows.size(1)});
+    check_shape(dout, "dout", {map.size(0), rows.size(1)});
     const Call call(dout);
-    const Tensor pr = call.vector(value(probs), "probs", at::kFloat);
+    const Tensor row_of = call.vector(map, "row_of", at::kInt), sizes = call.vector(counts, "sizes", at::kInt);
+    const Tensor slot_of = call.vector(slots, "slot_of", at::kInt, map.numel());
+    const Tensor pr = call.vector(value(probs), "probs", at::kFloat, map.sizes());
     Tensor drows = at::empty(rows.sizes(), rows.options());
     Tensor dprobs = pr.defined() ? numbers(row_of.sizes(), dout, at::kFloat) : numbers({0}, dout, at::kFloat);
     const Mat mdo = call.mat(dout, "dout"), mdr = mat_of(drows, "drows"), mr = call.mat(rows, "rows");
@@ -548,7 +569,7 @@ static void linear_repeat(Tensor y, const Tensor &x, const Tensor &w, const Tens
         call.check(gmm_linear_fwd(call.ctx, &lin, workspace.data, info.workspace_bytes, call.stream));
 }
 
-/* GMM_FAULT_* bits that calls on this CUDA device have set since the last look; waits for the device. */
+/* GMM_FAULT_* bits that calls on this CUDA device have set since the last look. The caller has waited for it. */
 static int64_t take_faults(int64_t device) {
     Tensor word;
     {

@@ -482,6 +482,36 @@ def test_errors(device):
         gmm_torch.moe(*experts, indices[:, :0])
     with raises("probs has [26] values, indices 52"):
         gmm_torch.moe(*experts, indices, torch.rand(ROWS, device=device))
+    # shapes that gmm cannot see, since it gets addresses
+    like, w2 = {"device": device}, draw(4, 24, 20, device=device)
+    with raises("bias has shape [1, 40], not [4, 40]"):
+        gmm_torch.linear(x, w, splits, torch.zeros(1, 40, **like))
+    with raises("b2 has shape [4, 40], not [4, 24]"):
+        gmm_torch.mlp(x, w, w2, splits, b2=torch.zeros(4, 40, **like))
+    saved = ops.mlp_fwd(x, w, w2, splits)[1]
+    with raises("main_grad1 has shape [1, 40, 24], not [4, 40, 24]"):
+        ops.mlp_bwd_add(torch.zeros(1, 40, 24, **like), torch.zeros_like(w2), x, x, w, w2, splits, saved)
+    with raises("dy has shape [25, 24], not [26, 24]"):
+        ops.mlp_bwd(x[1:], x, w, w2, splits, saved)
+    with raises("expert_bias has shape [7], not [8]"):
+        gmm_torch.topk(draw(9, 8, **like), 2, expert_bias=torch.zeros(7, **like))
+    with raises("probs has shape [26], not [26, 2]"):
+        gmm_torch.permute(x, indices, 4, torch.rand(ROWS, **like))
+    rows, _, row_of, slot_of, sizes = gmm_torch.permute(x, indices, 4)
+    with raises("rows has shape [51, 24], not [52, 24]"):
+        gmm_torch.unpermute(rows[1:], row_of, slot_of, sizes)
+    with raises("row_of has dtype Long"):
+        gmm_torch.unpermute(rows, row_of.long(), slot_of, sizes)
+    with raises("slot_of has shape [51], not [52]"):
+        ops.unpermute_bwd(x, rows, row_of, slot_of[1:], sizes)
+    with raises("the queue is empty"):
+        gmm_torch.WgradQueue().run()
+    y, saved = ops.mlp_fwd(x, w, w2, splits)
+    dw = torch.zeros_like(w), torch.zeros_like(w2)
+    *_, deferred, entry = ops.mlp_bwd_delayed(*dw, torch.ones_like(y), x, w, w2, splits, saved)
+    with raises("dw1 and dw2 are not those that mlp_bwd_delayed got"):
+        ops.mlp_wgrad(torch.zeros_like(w), dw[1], entry, deferred)
+    ops.mlp_wgrad(*dw, entry, deferred)
     wrong = splits_of(device, sizes=[20, 20, 20, 20])
     if device == "cpu":
         with raises("capacity"):

@@ -4,9 +4,7 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
-#include "test.h"
-
-#include "gmm_gtp.h"
+#include "gtp_world.h"
 
 #include <string.h>
 
@@ -262,12 +260,6 @@ typedef struct run {
     rank rank[RANKS];
 } run;
 
-static double now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static const char *error_text(const rank *r) {
     const char *text = gmm_gtp_last_error(r->gtp);
     return *text ? text : gmm_last_error(r->ctx);
@@ -295,11 +287,6 @@ static void release(void *user, void *memory) {
     free(memory);
 }
 
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
-    return x ^ (x >> 32);
-}
 static uint16_t value(uint64_t key, float scale) {
     return gmm_f32_to_bf16(scale * ((float)(mix(key) % 20001) / 10000.0f - 1.0f));
 }
@@ -598,12 +585,12 @@ static int declare(rank *r) {
 /* Synchronizes the stream while polling the collectives, as a program should. */
 static int wait_polled(rank *r) {
     const struct timespec pause = {0, 50000};
-    const double begin = now();
+    const double begin = gtp_seconds();
     for (;;) {
         const cudaError_t e = cudaStreamQuery(r->compute);
         if (e == cudaSuccess) return 0;
         if (e != cudaErrorNotReady) return failed(r, GMM_E_CUDA, "settle", cudaGetErrorString(e));
-        r->seconds = now() - begin;
+        r->seconds = gtp_seconds() - begin;
         GO(r, gmm_gtp_poll(r->gtp));
         (void)nanosleep(&pause, NULL);
     }
@@ -1087,9 +1074,9 @@ static int connect_ranks(rank *r) {
    hangs. */
 enum { FAULT_BYTES = 4 << 20 };
 static int drained(rank *r) {
-    const double begin = now();
+    const double begin = gtp_seconds();
     cudaError_t e;
-    while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && now() - begin < 8) { }
+    while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && gtp_seconds() - begin < 8) { }
     return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "a stream hangs", cudaGetErrorString(e));
 }
 static int expect_error(rank *r, gmm_status status, const char *text) {
@@ -1345,7 +1332,7 @@ static void compare(gpu_case *c) {
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
     gpu_case alone = *c;
     gpu_result want, got;
-    const double begin = now();
+    const double begin = gtp_seconds();
     alone.transport = ALONE;
     alone.replay = alone.synchronous = alone.recompute = 0;
     run_case(&alone, 1, n, &want);
@@ -1362,8 +1349,8 @@ static void compare(gpu_case *c) {
     T_CHECK(got.stats.acquires == got.stats.prefetched + got.stats.resident + got.stats.exposed, "counts");
     if (T.verbose)
         printf("        %s: %.1f s; %lld acquires, %lld prefetched, %lld resident, %lld exposed\n",
-               transport_name[c->transport],
-               now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
+               transport_name[c->transport], gtp_seconds() - begin,
+               (long long)got.stats.acquires, (long long)got.stats.prefetched,
                (long long)got.stats.resident, (long long)got.stats.exposed);
 }
 #define compare(...) T_CALL(compare, __VA_ARGS__)
@@ -1620,7 +1607,7 @@ static void one_fails(int arg) { /* a failure on one rank is an error on all ran
     for (int k = 0; k < (int)T_COUNT(kinds); k++) {
         gpu_case c = plain();
         gpu_result out;
-        const double begin = now();
+        const double begin = gtp_seconds();
         const int n = need_gpus((transport)arg);
         c.transport = (transport)arg;
         c.fault = kinds[k];
@@ -1630,13 +1617,13 @@ static void one_fails(int arg) { /* a failure on one rank is an error on all ran
             T_CHECK(out.status[i] == want, "case %d, rank %d: %s", c.fault, i, out.text[i]);
             T_CHECK(c.fault != NO_MEMORY || i == 1 || strstr(out.text[i], "rank 1 of"), "%s", out.text[i]);
         }
-        T_CHECK(now() - begin < 10, "case %d took %.1f s", c.fault, now() - begin);
+        T_CHECK(gtp_seconds() - begin < 10, "case %d took %.1f s", c.fault, gtp_seconds() - begin);
     }
 }
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
-    const double begin = now();
+    const double begin = gtp_seconds();
     int n;
     c.transport = (transport)arg;
     c.silent = 1;
@@ -1648,7 +1635,7 @@ static void silence(int arg) {
         T_CHECK(out.seconds[i] < 10, "the error came after %.1f s", out.seconds[i]);
         if (T.verbose) printf("        rank %d after %.1f s: %s\n", i, out.seconds[i], out.text[i]);
     }
-    T_CHECK(now() - begin < 30, "all of it took %.1f s", now() - begin);
+    T_CHECK(gtp_seconds() - begin < 30, "all of it took %.1f s", gtp_seconds() - begin);
 }
 
 void tests_gtp_gpu(void) {

@@ -459,7 +459,7 @@ static void mutation(int arg) {
     c.unchained = arg == 8;
     c.together = arg == 9 ? 2 : 0;
     gtp_case_check(&c, &whole);
-    T_CHECK(whole.waits < CASE_WAITS, "%lld waits", (long long)whole.waits);
+    T_CHECK(whole.waits < TRACE_WAITS, "%lld waits", (long long)whole.waits);
     for (c.drop_wait = 1; c.drop_wait <= whole.waits; c.drop_wait++) {
         int64_t fired = 0;
         needed += !whole.implied[c.drop_wait];

@@ -1,4 +1,4 @@
-/* gtp_case.h - a training run with integer-valued weights on CPU ranks, checked value by value; the GTP tests share
+/* gtp_case.h - a training run with integer-valued weights on CPU ranks, checked value by value; several GTP tests use
    it */
 #ifndef GMM_TESTS_GTP_CASE_H
 #define GMM_TESTS_GTP_CASE_H
@@ -44,7 +44,7 @@ typedef struct gtp_result {
     gmm_status status[CASE_RANKS];
     char text[CASE_RANKS][512];
     int64_t races, waits, wrong; /* waits: of rank 0, counted from 1; wrong: values */
-    unsigned char implied[TRACE_WAITS]; /* 1: waits before it already imply the wait */
+    unsigned char implied[TRACE_WAITS]; /* 1: others imply the wait, see gtp_trace */
     char race[400], first_wrong[200];
     gmm_gtp_statistics stats[CASE_RANKS];
     gmm_gtp_need need;

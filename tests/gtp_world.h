@@ -1,5 +1,5 @@
-/* gtp_world.h - what the tests of GTP share: a hash, a clock, memory between canaries, and a runtime table that records
-   the order of streams. Link with test_gtp_world.c. */
+/* gtp_world.h - what the tests of GTP have in common: a hash, a clock, memory between canaries, and a runtime table
+   that records the order of streams. Link with test_gtp_world.c. */
 #ifndef GMM_TESTS_GTP_WORLD_H
 #define GMM_TESTS_GTP_WORLD_H
 

@@ -1,4 +1,4 @@
-/* test_gtp_case.c - the training run that the GTP tests share; see gtp_case.h */
+/* test_gtp_case.c - the training run of gtp_case.h */
 #include "gtp_case.h"
 
 #include <math.h>

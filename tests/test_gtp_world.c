@@ -1,4 +1,4 @@
-/* test_gtp_world.c - what the tests of GTP share; see gtp_world.h */
+/* test_gtp_world.c - what the tests of GTP have in common; see gtp_world.h */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* clock_gettime */
 #endif

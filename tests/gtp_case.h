@@ -1,15 +1,13 @@
-/* gtp_case.h - a training run with integer-valued weights on CPU ranks, checked value by value; the GTP tests share
+/* gtp_case.h - a training run with integer-valued weights on CPU ranks, checked value by value; several GTP tests use
    it */
 #ifndef GMM_TESTS_GTP_CASE_H
 #define GMM_TESTS_GTP_CASE_H
 
-#include "test.h"
-
-#include "gmm_gtp.h"
+#include "gtp_world.h"
 
 #include <stdatomic.h>
 
-enum { CASE_RANKS = 16, CASE_LAYERS = 8, CASE_EXPERTS = 4, CASE_WAITS = 2048 };
+enum { CASE_RANKS = 16, CASE_LAYERS = 8, CASE_EXPERTS = 4 };
 
 /* Every layer is a bundle of `experts` weights of rows x cols. A step runs `micro` micro-batches forward and backward,
    then an optimizer computes new integer weights from main_grad. Zero in every field is the plain case. */
@@ -33,6 +31,7 @@ typedef struct gtp_case {
     int threads;             /* a thread per rank, all compute on stream NULL */
     gmm_dtype wire, main_grad;
     gmm_gtp_reduction reduction;
+    int exchanges;           /* gmm_comm.exchanges of the communicator that reduces */
     int synchronous, wgrad_slots;
     uint64_t seed;
     int drop_wait;           /* rank 0 skips its n-th stream wait, counted from 1 */
@@ -45,12 +44,13 @@ typedef struct gtp_result {
     gmm_status status[CASE_RANKS];
     char text[CASE_RANKS][512];
     int64_t races, waits, wrong; /* waits: of rank 0, counted from 1; wrong: values */
-    unsigned char implied[CASE_WAITS]; /* 1: waits before it already imply the wait */
+    unsigned char implied[TRACE_WAITS]; /* 1: others imply the wait, see gtp_trace */
     char race[400], first_wrong[200];
     gmm_gtp_statistics stats[CASE_RANKS];
     gmm_gtp_need need;
     int64_t asked, reported;  /* weights that rank 0's on_need and on_ready callbacks received */
     int64_t communications, groups; /* collective calls of rank 0, and its calls of group_begin */
+    int64_t exchanges;        /* calls of all_to_all among them */
     uint64_t hash;            /* hash of main_grads and weights of all ranks, as whole tensors */
     gmm_status run;           /* status of gmm_ranks_run at the end */
 } gtp_result;

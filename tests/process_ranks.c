@@ -95,7 +95,7 @@ process_segment *processes_run(const void *job, size_t job_bytes, int size, doub
     const double begin = now();
     pthread_mutexattr_t attributes;
     pid_t pid[PROCESS_RANKS];
-    int fd = -1, left = 0, status;
+    int stopped[PROCESS_RANKS] = {0}, fd = -1, left = 0, halted = 0, status;
     if (mapped) (void)munmap(mapped, sizeof *mapped);
     mapped = segment_open(&fd);
     if (!mapped) T_FAIL("no shared memory: %s", strerror(errno));
@@ -110,15 +110,22 @@ process_segment *processes_run(const void *job, size_t job_bytes, int size, doub
         left += pid[i] > 0;
     }
     (void)close(fd);
-    for (int killed = 0; left > 0;) {
+    while (left > 0) {
+        const int late = halted == left || now() - begin > seconds; /* a stopped rank ends after all others */
         for (int i = 0; i < size; i++) {
-            if (pid[i] > 0 && waitpid(pid[i], &status, WNOHANG) == pid[i]) {
-                mapped->seat[i].report.done = WIFEXITED(status) && !WEXITSTATUS(status);
-                pid[i] = 0;
-                left--;
-            } else if (pid[i] > 0 && !killed && now() - begin > seconds) (void)kill(pid[i], SIGKILL);
+            if (pid[i] <= 0) continue;
+            if (waitpid(pid[i], &status, WNOHANG | WUNTRACED | WCONTINUED) != pid[i]) {
+                if (late) (void)kill(pid[i], SIGKILL);
+                continue;
+            }
+            halted -= stopped[i];
+            stopped[i] = WIFSTOPPED(status);
+            halted += stopped[i];
+            if (!WIFEXITED(status) && !WIFSIGNALED(status)) continue;
+            mapped->seat[i].report.done = WIFEXITED(status) && !WEXITSTATUS(status);
+            pid[i] = 0;
+            left--;
         }
-        killed |= now() - begin > seconds;
         pause_briefly();
     }
     return mapped;

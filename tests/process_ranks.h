@@ -25,8 +25,8 @@ typedef struct process_report {
     char text[512];
 } process_report;
 
-/* In the case: starts `size` ranks with a copy of `job`, waits until all have ended, and kills those that have not
-   after `seconds`. The segment is valid until the next call. */
+/* In the case: starts `size` ranks with a copy of `job`, and waits until all have ended. Kills those that a signal has
+   stopped once all others have ended, and after `seconds` all. The segment is valid until the next call. */
 process_segment *processes_run(const void *job, size_t job_bytes, int size, double seconds);
 const process_report *processes_report(const process_segment *s, int rank);
 /* [PROCESS_RESULT_BYTES], zeros before the ranks write it. */

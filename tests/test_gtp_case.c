@@ -1,4 +1,4 @@
-/* test_gtp_case.c - the training run that the GTP tests share; see gtp_case.h */
+/* test_gtp_case.c - the training run of gtp_case.h */
 #include "gtp_case.h"
 
 #include <math.h>
@@ -9,18 +9,6 @@
 
 typedef enum kind { ACQUIRE, USE, RELEASE, WGRAD, WRITE, SUBMIT, STRAY, FENCE, OPTIMIZE, PUBLISH, FOLLOW } kind;
 typedef struct op { kind kind; int layer, pass, micro, consume, step; } op;
-
-enum { SIDE = 2, STREAMS = 4, EVENTS = 4096, WAITS = 16 };
-typedef struct event_clock {
-    gmm_event event;
-    int of[STREAMS];
-} event_clock;
-
-/* The waits of a stream since its last operation or record, and its clock before them. */
-typedef struct wait_batch {
-    int count, before[STREAMS];
-    struct { int64_t wait; int of[STREAMS]; } wait[WAITS];
-} wait_batch;
 
 struct run;
 struct rank;
@@ -33,7 +21,8 @@ typedef struct rank {
     struct run *run;
     int index, at;               /* at: next operation of the program */
     gmm_context *ctx;
-    gmm_runtime rt, inner;
+    gmm_runtime rt;
+    gtp_trace trace;
     gmm_comm comm[2];
     traced_comm watch[2];
     gmm_gtp *gtp;
@@ -46,11 +35,7 @@ typedef struct rank {
     int32_t weight[CASE_LAYERS][CASE_EXPERTS], bundle[CASE_LAYERS], chain[GMM_GTP_PASSES];
     gmm_gtp_view view[CASE_LAYERS][GMM_GTP_PASSES], wgrad[CASE_LAYERS];
     int version, due[CASE_LAYERS]; /* due: new shards of the optimizer are not yet published */
-    int64_t waits, asked, reported, communications, groups;
-    int clock[STREAMS][STREAMS], events;
-    event_clock event[EVENTS];
-    wait_batch batch[STREAMS];
-    unsigned char implied[CASE_WAITS];
+    int64_t asked, reported, communications, groups, exchanges;
     const void *first[CASE_LAYERS][GMM_GTP_PASSES + 1];
     size_t gather_bytes, reduce_bytes;
     uint64_t last;                 /* hash of the rank's memory when its runtime object failed */
@@ -74,13 +59,8 @@ typedef struct run {
 } run;
 
 static int rows_of(const gtp_case *c, int layer) { return c->taller >> layer & 1 ? 4 * c->rows : c->rows; }
+static size_t main_grad_bytes(const gtp_case *c) { return c->main_grad == GMM_BF16 ? 2 : 4; }
 static int consumes(const gtp_case *c) { return c->consumes ? c->consumes : 1; }
-
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
-    return x ^ (x >> 32);
-}
 
 /* One rank's gradient: a small integer. */
 static int gradient(const gtp_case *c, int rank, int step, int micro, int consume, int layer, int expert, int64_t i) {
@@ -263,8 +243,7 @@ static void on_ready(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t c
     for (int e = 0; e < c->experts; e++) {
         memset(&ranges[e], 0, sizeof ranges[e]);
         ranges[e].data = r->grad[o->layer][e];
-        ranges[e].bytes = (size_t)(r->plan[o->layer].shard_rows * c->cols * 4);
-        if (c->main_grad == GMM_BF16) ranges[e].bytes /= 2;
+        ranges[e].bytes = (size_t)(r->plan[o->layer].shard_rows * c->cols) * main_grad_bytes(c);
     }
     (void)enqueue(r, "snapshot", snapshot_run, o, NULL, ranges, c->experts, stream);
 }
@@ -330,7 +309,7 @@ static gmm_status execute(rank *r, const op *o) {
                 if (c->frozen >> l & 1) continue;
                 memset(a, 0, 2 * sizeof *a);
                 a->data = r->grad[l][e];
-                a->bytes = values * (size_t)gmm_dtype_bits(c->main_grad ? c->main_grad : GMM_F32) / 8;
+                a->bytes = values * main_grad_bytes(c);
                 w->data = r->shard[l][e];
                 w->bytes = values * 2;
                 w->writes = 1;
@@ -407,112 +386,12 @@ static void write_program(run *r) {
     }
 }
 
-/* ----------------------------------------------------------------------------- Traced runtime and communicators --- */
-
-/* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
-   ordered after. A wait is implied if the entries that it advances are advanced as far by what the stream was ordered
-   after before, or by other waits between which nothing else is enqueued on the stream. */
-static int stream_index(const rank *r, gmm_stream stream) {
-    const gmm_stream all[STREAMS] = {r->compute[0], r->compute[1], r->side[0], r->side[1]};
-    int i = 0;
-    while (i < STREAMS - 1 && all[i] != stream) i++;
-    return i;
-}
-static event_clock *event_of(rank *r, gmm_event event) {
-    int i = 0;
-    while (i < r->events && r->event[i].event != event) i++;
-    if (i == EVENTS) abort();
-    if (i == r->events) r->event[r->events++].event = event;
-    return &r->event[i];
-}
-static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
-    rank *r = (rank *)self;
-    const int i = stream_index(r, stream);
-    memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
-    r->batch[i].count = 0;
-    return r->inner.event_record(r->inner.self, event, stream, flags);
-}
-static void advance(rank *r, gmm_stream stream) {
-    const int i = stream_index(r, stream);
-    r->clock[i][i]++;
-    r->batch[i].count = 0;
-}
-/* Adds a wait, and finds those of the batch that the others imply. */
-static void add_to_batch(rank *r, wait_batch *b, const int *of) {
-    if (b->count == WAITS) abort();
-    b->wait[b->count].wait = r->waits;
-    memcpy(b->wait[b->count++].of, of, sizeof b->before);
-    for (int j = 0; j < b->count; j++) {
-        int needed = 0;
-        for (int i = 0; i < STREAMS; i++) {
-            int others = b->before[i];
-            for (int k = 0; k < b->count; k++)
-                if (k != j && b->wait[k].of[i] > others) others = b->wait[k].of[i];
-            needed |= b->wait[j].of[i] > others;
-        }
-        r->implied[b->wait[j].wait] = !needed;
-    }
-}
-static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
-    rank *r = (rank *)self;
-    const event_clock *k = event_of(r, event);
-    int *clock = r->clock[stream_index(r, stream)];
-    wait_batch *b = &r->batch[stream_index(r, stream)];
-    if (++r->waits == r->run->c->drop_wait && r->index == 0) return GMM_OK;
-    if (b->count == 0) memcpy(b->before, clock, sizeof b->before);
-    for (int i = 0; i < STREAMS; i++) clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
-    if (r->index == 0 && r->waits < CASE_WAITS) add_to_batch(r, b, k->of);
-    return r->inner.stream_wait(r->inner.self, stream, event, flags);
-}
-/* The other functions of the runtime table, forwarded to the table that it wraps. */
-static gmm_status w_stream_create(void *s, int32_t p, gmm_stream *o) {
-    return ((rank *)s)->inner.stream_create(((rank *)s)->inner.self, p, o);
-}
-static gmm_status w_stream_destroy(void *s, gmm_stream t) {
-    return ((rank *)s)->inner.stream_destroy(((rank *)s)->inner.self, t);
-}
-static gmm_status w_stream_sync(void *s, gmm_stream t) {
-    return ((rank *)s)->inner.stream_sync(((rank *)s)->inner.self, t);
-}
-static gmm_status w_event_create(void *s, gmm_event *o) {
-    return ((rank *)s)->inner.event_create(((rank *)s)->inner.self, o);
-}
-static gmm_status w_event_destroy(void *s, gmm_event e) {
-    return ((rank *)s)->inner.event_destroy(((rank *)s)->inner.self, e);
-}
-static gmm_status w_event_query(void *s, gmm_event e, int32_t *d) {
-    return ((rank *)s)->inner.event_query(((rank *)s)->inner.self, e, d);
-}
-static gmm_status w_event_sync(void *s, gmm_event e) {
-    return ((rank *)s)->inner.event_sync(((rank *)s)->inner.self, e);
-}
-static gmm_status w_copy(void *s, void *d, const void *f, size_t n, gmm_stream t) {
-    return ((rank *)s)->inner.copy(((rank *)s)->inner.self, d, f, n, t);
-}
-static gmm_status w_copy2d(void *s, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h, gmm_stream t) {
-    return ((rank *)s)->inner.copy2d(((rank *)s)->inner.self, d, dp, f, fp, w, h, t);
-}
-static gmm_status w_fill(void *s, void *d, int32_t v, size_t n, gmm_stream t) {
-    return ((rank *)s)->inner.fill(((rank *)s)->inner.self, d, v, n, t);
-}
-static gmm_status w_fill2d(void *s, void *d, size_t p, int32_t v, size_t w, size_t h, gmm_stream t) {
-    return ((rank *)s)->inner.fill2d(((rank *)s)->inner.self, d, p, v, w, h, t);
-}
-static gmm_status w_is_capturing(void *s, gmm_stream t, int32_t *o) {
-    return ((rank *)s)->inner.is_capturing(((rank *)s)->inner.self, t, o);
-}
-static gmm_status w_run(void *s, const gmm_work *w, gmm_stream t) {
-    advance((rank *)s, t);
-    return ((rank *)s)->inner.run(((rank *)s)->inner.self, w, t);
-}
-static const gmm_runtime traced_runtime = {0, GMM_SPACE_CPU, NULL, w_stream_create, w_stream_destroy, traced_wait,
-    w_stream_sync, w_event_create, w_event_destroy, traced_record, w_event_query, w_event_sync, w_copy, w_copy2d,
-    w_fill, w_fill2d, w_is_capturing, w_run};
+/* ---------------------------------------------------------------------------------------- Traced communicators --- */
 
 /* Wrapped communicators: calls of collectives are counted, and the n-th may fail. */
 static gmm_status counted(traced_comm *w, gmm_stream stream) {
     rank *r = w->rank;
-    advance(r, stream);
+    gtp_trace_operation(&r->trace, stream);
     return ++r->communications == r->run->c->fail_call && r->index == 0 ? GMM_E_COMM : GMM_OK;
 }
 static gmm_status c_begin(void *s, const char *what) {
@@ -533,6 +412,7 @@ static gmm_status c_scatter(void *s, const void *a, void *b, size_t n, gmm_dtype
 static gmm_status c_exchange(void *s, const void *a, void *b, size_t n, gmm_stream t) {
     traced_comm *w = (traced_comm *)s;
     const gmm_status e = counted(w, t);
+    w->rank->exchanges++;
     return e ? e : w->inner.all_to_all(w->inner.self, a, b, n, t);
 }
 static gmm_status c_max(void *s, float *v, size_t n, gmm_stream t) {
@@ -557,12 +437,6 @@ static gmm_context *context_of(int i) { /* shared by all cases, since creating a
     return made[i];
 }
 
-static void *blank(size_t bytes, int byte) {
-    void *p = aligned_alloc(256, (bytes + 511) / 256 * 256);
-    if (!p) abort();
-    return memset(p, byte, (bytes + 511) / 256 * 256);
-}
-
 /* Hash of all memory that the rank has bound to the runtime object. */
 static uint64_t memory_of(const rank *r) {
     const gtp_case *c = r->run->c;
@@ -582,12 +456,23 @@ static uint64_t memory_of(const rank *r) {
             block[n] = r->shard[l][e];
             bytes[n++] = values * 2;
             block[n] = r->grad[l][e];
-            bytes[n++] = values * sizeof(float);
+            bytes[n++] = values * main_grad_bytes(c);
         }
     }
     for (int i = 0; i < n; i++)
         for (size_t k = 0; k < bytes[i]; k++) h = (h ^ ((const unsigned char *)block[i])[k]) * 1099511628211u;
     return h;
+}
+
+/* Frees the rank's memory. 1: nothing was written beside it. */
+static int free_memory(rank *r) {
+    int good = 1;
+    for (int l = 0; l < r->run->c->layers; l++) {
+        good &= gtp_block_free(r->caller_gradients[l]);
+        for (int e = 0; e < r->run->c->experts; e++)
+            good &= gtp_block_free(r->shard[l][e]) & gtp_block_free(r->grad[l][e]);
+    }
+    return good & gtp_block_free(r->memory) & gtp_block_free(r->gather) & gtp_block_free(r->reduce);
 }
 
 static void fail(rank *r, gmm_status s, const char *text) {
@@ -616,7 +501,7 @@ static void declare(rank *r) {
     config.hooks.need = on_need;
     config.hooks.ready = on_ready;
     s = gmm_gtp_query(&config, &bytes, &error);
-    r->memory = blank(bytes, 0xFF);
+    r->memory = gtp_block(bytes, 0xFF);
     if (!s) s = gmm_gtp_init(r->memory, bytes, &config, &r->gtp, &error);
     if (s) {
         fail(r, s, error.text);
@@ -644,8 +529,8 @@ static void declare(rank *r) {
             const int e = c->other_ids && r->index % 2 ? c->experts - 1 - n : n;
             const gmm_shard_plan *p = &r->plan[l];
             gmm_gtp_weight w = GMM_ZERO;
-            r->shard[l][e] = (uint16_t *)blank((size_t)p->shard_data_bytes[0], 0);
-            r->grad[l][e] = blank((size_t)(p->shard_rows * c->cols) * sizeof(float), 0xFF);
+            r->shard[l][e] = (uint16_t *)gtp_block((size_t)p->shard_data_bytes[0], 0);
+            r->grad[l][e] = gtp_block((size_t)(p->shard_rows * c->cols) * main_grad_bytes(c), 0xFF);
             for (int64_t i = 0; i < p->valid_rows * c->cols; i++)
                 r->shard[l][e][i] = gmm_f32_to_bf16((float)reference(r->run, 0, l, e)[p->row0 * c->cols + i]);
             w.expert = e;
@@ -657,7 +542,7 @@ static void declare(rank *r) {
             s = gmm_gtp_add_weight(r->gtp, &w, &r->weight[l][e]);
         }
         if (!s) s = gmm_gtp_add_bundle(r->gtp, domain, r->weight[l], c->experts, "layer", &r->bundle[l]);
-        r->caller_gradients[l] = (uint16_t *)blank((size_t)(rows_of(c, l) * c->cols * c->experts) * 2, 0xFF);
+        r->caller_gradients[l] = (uint16_t *)gtp_block((size_t)(rows_of(c, l) * c->cols * c->experts) * 2, 0xFF);
     }
     for (int pass = c->unchained ? GMM_GTP_RECOMPUTE : 0; pass < GMM_GTP_PASSES && !s; pass++) {
         gmm_gtp_chain chain = GMM_ZERO;
@@ -678,8 +563,8 @@ static void declare(rank *r) {
     if (!s && !c->unchained) s = gmm_gtp_follow(r->gtp, r->chain[GMM_GTP_FORWARD], r->chain[GMM_GTP_BACKWARD]);
     r->gather_bytes = need_.gather_bytes;
     r->reduce_bytes = need_.reduce_bytes;
-    r->gather = blank(need_.gather_bytes, 0xFF);
-    r->reduce = blank(need_.reduce_bytes, 0xFF);
+    r->gather = gtp_block(need_.gather_bytes, 0xFF);
+    r->reduce = gtp_block(need_.reduce_bytes, 0xFF);
     if (!s) s = gmm_gtp_bind(r->gtp, domain, need_.gather_bytes ? r->gather : NULL, need_.gather_bytes, r->reduce,
                              need_.reduce_bytes);
     if (s) fail(r, s, gmm_gtp_last_error(r->gtp));
@@ -774,13 +659,14 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         k->run = &r;
         k->index = i;
         k->ctx = context_of(i);
-        if (gmm_ranks_runtime(r.ranks, i, &k->inner)) abort();
-        k->rt = traced_runtime;
-        k->rt.self = k;
+        if (gmm_ranks_runtime(r.ranks, i, &k->trace.inner)) abort();
+        k->rt = gtp_traced(&k->trace);
+        k->trace.drop = i == 0 ? c->drop_wait : 0;
         for (int j = 0; j < 2; j++) {
             gmm_comm *comm = &k->comm[j];
             k->watch[j].rank = k;
             k->watch[j].inner = *comm = comms[j][c->permuted ? (i + c->ranks - 1) % c->ranks : i];
+            comm->exchanges = c->exchanges;
             comm->self = &k->watch[j];
             comm->group_begin = c_begin;
             comm->group_end = c_end;
@@ -792,8 +678,10 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
             comm->give_up = c_give_up;
         }
         for (int j = 0; j < 2; j++) {
-            if (!c->threads && k->inner.stream_create(k->inner.self, 0, &k->compute[j])) abort();
-            if (k->inner.stream_create(k->inner.self, 0, &k->side[j])) abort();
+            if (!c->threads && k->rt.stream_create(k->rt.self, 0, &k->compute[j])) abort();
+            if (k->rt.stream_create(k->rt.self, 0, &k->side[j])) abort();
+            k->trace.stream[j] = k->compute[j];
+            k->trace.stream[2 + j] = k->side[j];
         }
         declare(k);
     }
@@ -811,8 +699,6 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         out->races = gmm_ranks_races(r.ranks, &text);
         snprintf(out->race, sizeof out->race, "%s", text);
     }
-    out->wrong = atomic_load(&r.wrong);
-    snprintf(out->first_wrong, sizeof out->first_wrong, "%s", r.first_wrong);
     out->hash = hash_run(&r);
     for (int i = 0; i < c->ranks; i++) {
         rank *k = &r.rank[i];
@@ -821,21 +707,15 @@ void gtp_case_run(const gtp_case *c, gtp_result *out) {
         if (k->gtp) (void)gmm_gtp_statistics_of(k->gtp, &out->stats[i]);
         if (k->gtp && i == 0) (void)gmm_gtp_memory_need(k->gtp, 0, &out->need);
         (void)gmm_gtp_fini(k->gtp);
-        for (int l = 0; l < c->layers; l++) {
-            free(k->caller_gradients[l]);
-            for (int e = 0; e < c->experts; e++) {
-                free(k->shard[l][e]);
-                free(k->grad[l][e]);
-            }
-        }
-        free(k->memory);
-        free(k->gather);
-        free(k->reduce);
+        if (!free_memory(k)) wrong(&r, "memory beside a buffer", i, 0, 0, 0, 0, 0);
     }
-    out->waits = r.rank[0].waits;
-    memcpy(out->implied, r.rank[0].implied, sizeof out->implied);
+    out->wrong = atomic_load(&r.wrong);
+    snprintf(out->first_wrong, sizeof out->first_wrong, "%s", r.first_wrong);
+    out->waits = r.rank[0].trace.waits;
+    memcpy(out->implied, r.rank[0].trace.implied, sizeof out->implied);
     out->communications = r.rank[0].communications;
     out->groups = r.rank[0].groups;
+    out->exchanges = r.rank[0].exchanges;
     out->asked = r.rank[0].asked;
     out->reported = r.rank[0].reported;
     gmm_ranks_destroy(r.ranks);

@@ -1,7 +1,5 @@
 /* test_gtp_checkpoint.c - shards to and from checkpoints: gmm_gtp_export, gmm_gtp_import */
-#include "test.h"
-
-#include "gmm_gtp.h"
+#include "gtp_world.h"
 
 #include <stdio.h>
 #include <stdlib.h>
@@ -269,13 +267,6 @@ static const kind quantized[] = {
     {"whole", GMM_TP_WHOLE, 912, 0, {0}, 0, 0}, {"gated", GMM_TP_ROWS, 1024, 0, {512, 512}, 2, 0},
     {"row-parallel", GMM_TP_COLS, 304, 0, {0}, 0, 0}};
 
-static int64_t up(int64_t a, int64_t b) { return (a + b - 1) / b * b; }
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
-    return x ^ (x >> 32);
-}
-
 /* Rows and columns of the block that shares a scale. */
 static void blocks_of(const format *f, int64_t *rows, int64_t *cols) {
     const int64_t n = f->scaling == GMM_SCALING_MX32 ? 32 : f->scaling == GMM_SCALING_NV16 ? 16 : 128;
@@ -468,7 +459,6 @@ static void declare_weight(weight_rank *r, gmm_ranks *ranks, int rank, const gmm
     gmm_gtp_need need = GMM_ZERO;
     gmm_config one = GMM_ZERO;
     gmm_error e = GMM_ZERO;
-    char *block;
     int32_t id;
     size_t bytes;
     one.threads = 1;
@@ -484,19 +474,19 @@ static void declare_weight(weight_rank *r, gmm_ranks *ranks, int rank, const gmm
     T_OK_TEXT(gmm_gtp_query(&config, &bytes, &e), e.text);
     T_OK_TEXT(gmm_gtp_init(t_alloc_aligned(bytes, 256), bytes, &config, &r->gtp, &e), e.text);
     GTP(r, gmm_gtp_add_domain(r->gtp, &domain, &id));
-    r->shard = (uint16_t *)t_host((size_t)r->plan.shard_data_bytes[0]);
+    r->shard = (uint16_t *)t_alloc_aligned((size_t)r->plan.shard_data_bytes[0], 256);
+    memset(r->shard, 0, (size_t)r->plan.shard_data_bytes[0]);
     w.name = "fc1";
     w.shard = &r->desc;
     w.data[0] = r->shard;
-    w.main_grad = t_host((size_t)(r->plan.shard_rows * r->plan.local_cols) * 4);
+    w.main_grad = t_alloc_aligned((size_t)(r->plan.shard_rows * r->plan.local_cols) * 4, 256);
     w.main_grad_dtype = GMM_F32;
     GTP(r, gmm_gtp_add_weight(r->gtp, &w, &id));
     GTP(r, gmm_gtp_add_bundle(r->gtp, 0, &id, 1, "fc1", &id));
     GTP(r, gmm_gtp_seal(r->gtp));
     T_OK_TEXT(gmm_gtp_memory_need(r->gtp, 0, &need), "");
-    block = (char *)t_alloc_aligned(need.gather_bytes + need.reduce_bytes + 512, 256);
-    GTP(r, gmm_gtp_bind(r->gtp, 0, need.gather_bytes ? block : NULL, need.gather_bytes,
-                        block + up((int64_t)need.gather_bytes, 256), need.reduce_bytes));
+    GTP(r, gmm_gtp_bind(r->gtp, 0, need.gather_bytes ? t_alloc_aligned(need.gather_bytes, 256) : NULL,
+                        need.gather_bytes, t_alloc_aligned(need.reduce_bytes, 256), need.reduce_bytes));
 }
 
 /* Loads the shard from the file of an earlier export, or without one from shards of 4 ranks of TP 2; publishes it. */

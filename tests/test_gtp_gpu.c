@@ -4,9 +4,7 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
-#include "test.h"
-
-#include "gmm_gtp.h"
+#include "gtp_world.h"
 
 #include <string.h>
 
@@ -262,12 +260,6 @@ typedef struct run {
     rank rank[RANKS];
 } run;
 
-static double now(void) {
-    struct timespec t;
-    (void)timespec_get(&t, TIME_UTC);
-    return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
-}
-
 static const char *error_text(const rank *r) {
     const char *text = gmm_gtp_last_error(r->gtp);
     return *text ? text : gmm_last_error(r->ctx);
@@ -295,11 +287,6 @@ static void release(void *user, void *memory) {
     free(memory);
 }
 
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
-    return x ^ (x >> 32);
-}
 static uint16_t value(uint64_t key, float scale) {
     return gmm_f32_to_bf16(scale * ((float)(mix(key) % 20001) / 10000.0f - 1.0f));
 }
@@ -598,12 +585,12 @@ static int declare(rank *r) {
 /* Synchronizes the stream while polling the collectives, as a program should. */
 static int wait_polled(rank *r) {
     const struct timespec pause = {0, 50000};
-    const double begin = now();
+    const double begin = gtp_seconds();
     for (;;) {
         const cudaError_t e = cudaStreamQuery(r->compute);
         if (e == cudaSuccess) return 0;
         if (e != cudaErrorNotReady) return failed(r, GMM_E_CUDA, "settle", cudaGetErrorString(e));
-        r->seconds = now() - begin;
+        r->seconds = gtp_seconds() - begin;
         GO(r, gmm_gtp_poll(r->gtp));
         (void)nanosleep(&pause, NULL);
     }
@@ -1087,9 +1074,9 @@ static int connect_ranks(rank *r) {
    hangs. */
 enum { FAULT_BYTES = 4 << 20 };
 static int drained(rank *r) {
-    const double begin = now();
+    const double begin = gtp_seconds();
     cudaError_t e;
-    while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && now() - begin < 8) { }
+    while ((e = cudaStreamQuery(r->compute)) == cudaErrorNotReady && gtp_seconds() - begin < 8) { }
     return e == cudaSuccess ? 0 : failed(r, GMM_E_CUDA, "a stream hangs", cudaGetErrorString(e));
 }
 static int expect_error(rank *r, gmm_status status, const char *text) {
@@ -1320,7 +1307,8 @@ static gpu_case plain(void) {
     return c;
 }
 
-static double distance(const float *a, const float *b, size_t n) {
+/* The square of the distance, relative to that of b's norm. */
+static double squared_distance(const float *a, const float *b, size_t n) {
     double d = 0, s = 0;
     for (size_t i = 0; i < n; i++) {
         d += ((double)a[i] - b[i]) * ((double)a[i] - b[i]);
@@ -1339,32 +1327,52 @@ static int adds_alike(const gpu_case *c, int n) {
     return c->integers || exchange || (c->wire != GMM_BF16 && (n == 2 || c->transport == PEERS));
 }
 
-/* Compares g ranks with one GPU that has all micro-batches: bit for bit if the reduction adds in the same order. */
+/* Runs a case on n ranks, and on one GPU that has all micro-batches. Returns the squared distance of the gradients. */
+static double run_both(const gpu_case *c, int n, gpu_result *want, gpu_result *got) {
+    const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
+    gpu_case alone = *c;
+    alone.transport = ALONE;
+    alone.replay = alone.synchronous = alone.recompute = 0;
+    run_case(&alone, 1, n, want);
+    T_CHECK(want->status[0] == GMM_OK, "alone: %s", want->text[0]);
+    run_case(c, n, n, got);
+    for (int i = 0; i < n; i++) T_CHECK(got->status[i] == GMM_OK, "rank %d: %s", i, got->text[i]);
+    T_CHECK(squared_distance(want->grads, want->grads, whole) == 0, "NaN on one GPU");
+    return squared_distance(got->grads, want->grads, whole);
+}
+
+/* Compares n ranks with one GPU: bit for bit if the reduction adds in the same order. Otherwise the first step has
+   equal outputs, and gradients that differ by roundings of their sum alone: of n - 1 partial sums to u = 2^-8 on a wire
+   of BF16. Where these errors are uniform, their squares are at most u^2 / 3 of the squared partial sums, which are in
+   the mean no larger than the whole. Later a single weight that rounds to its other neighbour moves all gradients by
+   more than that, so their bound after all steps is loose. */
 static void compare(gpu_case *c) {
     const int n = c->one_gpu && need_gpus(c->transport) ? 2 : need_gpus(c->transport);
     const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
-    gpu_case alone = *c;
+    const size_t outputs = (size_t)(n * c->tokens * c->rows) * 2;
+    const double begin = gtp_seconds();
     gpu_result want, got;
-    const double begin = now();
-    alone.transport = ALONE;
-    alone.replay = alone.synchronous = alone.recompute = 0;
-    run_case(&alone, 1, n, &want);
-    T_CHECK(want.status[0] == GMM_OK, "alone: %s", want.text[0]);
-    run_case(c, n, n, &got);
-    for (int i = 0; i < n; i++) T_CHECK(got.status[i] == GMM_OK, "rank %d: %s", i, got.text[i]);
-    T_CHECK(distance(want.grads, want.grads, whole) == 0, "NaN on one GPU");
+    double first = 0, off;
+    if (!adds_alike(c, n)) {
+        const double bound = c->wire == GMM_BF16 ? (n - 1) * 0x1p-16 / 3 : 1e-12;
+        gpu_case one_step = *c;
+        one_step.steps = 1;
+        first = run_both(&one_step, n, &want, &got);
+        T_CHECK(first < bound, "main_grad of the first step is off by %g, squared, more than %g", first, bound);
+        t_same("outputs of the first step", got.outputs, want.outputs, outputs);
+    }
+    off = run_both(c, n, &want, &got);
     if (adds_alike(c, n)) {
         t_same("main_grad", got.grads, want.grads, whole * 4);
         t_same("weights", got.weights, want.weights, whole * 2);
-        t_same("outputs", got.outputs, want.outputs, (size_t)(n * c->tokens * c->rows) * 2);
-    } else T_CHECK(distance(got.grads, want.grads, whole) < 1e-4, "main_grad is off by %g",
-                   distance(got.grads, want.grads, whole));
+        t_same("outputs", got.outputs, want.outputs, outputs);
+    } else T_CHECK(off < 1e-4, "main_grad is off by %g, squared", off);
     T_CHECK(got.stats.acquires == got.stats.prefetched + got.stats.resident + got.stats.exposed, "counts");
     if (T.verbose)
-        printf("        %s: %.1f s; %lld acquires, %lld prefetched, %lld resident, %lld exposed\n",
-               transport_name[c->transport],
-               now() - begin, (long long)got.stats.acquires, (long long)got.stats.prefetched,
-               (long long)got.stats.resident, (long long)got.stats.exposed);
+        printf("        %s: %.1f s; off by %.2g and %.2g, squared; %lld acquires, %lld prefetched, %lld resident, "
+               "%lld exposed\n", transport_name[c->transport], gtp_seconds() - begin, first, off,
+               (long long)got.stats.acquires, (long long)got.stats.prefetched, (long long)got.stats.resident,
+               (long long)got.stats.exposed);
 }
 #define compare(...) T_CALL(compare, __VA_ARGS__)
 
@@ -1381,7 +1389,7 @@ static void one_gpu(int arg) {
         T_CHECK(out[i].status[0] == GMM_OK, "replay %d: %s", i, out[i].text[0]);
         T_CHECK(out[i].stats.gathers == 0 && out[i].stats.gathered_bytes == 0 && out[i].stats.reduced_bytes == 0,
                 "replay %d: %lld gathers", i, (long long)out[i].stats.gathers);
-        T_CHECK(distance(out[i].grads, out[i].grads, whole) == 0, "NaN");
+        T_CHECK(squared_distance(out[i].grads, out[i].grads, whole) == 0, "NaN");
         t_same("main_grad", out[i].grads, out[0].grads, whole * 4);
         t_same("weights", out[i].weights, out[0].weights, whole * 2);
         t_same("outputs", out[i].outputs, out[0].outputs, (size_t)(c.tokens * c.rows) * 2);
@@ -1455,8 +1463,8 @@ static void two_domains(int arg) {
     run_case(&c, n, n, &got);
     for (int i = 0; i < n; i++) T_CHECK(got.status[i] == GMM_OK, "rank %d: %s", i, got.text[i]);
     for (size_t i = 0; i < whole; i++) got.grads[i] += got.others[i];
-    T_CHECK(distance(got.grads, want.grads, whole) < 1e-12, "main_grad is off by %g",
-            distance(got.grads, want.grads, whole));
+    T_CHECK(squared_distance(got.grads, want.grads, whole) < 1e-12, "main_grad is off by %g, squared",
+            squared_distance(got.grads, want.grads, whole));
     t_same("outputs", got.outputs, want.outputs, (size_t)(n * c.tokens * c.rows) * 2);
 }
 static void variants(int arg) { /* synchronous, recomputed, a rank without tokens, one expert, gathered together */
@@ -1576,7 +1584,7 @@ static void no_multicast(int arg) {
 #ifdef HAVE_NCCL
     char line[1024];
     FILE *file;
-    int told = 0;
+    int communicators = 0;
     trains(NCCL);
     trains(NCCL_WINDOWS);
     if (!nccl_log[0]) t_skip("NCCL_DEBUG is set");
@@ -1587,14 +1595,15 @@ static void no_multicast(int arg) {
         int digits = 0;
         if (!at) continue;
         while (at > line + digits && at[-1 - digits] >= '0' && at[-1 - digits] <= '9') digits++;
-        told += digits > 0;
+        communicators += digits > 0;
         if (digits != 1 || at[-1] != '0') {
             (void)fclose(file);
             T_FAIL("%s", line);
         }
     }
     (void)fclose(file);
-    if (T.verbose) printf("        %d communicators without multicast\n", told);
+    T_CHECK(communicators > 0, "NCCL's log counts the NVLS channels of no communicator");
+    if (T.verbose) printf("        %d communicators without multicast\n", communicators);
 #endif
     (void)need_gpus((transport)arg);
 }
@@ -1620,7 +1629,7 @@ static void one_fails(int arg) { /* a failure on one rank is an error on all ran
     for (int k = 0; k < (int)T_COUNT(kinds); k++) {
         gpu_case c = plain();
         gpu_result out;
-        const double begin = now();
+        const double begin = gtp_seconds();
         const int n = need_gpus((transport)arg);
         c.transport = (transport)arg;
         c.fault = kinds[k];
@@ -1630,13 +1639,13 @@ static void one_fails(int arg) { /* a failure on one rank is an error on all ran
             T_CHECK(out.status[i] == want, "case %d, rank %d: %s", c.fault, i, out.text[i]);
             T_CHECK(c.fault != NO_MEMORY || i == 1 || strstr(out.text[i], "rank 1 of"), "%s", out.text[i]);
         }
-        T_CHECK(now() - begin < 10, "case %d took %.1f s", c.fault, now() - begin);
+        T_CHECK(gtp_seconds() - begin < 10, "case %d took %.1f s", c.fault, gtp_seconds() - begin);
     }
 }
 static void silence(int arg) {
     gpu_case c = plain();
     gpu_result out;
-    const double begin = now();
+    const double begin = gtp_seconds();
     int n;
     c.transport = (transport)arg;
     c.silent = 1;
@@ -1648,7 +1657,7 @@ static void silence(int arg) {
         T_CHECK(out.seconds[i] < 10, "the error came after %.1f s", out.seconds[i]);
         if (T.verbose) printf("        rank %d after %.1f s: %s\n", i, out.seconds[i], out.text[i]);
     }
-    T_CHECK(now() - begin < 30, "all of it took %.1f s", now() - begin);
+    T_CHECK(gtp_seconds() - begin < 30, "all of it took %.1f s", gtp_seconds() - begin);
 }
 
 void tests_gtp_gpu(void) {

@@ -1,16 +1,13 @@
 /* test_gtp_quant.c - quantize-then-gather on CPU ranks: gathered weights equal, bit for bit, those that one rank
    quantizes from the whole matrix. */
-#include "test.h"
-
-#include "gmm_gtp.h"
+#include "gtp_world.h"
 
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { MOST = 8, LAYERS = 4, EXPERTS = 2, WEIGHTS = LAYERS * EXPERTS, VERSIONS = 4, STREAMS = 4, EVENTS = 160,
-       WAITS = 4096 };
+enum { MOST = 8, LAYERS = 4, EXPERTS = 2, WEIGHTS = LAYERS * EXPERTS, VERSIONS = 4 };
 
 /* ----------------------------------------------------------------------------------------------------- Formats --- */
 
@@ -36,13 +33,8 @@ static int is_turned(const format *f) {
 }
 static gmm_dtype stored(const format *f) { return f->f.dtype ? f->f.dtype : GMM_BF16; }
 
-static uint64_t mix(uint64_t x) {
-    x = (x ^ (x >> 31)) * 0x9E3779B97F4A7C15u;
-    x = (x ^ (x >> 29)) * 0xBF58476D1CE4E5B9u;
-    return x ^ (x >> 32);
-}
 /* Master weights. The last rows are up to a hundred times as large as the first ones, so that shards differ in their
-   amax (S2); some blocks are all zeros. */
+   amax, and a rank that scales by its own one is found; some blocks are all zeros. */
 static float value(const format *f, int version, int weight, int64_t row, int64_t col) {
     const uint64_t h = mix((uint64_t)(row * 8192 + col) * 64 + (uint64_t)(weight * VERSIONS + version) + 1);
     if (mix((uint64_t)(row / 32 * 999 + col / 64 + 7 * version)) % 11 == 0) return 0;
@@ -162,13 +154,10 @@ static int differs(const format *f, const gmm_gtp_view *v, gmm_gtp_pass pass, in
 
 /* ------------------------------------------------------------------------------------------------- Traced ranks --- */
 
-/* Vector clocks, kept apart from the library: clock[s][t] is the number of operations of stream t that stream s is
-   ordered after. */
-typedef struct event_clock { gmm_event event; int of[STREAMS]; } event_clock;
-
 typedef struct rank {
-    gmm_runtime rt, inner;
-    gmm_stream stream[STREAMS]; /* compute, gather, reduce, other compute */
+    gmm_runtime rt;
+    gtp_trace trace;
+    gmm_stream stream[TRACE_STREAMS]; /* compute, gather, reduce, other compute */
     gmm_gtp *gtp;
     gmm_shard_plan plan[WEIGHTS];
     void *master[WEIGHTS];
@@ -176,10 +165,6 @@ typedef struct rank {
     int32_t weight[WEIGHTS], bundle[LAYERS], chain[3];
     gmm_gtp_need need;
     gmm_gtp_view view[LAYERS][3];
-    event_clock event[EVENTS];
-    int events, clock[STREAMS][STREAMS];
-    int waits;
-    unsigned char implied[WAITS];
 } rank;
 
 typedef struct training {
@@ -202,63 +187,11 @@ static struct world {
     gmm_comm comm[3][MOST], plain[3][MOST];
 } W;
 
-static rank *rank_of(const void *self) {
-    int i = 0;
-    while (W.r[i].inner.self != self) i++;
-    return &W.r[i];
-}
-static int index_of(const rank *r, gmm_stream s) {
-    int i = 0;
-    while (i < STREAMS - 1 && r->stream[i] != s) i++;
-    return i;
-}
-static event_clock *event_of(rank *r, gmm_event event) {
-    int i = 0;
-    while (i < r->events && r->event[i].event != event) i++;
-    if (i == EVENTS) abort();
-    if (i == r->events) r->event[r->events++].event = event;
-    return &r->event[i];
-}
-static int drop_wait; /* number of rank 0's wait that is left out, from 1 */
-static gmm_status traced_wait(void *self, gmm_stream stream, gmm_event event, uint32_t flags) {
-    rank *r = rank_of(self);
-    const event_clock *k = event_of(r, event);
-    int *clock = r->clock[index_of(r, stream)], advanced = 0;
-    if (++r->waits == drop_wait && r == W.r) return GMM_OK;
-    for (int i = 0; i < STREAMS; i++) {
-        advanced |= k->of[i] > clock[i];
-        clock[i] = k->of[i] > clock[i] ? k->of[i] : clock[i];
-    }
-    if (r->waits < WAITS) r->implied[r->waits] = !advanced;
-    return r->inner.stream_wait(self, stream, event, flags);
-}
-static gmm_status traced_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
-    rank *r = rank_of(self);
-    const int i = index_of(r, stream);
-    memcpy(event_of(r, event)->of, r->clock[i], sizeof r->clock[i]);
-    return r->inner.event_record(self, event, stream, flags);
-}
-static rank *advance_clock(void *self, gmm_stream s) {
-    rank *r = rank_of(self);
-    const int i = index_of(r, s);
-    r->clock[i][i]++;
-    return r;
-}
-static gmm_status traced_run(void *self, const gmm_work *w, gmm_stream s) {
-    return advance_clock(self, s)->inner.run(self, w, s);
-}
-static gmm_status traced_copy(void *self, void *d, const void *f, size_t n, gmm_stream s) {
-    return advance_clock(self, s)->inner.copy(self, d, f, n, s);
-}
-static gmm_status traced_copy2d(void *self, void *d, size_t dp, const void *f, size_t fp, size_t w, size_t h,
-                                gmm_stream s) {
-    return advance_clock(self, s)->inner.copy2d(self, d, dp, f, fp, w, h, s);
-}
 static const gmm_comm *collective(void *self, gmm_stream s) {
     for (int k = 0;; k++)
         for (int i = 0; i < W.n; i++)
             if (W.plain[k][i].self == self) {
-                (void)advance_clock(W.r[i].inner.self, s);
+                gtp_trace_operation(&W.r[i].trace, s);
                 return &W.plain[k][i];
             }
 }
@@ -269,12 +202,6 @@ static gmm_status traced_max(void *self, float *values, size_t count, gmm_stream
     return collective(self, s)->all_reduce_max(self, values, count, s);
 }
 
-static void *aligned(size_t bytes, int byte) {
-    char *p = (char *)t_host(bytes + 512);
-    p += 256 - (size_t)((uintptr_t)p % 256);
-    return memset(p, byte, bytes);
-}
-
 /* Creates n ranks, after destroying those of the previous case (whose objects were freed with its memory if it failed).
    Communicators: all ranks, pairs of neighbours, ranks that are congruent modulo 2. */
 static void open_world(int n, uint64_t seed) {
@@ -283,6 +210,7 @@ static void open_world(int n, uint64_t seed) {
     gmm_error e = GMM_ZERO;
     gmm_context *kept[MOST];
     gmm_ranks_destroy(W.ranks);
+    gtp_free_memory();
     memcpy(kept, W.ctx, sizeof kept); /* creating a context takes longer than a case */
     memset(&W, 0, sizeof W);
     memcpy(W.ctx, kept, sizeof kept);
@@ -312,26 +240,26 @@ static void open_world(int n, uint64_t seed) {
         config.threads = 1;
         if (!W.ctx[i] && gmm_create(&W.ctx[i], &config, NULL)) abort();
         W.n = i + 1;
-        T_OK_TEXT(gmm_ranks_runtime(W.ranks, i, &r->inner), "");
-        r->rt = r->inner;
-        r->rt.stream_wait = traced_wait;
-        r->rt.event_record = traced_record;
-        r->rt.run = traced_run;
-        r->rt.copy = traced_copy;
-        r->rt.copy2d = traced_copy2d;
-        for (int k = 0; k < STREAMS; k++) T_OK_TEXT(r->inner.stream_create(r->inner.self, 0, &r->stream[k]), "");
+        T_OK_TEXT(gmm_ranks_runtime(W.ranks, i, &r->trace.inner), "");
+        r->rt = gtp_traced(&r->trace);
+        for (int k = 0; k < TRACE_STREAMS; k++) {
+            T_OK_TEXT(r->rt.stream_create(r->rt.self, 0, &r->stream[k]), "");
+            r->trace.stream[k] = r->stream[k];
+        }
     }
 }
 static void finish(void) {
     const char *race = "";
     T_CHECK(gmm_ranks_run(W.ranks) == GMM_OK, "%s", gmm_ranks_error(W.ranks, 0));
     T_CHECK(gmm_ranks_races(W.ranks, &race) == 0, "%s", race);
+    gtp_check_memory();
 }
 static void end_objects(void) {
     for (int i = 0; i < W.n; i++) {
         T_CHECK(gmm_gtp_fini(W.r[i].gtp) == GMM_OK, "fini");
         W.r[i].gtp = NULL;
     }
+    gtp_check_memory();
 }
 static void close_world(void) {
     finish();
@@ -353,7 +281,7 @@ static gmm_gtp *make(int i, int graphs) {
     c.ctx = W.ctx[i];
     c.runtime = &W.r[i].rt;
     T_OK_TEXT(gmm_gtp_query(&c, &bytes, &e), e.text);
-    T_OK_TEXT(gmm_gtp_init(aligned(bytes, 0xFF), bytes, &c, &W.r[i].gtp, &e), e.text);
+    T_OK_TEXT(gmm_gtp_init(gtp_memory(bytes, 0xFF), bytes, &c, &W.r[i].gtp, &e), e.text);
     return W.r[i].gtp;
 }
 
@@ -378,8 +306,8 @@ static gmm_gtp_weight weight_of(const format *f, const gmm_shard *s, int expert,
     w.amax = f->f.scaling == GMM_SCALING_NV16 ? amax : NULL;
     w.format = f->f.dtype ? &f->f : NULL;
     for (int d = 0; d < 2; d++) {
-        if (p->shard_data_bytes[d]) w.data[d] = aligned((size_t)p->shard_data_bytes[d], 0xFF);
-        if (p->shard_scale_bytes[d]) w.scale[d] = aligned((size_t)p->shard_scale_bytes[d], 0xFF);
+        if (p->shard_data_bytes[d]) w.data[d] = gtp_memory((size_t)p->shard_data_bytes[d], 0xFF);
+        if (p->shard_scale_bytes[d]) w.scale[d] = gtp_memory((size_t)p->shard_scale_bytes[d], 0xFF);
     }
     return w;
 }
@@ -387,27 +315,27 @@ static void bind(rank *r) {
     void *gather, *reduce;
     GTP_OK(r, gmm_gtp_seal(r->gtp));
     GTP_OK(r, gmm_gtp_memory_need(r->gtp, 0, &r->need));
-    gather = r->need.gather_bytes ? aligned(r->need.gather_bytes, 0xFF) : NULL;
-    reduce = r->need.reduce_bytes ? aligned(r->need.reduce_bytes, 0xFF) : NULL;
+    gather = r->need.gather_bytes ? gtp_memory(r->need.gather_bytes, 0xFF) : NULL;
+    reduce = r->need.reduce_bytes ? gtp_memory(r->need.reduce_bytes, 0xFF) : NULL;
     GTP_OK(r, gmm_gtp_bind(r->gtp, 0, gather, r->need.gather_bytes, reduce, r->need.reduce_bytes));
 }
 
 static void declare(const training *c, int i) {
     rank *r = &W.r[i];
     gmm_gtp_domain d = GMM_ZERO;
-    float *amax = (float *)t_host(WEIGHTS * sizeof *amax);
+    float *amax = (float *)gtp_memory((size_t)(c->layers * EXPERTS) * sizeof *amax, 0);
     int32_t id, order[3][LAYERS];
     make(i, 2);
     d.gather = c->g > 1 ? &W.comm[0][i] : NULL;
     d.gather_stream = r->stream[1];
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &id));
-    r->amaxes = (float *)t_host(WEIGHTS * sizeof(float));
+    r->amaxes = (float *)gtp_memory((size_t)(c->layers * EXPERTS) * sizeof(float), 0);
     r->scales = (float *)t_host(WEIGHTS * sizeof(float));
     for (int w = 0; w < c->layers * EXPERTS; w++) {
         const gmm_shard s = shard_of(c->f, c->g, i);
         const gmm_gtp_weight desc = weight_of(c->f, &s, w % EXPERTS, amax + w, &r->plan[w]);
         r->scales[w] = delayed_scale(w);
-        r->master[w] = t_host((size_t)(r->plan[w].shard_rows * c->f->cols) * 4);
+        r->master[w] = gtp_memory((size_t)(r->plan[w].shard_rows * c->f->cols) * 4, 0);
         GTP_OK(r, gmm_gtp_add_weight(r->gtp, &desc, &r->weight[w]));
     }
     for (int l = 0; l < c->layers; l++)
@@ -577,25 +505,26 @@ static void expect(training *c) {
 /* Steps of forward, recompute and backward, each after new weights, with and without a left-out wait. */
 static void run_training(training *c) {
     c->wrong = 0;
-    drop_wait = c->drop_wait;
     open_world(c->g, c->seed);
+    W.r[0].trace.drop = c->drop_wait;
     for (int i = 0; i < c->g; i++) declare(c, i);
     for (int s = 0; s < c->steps; s++) {
         for (int i = 0; i < c->g; i++) update(c, i, s);
         for (int l = 0; l < c->layers; l++) read_all(c, l, GMM_GTP_FORWARD, s);
         for (int i = 0; c->other_stream && i < c->g; i++) { /* the caller orders its own two streams */
+            const gmm_runtime *rt = &W.r[i].rt, *inner = &W.r[i].trace.inner;
             gmm_event e;
-            T_OK_TEXT(W.r[i].inner.event_create(W.r[i].inner.self, &e), "");
-            T_OK_TEXT(traced_record(W.r[i].inner.self, e, W.r[i].stream[0], 0), "");
-            T_OK_TEXT(W.r[i].inner.stream_wait(W.r[i].inner.self, W.r[i].stream[3], e, 0), "");
-            T_OK_TEXT(W.r[i].inner.event_destroy(W.r[i].inner.self, e), "");
+            T_OK_TEXT(rt->event_create(rt->self, &e), "");
+            T_OK_TEXT(rt->event_record(rt->self, e, W.r[i].stream[0], 0), "");
+            T_OK_TEXT(inner->stream_wait(inner->self, W.r[i].stream[3], e, 0), ""); /* never left out */
+            T_OK_TEXT(rt->event_destroy(rt->self, e), "");
         }
         for (int l = c->layers - 1; l >= 0; l--) {
             if (c->recompute >> l & 1) read_all(c, l, GMM_GTP_RECOMPUTE, s);
             read_all(c, l, GMM_GTP_BACKWARD, s);
         }
     }
-    drop_wait = 0;
+    W.r[0].trace.drop = 0;
 }
 #define run_training(...) T_CALL(run_training, __VA_ARGS__)
 
@@ -696,16 +625,16 @@ static void gathered_together(int arg) {
 /* Every wait that is not implied by others is left out in turn. */
 static void mutation(int arg) {
     training c = training_of(&formats[arg], 2, 3);
-    unsigned char implied[WAITS];
+    unsigned char implied[TRACE_WAITS];
     int waits, silent = 0, needed = 0;
     c.prefetch = 1;
     c.seed = 1;
     expect(&c);
     run_training(&c);
     finish();
-    waits = W.r[0].waits;
-    memcpy(implied, W.r[0].implied, sizeof implied);
-    T_CHECK(waits < WAITS, "%d waits", waits);
+    waits = (int)W.r[0].trace.waits;
+    memcpy(implied, W.r[0].trace.implied, sizeof implied);
+    T_CHECK(waits < TRACE_WAITS, "%d waits", waits);
     end_objects();
     for (c.drop_wait = 1; c.drop_wait <= waits; c.drop_wait++) {
         int64_t fired = 0;
@@ -737,7 +666,7 @@ static void gather_pair(const format *const *f, int g, uint64_t seed, pair *out)
         rank *r = &W.r[i];
         gmm_gtp_domain d = GMM_ZERO;
         gmm_gtp_quantization q = GMM_ZERO;
-        float *amax = (float *)t_host(WEIGHTS * sizeof *amax);
+        float *amax = (float *)gtp_memory(2 * EXPERTS * sizeof *amax, 0);
         int32_t id;
         make(i, 0);
         d.gather = g > 1 ? &W.comm[0][i] : NULL;
@@ -1085,9 +1014,9 @@ static void shared_amax(int arg) {
         rank *r = &W.r[i];
         gmm_gtp_domain d = GMM_ZERO;
         const gmm_shard s = shard_of(f, 2, i % 2);
-        gmm_gtp_weight w = weight_of(f, &s, 0, (float *)t_host(4), &r->plan[0]);
+        gmm_gtp_weight w = weight_of(f, &s, 0, (float *)gtp_memory(4, 0), &r->plan[0]);
         int32_t id;
-        if (f->f.scaling == GMM_SCALING_TENSOR) w.amax = (float *)t_host(4);
+        if (f->f.scaling == GMM_SCALING_TENSOR) w.amax = (float *)gtp_memory(4, 0);
         r->amaxes = w.amax;
         make(i, 0);
         d.gather = &W.comm[1][i];
@@ -1335,11 +1264,12 @@ static void errors(int arg) {
     gmm_shard_plan p;
     float *amax = (float *)t_host(16);
     void *rows[2] = {t_host((size_t)(f->rows * f->cols) * 4), NULL};
-    gmm_gtp_weight w = weight_of(f, &s, 0, amax, &p);
+    gmm_gtp_weight w;
     int32_t id[4], domain, bundle, twice[2];
     rank *r = &W.r[0];
     (void)arg;
     open_world(1, 0);
+    w = weight_of(f, &s, 0, amax, &p);
     make(0, 0);
     GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &domain));
     w.format = &other;

@@ -1742,7 +1742,8 @@ void tests_qlinear(void) {
             continue;
         }
         t_add_gpu_once(converted, i, "qlinear wgmma converted %s", setups[i].name);
-        t_add_gpu_once(resized, i, "qlinear wgmma sizes after a capture %s", setups[i].name);
+        if (i != NVFP4_ROW_AMAX && i != MXFP8_F16) /* whose forward WGMMA declines: see converted */
+            t_add_gpu_once(resized, i, "qlinear wgmma sizes after a capture %s", setups[i].name);
     }
     t_add_gpu_once(misplaced, MXFP8, "qlinear wgmma misplaced %s", setups[MXFP8].name);
     t_add_gpu_once(misplaced, NVFP4_BF16, "qlinear wgmma misplaced %s", setups[NVFP4_BF16].name);

@@ -239,6 +239,9 @@ void t_bytes_at(const char *file, int line, const char *what, const void *a, int
 
 /* ------------------------------------------------------------------------------------------------ Shared calls --- */
 
+/* The functions of the linear operations, at op - GMM_OP_LINEAR_FWD. */
+typedef gmm_status t_linear_function(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream);
+extern t_linear_function *const t_linear_functions[4];
 /* A linear operation with a poisoned workspace of exactly the queried size. */
 gmm_status t_linear(gmm_context *ctx, gmm_op op, const gmm_linear *linear);
 

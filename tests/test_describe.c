@@ -51,9 +51,7 @@ static void linear(int arg) {
         int kernels, named;
         T_CHECK(sscanf(at, ", kernel %127[^,]", kernel) == 1, "%s", text);
         T_CHECK(!(error = device_begin_capture()), "begin: %s", error);
-        status = s.op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
-               : s.op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
-                                             : gmm_linear_wgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+        status = t_linear_functions[s.op - GMM_OP_LINEAR_FWD](T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
         error = device_end_capture_counted(kernel, &kernels, &named);
         T_CHECK(status == GMM_OK && !error, "%s %s", gmm_last_error(T.ctx), error ? error : "");
         T_CHECK(named == 1, "%d of %d captured kernels are %s", named, kernels, kernel);

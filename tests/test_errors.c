@@ -10,8 +10,6 @@
 enum { FWD = 1, DGRAD = 2, WGRAD = 4, BGRAD = 8, ALL = 15 };
 
 static const char *const functions[] = {"gmm_linear_fwd", "gmm_linear_dgrad", "gmm_linear_wgrad", "gmm_linear_bgrad"};
-static gmm_status (*const calls[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-    gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
 
 /* A valid call, which a violation changes. */
 typedef struct bad_call {
@@ -613,7 +611,7 @@ static void violate(int arg) {
     if (b.ctx && b.linear && !b.linear->struct_size) needles[n++] = "(G="; /* shapes, if the descriptor can be read */
     needles[n] = NULL;
     t_before(1, violations[arg / 4].name, __FILE__, __LINE__);
-    got = calls[b.op](b.ctx, b.linear, b.workspace, b.bytes, b.stream);
+    got = t_linear_functions[b.op](b.ctx, b.linear, b.workspace, b.bytes, b.stream);
     t_refused(b.want, got, gmm_last_error(b.ctx), violations[arg / 4].name, __FILE__, __LINE__, needles);
     if (b.ctx && strlen(gmm_last_error(b.ctx)) > 500) T_FAIL("the message is cut off: %s", gmm_last_error(b.ctx));
 
@@ -631,7 +629,7 @@ static void violate(int arg) {
 static void valid(int arg) {
     bad_call b;
     prepare(&b, arg);
-    T_OK(calls[arg](b.ctx, b.linear, b.workspace, b.bytes, b.stream));
+    T_OK(t_linear_functions[arg](b.ctx, b.linear, b.workspace, b.bytes, b.stream));
     lin_check(&b.r);
 }
 

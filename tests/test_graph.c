@@ -336,8 +336,6 @@ static void freed(int arg) {
     const gmm_mat w = gmm_mat_packed(GMM_BF16, t_sparse((size_t)WIDE * WIDE * 2));
     device_stamp *stamps = (device_stamp *)t_alloc((size_t)(2 + TURNS * beside) * sizeof *stamps);
     const device_stamp *seen, *before, *after;
-    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad };
     gmm_groups groups = GMM_ZERO;
     gmm_options options = GMM_ZERO;
     gmm_grad grad = GMM_ZERO;
@@ -367,14 +365,14 @@ static void freed(int arg) {
     T_OK(gmm_linear_query(T.ctx, op, &d, &info));
     ws = t_workspace(info.workspace_bytes);
     T_OK(gmm_runtime_of(T.ctx, &rt));
-    T_OK(run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream)); /* loads the code */
+    T_OK(t_linear_functions[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream)); /* loads the code */
     status[0] = rt.stream_create(rt.self, 0, &other);
     status[1] = rt.event_create(rt.self, &began);
     why[0] = device_stamps(other, stamps, 1, 0, 0);
     t_wait();
     why[0] = device_stamps(T.stream, stamps, 1, 0, 0);
     status[2] = rt.event_record(rt.self, began, T.stream, 0);
-    status[3] = run[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream);
+    status[3] = t_linear_functions[arg](T.ctx, &d, ws, info.workspace_bytes, T.stream);
     why[1] = device_stamps(T.stream, stamps + 1, 1, 0, 0);
     status[4] = rt.stream_wait(rt.self, other, began, 0);
     for (int t = 0; t < TURNS; t++) /* the first round only lets the product begin */
@@ -437,8 +435,6 @@ static void replay_splits(const replayed *p) {
     void *ws, *graph = NULL;
     uint32_t *fault = (uint32_t *)t_alloc(4);
     int32_t *index = (int32_t *)t_alloc((size_t)capacity * 4);
-    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad };
     groups.count = (int32_t)G;
     groups.capacity = capacity;
     groups.splits = t_alloc(split_bytes);
@@ -469,7 +465,7 @@ static void replay_splits(const replayed *p) {
     }
     ws = t_workspace(bytes);
     wait_for("begin", device_begin_capture());
-    for (int op = 0; op < 4 && s == GMM_OK; op++) s = run[op](T.ctx, &d, ws, bytes, T.stream);
+    for (int op = 0; op < 4 && s == GMM_OK; op++) s = t_linear_functions[op](T.ctx, &d, ws, bytes, T.stream);
     why = device_end_capture(&graph);
     T_CHECK(s == GMM_OK, "capture: %s", gmm_last_error(T.ctx));
     wait_for("end", why);
@@ -486,7 +482,7 @@ static void replay_splits(const replayed *p) {
                                                        ref_bytes(outs[k]->dtype)));
             if (pass) wait_for("replay", device_replay(graph));
             else
-                for (int op = 0; op < 4; op++) T_OK(run[op](T.ctx, &d, ws, bytes, T.stream));
+                for (int op = 0; op < 4; op++) T_OK(t_linear_functions[op](T.ctx, &d, ws, bytes, T.stream));
             t_download(&seen, fault, sizeof seen);
             T_CHECK(seen == p->faults[i], "split %d: fault bits %x, want %x", i, seen, p->faults[i]);
             for (int k = 0; k < 4; k++) {

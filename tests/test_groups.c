@@ -451,11 +451,8 @@ typedef struct worker {
 static void *work(void *arg) {
     worker *w = (worker *)arg;
     for (int repeat = 0; repeat < 5; repeat++)
-        for (int i = 0; i < 4 && w->status == GMM_OK; i++) {
-            gmm_status (*const call[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-                gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
-            w->status = call[i](w->ctx, &w->r[i].d, w->workspace[i], w->bytes[i], w->stream);
-        }
+        for (int i = 0; i < 4 && w->status == GMM_OK; i++)
+            w->status = t_linear_functions[i](w->ctx, &w->r[i].d, w->workspace[i], w->bytes[i], w->stream);
     return NULL;
 }
 

@@ -1193,8 +1193,6 @@ static void drawn(int arg) {
 /* Several calls at once on streams of one context. */
 static void drawn_streams(int arg) {
     enum { STREAMS = 4 };
-    gmm_status (*const call[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
     lin_run *r = (lin_run *)t_host(STREAMS * sizeof *r);
     gmm_runtime rt = GMM_ZERO;
     gmm_stream stream[STREAMS] = {NULL};
@@ -1213,8 +1211,8 @@ static void drawn_streams(int arg) {
     t_wait(); /* the operands were written on T.stream */
     for (int i = 0; i < STREAMS && worst == GMM_OK; i++) worst = rt.stream_create(rt.self, 0, &stream[i]);
     for (int i = 0; i < STREAMS && worst == GMM_OK; i++)
-        worst = call[r[i].spec.op - GMM_OP_LINEAR_FWD](T.ctx, &r[i].d, workspace[i], info[i].workspace_bytes,
-                                                       stream[i]);
+        worst = t_linear_functions[r[i].spec.op - GMM_OP_LINEAR_FWD](T.ctx, &r[i].d, workspace[i],
+                                                                     info[i].workspace_bytes, stream[i]);
     for (int i = 0; i < STREAMS; i++) {
         const gmm_status s = stream[i] ? rt.stream_sync(rt.self, stream[i]) : GMM_OK;
         if (worst == GMM_OK) worst = s;

@@ -569,17 +569,18 @@ static void t_note_linear(gmm_op op, const gmm_linear *d) {
     H.linear_dtypes[2] = result ? result->dtype : GMM_NONE;
 }
 
+t_linear_function *const t_linear_functions[4] = {gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad,
+                                                  gmm_linear_bgrad};
+
 gmm_status t_linear(gmm_context *ctx, gmm_op op, const gmm_linear *linear) {
     gmm_info info = GMM_ZERO;
-    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad, gmm_linear_bgrad};
     gmm_status s = gmm_linear_query(ctx, op, linear, &info);
     void *workspace;
     H.op = (gmm_op)0;
     if (s != GMM_OK) return s;
     t_note_linear(op, linear);
     workspace = t_workspace(info.workspace_bytes);
-    s = run[op - GMM_OP_LINEAR_FWD](ctx, linear, workspace, info.workspace_bytes, T.stream);
+    s = t_linear_functions[op - GMM_OP_LINEAR_FWD](ctx, linear, workspace, info.workspace_bytes, T.stream);
     t_done(workspace);
     return s;
 }

@@ -262,15 +262,16 @@ typedef struct qrun {
     void *before;
 } qrun;
 
+static gmm_status run_with(const gmm_linear *d, gmm_op op, void *workspace, size_t bytes) {
+    return t_linear_functions[op - GMM_OP_LINEAR_FWD](T.ctx, d, workspace, bytes, T.stream);
+}
 static gmm_status run(const gmm_linear *d, gmm_op op) {
     gmm_info info = GMM_ZERO;
     const gmm_status s = gmm_linear_query(T.ctx, op, d, &info);
     void *workspace;
     if (s != GMM_OK) return s;
     workspace = t_workspace(info.workspace_bytes);
-    return op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, info.workspace_bytes, T.stream)
-           : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, info.workspace_bytes, T.stream)
-                                       : gmm_linear_wgrad(T.ctx, d, workspace, info.workspace_bytes, T.stream);
+    return run_with(d, op, workspace, info.workspace_bytes);
 }
 
 static void set_splits(qrun *r, const qcase *c) {
@@ -514,12 +515,6 @@ static void move_odd(operand *o, int32_t units, int64_t rows, int64_t cols) {
         t_upload(moved, t_get(m->data, bytes), bytes);
         m->data = moved;
     }
-}
-
-static gmm_status run_with(const gmm_linear *d, gmm_op op, void *workspace, size_t bytes) {
-    return op == GMM_OP_LINEAR_FWD     ? gmm_linear_fwd(T.ctx, d, workspace, bytes, T.stream)
-           : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, bytes, T.stream)
-                                       : gmm_linear_wgrad(T.ctx, d, workspace, bytes, T.stream);
 }
 
 /* The workspace of a query without addresses suffices for a call with misaligned operands. */
@@ -1080,9 +1075,7 @@ static size_t out_bytes(const qrun *r) {
 static void *captured(const gmm_linear *d, gmm_op op, void *workspace, size_t bytes) {
     void *graph = NULL;
     const char *begin = device_begin_capture(), *end;
-    const gmm_status s = op == GMM_OP_LINEAR_FWD ? gmm_linear_fwd(T.ctx, d, workspace, bytes, T.stream)
-                         : op == GMM_OP_LINEAR_DGRAD ? gmm_linear_dgrad(T.ctx, d, workspace, bytes, T.stream)
-                                                     : gmm_linear_wgrad(T.ctx, d, workspace, bytes, T.stream);
+    const gmm_status s = run_with(d, op, workspace, bytes);
     end = device_end_capture(&graph);
     T_CHECK(!begin && !end && s == GMM_OK, "%s %s %d: %s", begin ? begin : "", end ? end : "", (int)s,
             gmm_last_error(T.ctx));
@@ -1263,9 +1256,7 @@ static void late_splits(int arg) {
                         why = device_late_copy((void *)(uintptr_t)r.groups.splits, each + 5 * to, 10,
                                                (uint64_t)(number * 377 % 9000));
                         T_CHECK(!why, "late copy: %s", why);
-                        T_OK(c.op == GMM_OP_LINEAR_FWD
-                                 ? gmm_linear_fwd(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream)
-                                 : gmm_linear_dgrad(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream));
+                        T_OK(run_with(&r.d, c.op, workspace, info.workspace_bytes));
                         if (n) t_same("another split before", want, t_mat_bits(&r.out), out_bytes(&r));
                         else want = t_mat_bits(&r.out);
                     }

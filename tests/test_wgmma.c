@@ -383,8 +383,6 @@ static void replays(int arg) {
     const t_mat y = t_mat_out(dtype, 1, CAPACITY, N), dx = t_mat_out(dtype, 1, CAPACITY, K);
     const t_mat dw = t_mat_out(GMM_F32, G, N, K);
     const t_mat *const outs[3] = {&y, &dx, &dw};
-    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {
-        gmm_linear_fwd, gmm_linear_dgrad, gmm_linear_wgrad};
     gmm_groups groups = GMM_ZERO;
     gmm_options options = GMM_ZERO;
     gmm_grad grad = GMM_ZERO;
@@ -428,7 +426,8 @@ static void replays(int arg) {
     t_upload((void *)(uintptr_t)groups.splits, splits, sizeof splits);
     why = device_begin_capture();
     T_CHECK(!why, "begin: %s", why);
-    for (int op = 0; op < 3 && s == GMM_OK; op++) s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
+    for (int op = 0; op < 3 && s == GMM_OK; op++)
+        s = t_linear_functions[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
     why = device_end_capture(&graph);
     T_CHECK(!why && s == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
     for (int i = 0; i < rounds; i++) {
@@ -447,7 +446,7 @@ static void replays(int arg) {
                 T_CHECK(!why, "replay: %s", why);
             } else {
                 for (int op = 0; op < 3 && s == GMM_OK; op++)
-                    s = run[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
+                    s = t_linear_functions[op](T.ctx, &d, workspace, workspace_bytes, T.stream);
                 T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
             }
             for (int op = 0; op < 3; to += bytes[op++]) device_copy(to, outs[op]->data, bytes[op]);
@@ -468,8 +467,6 @@ static void two_tiles(int arg) {
     static const int64_t first[] = {300, 300, 300, 300};
     static const int32_t sizes[][4] = {{300, 300, 300, 300}, {256, 256, 256, 256}, {3, 700, 0, 151}, {1, 1, 1, 1},
                                        {0, 0, 0, 0},         {289, 289, 289, 150}, {0, 0, 1024, 0}};
-    gmm_status (*const run[])(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream) = {gmm_linear_fwd,
-                                                                                               gmm_linear_dgrad};
     lin_spec s = spec_of(arg, 4, first);
     gmm_info info = GMM_ZERO;
     void *workspace, *graph = NULL;
@@ -488,7 +485,7 @@ static void two_tiles(int arg) {
     workspace = t_workspace(info.workspace_bytes);
     why = device_begin_capture();
     T_CHECK(!why, "begin: %s", why);
-    status = run[s.op != GMM_OP_LINEAR_FWD](T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+    status = t_linear_functions[s.op - GMM_OP_LINEAR_FWD](T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
     why = device_end_capture(&graph);
     T_CHECK(!why && status == GMM_OK, "capture: %s %s", why ? why : "", gmm_last_error(T.ctx));
     for (int i = 0; i < 2 * (int)T_COUNT(sizes); i++) {

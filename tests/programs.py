@@ -338,6 +338,17 @@ def policies_refused(t):
             assert word in err, (word, err)
 
 
+@case
+def choices_are_single(t):
+    """Several items of a list of choices, a part of one and an empty text are no choice."""
+    for program, name, choices in [("train_moe", "recipe", "bf16|fp8-delayed"), ("train_moe", "act", "qgelu|silu"),
+                                   ("gtp_planner", "format", "bf16|fp8")]:
+        first = choices.split("|")[0]
+        for text in choices, choices + "|", "|" + first, first + "|", first[:-1], "":
+            err = t.run(program, "--svg", "", "--" + name, text, code=1)
+            assert err.startswith("%s: --%s takes " % (program, name)) and 'not "%s"' % text in err, (text, err)
+
+
 # ---- Runs that continue in another layout
 
 TINY = training_curves.MODEL + ["--data", "text", "--steps", "8", "--batch", "64", "--micro-batches", "4", "--bias"]
@@ -523,6 +534,7 @@ def foreign_checkpoints_refused(t):
     refuse(["gmm.glu_block 5 does not divide config.ffn 32"], gmm_glu_block="5")
     refuse(["lacks config.hidden"], config_hidden=None)
     refuse(["config.recipe takes bf16|", 'not "fp7"'], config_recipe="fp7")
+    refuse(["config.recipe takes bf16|", 'not "bf16|fp8-delayed"'], config_recipe="bf16|fp8-delayed")
     refuse(["at step 9 of 8"], step="9")
     refuse(['producer is "other"'], producer="other")
     refuse(["--experts 8 contradicts the checkpoint bad, which has 4"], arguments=["--experts", "8"])

@@ -1075,6 +1075,24 @@ def outputs_never_replace_inputs(t):
 
 
 @case
+def outputs_that_are_folders(t):
+    """A folder in the place of a file or an index is refused before anything is converted, in a dry run too."""
+    source = t.path("in.safetensors")
+    write(source, mixtral(1, 4))
+    shards = ["--shard-size", "300"]
+    for folder, arguments in ("out", []), ("out.index.json", shards), ("out-00002-of-00002.safetensors", shards):
+        os.mkdir(t.path(folder))
+        for more in [], ["--dry-run"]:
+            t.refused("--in", source, "--from", "mixtral", "--to", "fused", "--out", t.path("out"), *arguments, *more,
+                      needles=[t.path(folder) + " is a folder"])
+            assert listing(t.folder, "out") == [folder], os.listdir(t.folder)
+        os.rmdir(t.path(folder))
+    trained = subprocess.run([os.path.join(t.build, "train_moe"), "--save", t.folder, "--steps", "1", "--svg", ""],
+                             capture_output=True, text=True)
+    assert trained.returncode == 1 and trained.stderr.endswith(t.folder + " is a folder\n"), trained.stderr
+
+
+@case
 def killed_while_shards_are_put_in_place(t):
     """An older sharded output is there. At every rename and removal: an index that is there names files of one output
     only, and the same command then ends the run."""

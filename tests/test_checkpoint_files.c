@@ -249,6 +249,38 @@ static void identities(int arg) {
     T_CHECK(ok && got == 'o', "the older file is gone");
 }
 
+/* A folder in the place of the output is refused at the start. One that appears during the work costs no byte. */
+static void folders(int arg) {
+    char *path = file_of("folder.safetensors");
+    char temporary[300];
+    st_tensor t;
+    st_file file;
+    st_writer w;
+    st_error error;
+    char got = 0;
+    int ok;
+    (void)arg;
+    need_cjson();
+    memset(&t, 0, sizeof t);
+    t.name = "a";
+    strcpy(t.dtype, "U8");
+    T_CHECK(!mkdir(path, 0777), "%s", path);
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error);
+    T_CHECK(!ok && strstr(error.text, path) && strstr(error.text, "is a folder"), "%s", ok ? "created" : error.text);
+    T_CHECK(!rmdir(path), "%s", path);
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_write(&w, 0, "x", 1, &error);
+    T_CHECK(ok, "%s", error.text);
+    snprintf(temporary, sizeof temporary, "%s", w.temporary);
+    T_CHECK(!mkdir(path, 0777), "%s", path);
+    ok = st_commit(&w, &error);
+    rmdir(path);
+    T_CHECK(!ok && strstr(error.text, temporary), "%s", ok ? "committed" : error.text);
+    ok = st_open(&file, temporary, &error) && st_read(&file, 0, &got, 1, &error);
+    st_close(&file);
+    unlink(temporary);
+    T_CHECK(ok && got == 'x', "the bytes are lost: %s", error.text);
+}
+
 /* only one of two processes holds the lock; it is released when its process ends or gives it back */
 static void locks(int arg) {
     char *path = file_of("lock");
@@ -312,6 +344,7 @@ void tests_checkpoint_files(void) {
     t_add_host(missing_shards, 0, "checkpoint files index with missing shards opened in part");
     t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");
     t_add_host(identities, 0, "checkpoint files older files are not taken for the output of a run");
+    t_add_host(folders, 0, "checkpoint files folder in the place of an output");
     t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
     t_add_host(places, 0, "checkpoint files one file by many paths");
 }

@@ -21,6 +21,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gmm_gtp.h"
@@ -607,6 +608,15 @@ static void check_apart(const input *in, const output *o) {
     free(temporary);
 }
 
+/* No file replaces a folder; without this the run would notice at its end. */
+static void check_no_folder(const output *o) {
+    for (int64_t i = 0; i <= o->count; i++) {
+        const char *path = i < o->count ? o->paths[i] : o->index;
+        struct stat about;
+        if (path && !stat(path, &about) && S_ISDIR(about.st_mode)) die("%s is a folder", path);
+    }
+}
+
 enum { PAIRS = 8 };
 
 /* The input's metadata, and the layout. */
@@ -731,6 +741,7 @@ static void check_output(const input *in, const gmm_ckpt_plan *plan) {
     memset(&o, 0, sizeof o);
     lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
     check_apart(in, &o);
+    check_no_folder(&o);
     free_output(&o);
 }
 
@@ -999,6 +1010,7 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
     (void)gmm_ckpt_plan_moves(plan, &moves);
     lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
     check_apart(in, &o);
+    check_no_folder(&o);
     lock_output(&o);
     cursor = begin_output(&o, in, plan, moves);
     run.scratch_bytes = (size_t)opt.scratch << 20;

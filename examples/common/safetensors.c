@@ -770,11 +770,13 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
     const char *temporary = resume ? resume->temporary : NULL;
     const st_tensor **names;
     text header = {NULL, 0, 0, 0};
+    struct stat about;
     int ok;
     memset(writer, 0, sizeof *writer);
     writer->descriptor = -1;
-    writer->named = temporary != NULL;
     if (st_missing()) return fail(error, "%s", st_missing());
+    /* No file replaces a folder: without this the commit would fail, after all bytes have been written. */
+    if (!stat(path, &about) && S_ISDIR(about.st_mode)) return fail(error, "%.300s is a folder", path);
     for (int64_t i = 0; i < count; i++) {
         tensors[i].bits = st_dtype_bits(tensors[i].dtype);
         tensors[i].begin = writer->data_bytes;
@@ -893,8 +895,8 @@ int st_commit(st_writer *writer, st_error *error) {
             ok = fail(error, "cannot finish %.300s: another program removed or replaced %.300s", writer->path,
                       writer->temporary);
         } else if (rename(writer->temporary, writer->path)) {
-            ok = fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
-            if (!writer->named) remove_temporary(writer);
+            ok = fail(error, "cannot rename the complete %.300s to %.300s: %s", writer->temporary, writer->path,
+                      strerror(errno));
         } else if (!stands_at(writer->descriptor, writer->path)) {
             ok = fail(error, "another program replaced %.300s as it was put in place", writer->path);
         }

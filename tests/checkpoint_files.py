@@ -209,6 +209,27 @@ def shards_save_and_resume(t):
 
 
 @case
+def shards_that_are_not_written(t):
+    """Whichever rank a write fails on, the message gives its reason, once, and no file is left."""
+    text = t.path("text")
+    write(text, {"a": filled("U8", [4000])})
+    command = [os.path.join(t.build, "train_moe"), "--steps", "1", "--batch", "64", "--eval-tokens", "64", "--sample",
+               "0", "--svg", "", "--experts", "2", "--ffn", "16", "--hidden", "16", "--engine", "cpu", "--data", text,
+               "--gtp", "4", "--micro-batches", "4", "--save", t.path("saved")]
+    environment = dict(os.environ, LD_PRELOAD=os.path.abspath(os.path.join(t.build, "fault.so")))
+    for number in 1, 2, 5, 20, 40, 60:  # 1: a try before training
+        environment["FAULT"] = "pwrite:%d:fail" % number
+        r = subprocess.run(command, env=environment, capture_output=True, text=True)
+        said = "train_moe: saving %s: cannot write: Input/output error\n" % t.path("saved")
+        assert r.returncode == 1 and r.stderr == said, (number, r.stderr)
+        assert os.listdir(t.folder) == ["text"], os.listdir(t.folder)
+    environment["FAULT"] = "fsync:1:fail"
+    r = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert r.returncode == 1 and "cannot finish %s: Input/output error" % t.path("saved") in r.stderr, r.stderr
+    assert os.listdir(t.folder) == ["text"], os.listdir(t.folder)
+
+
+@case
 def sharded_recipes(t):
     """Ranks that hold and gather quantized experts train the same model as one rank, bit for bit."""
     for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):

@@ -150,6 +150,22 @@ def stopped_and_continued(t):
 
 
 @case
+def saving_fails(t):
+    """Where no file can be made any more, the message gives the reason, once for all ranks."""
+    t.can_save()
+    for ranks in [], *[["--gtp", "4", "--micro-batches", "4"]] * 5:
+        os.mkdir(t.path("to"))
+        process = t.start("train_moe", *SMALL, "--steps", "1000000", "--svg", "", "--save-every", "1", "--save",
+                          "to/a", *ranks)
+        while not os.path.exists(t.path("to/a")):
+            time.sleep(0.01)
+        os.rename(t.path("to"), t.path("away"))
+        err = t.end(process, 1)
+        assert re.fullmatch(r"train_moe: saving to/a: cannot create to/a\S*: No such file or directory\n", err), err
+        shutil.rmtree(t.path("away"))
+
+
+@case
 def stopped_without_a_name(t):
     """Without --save, the stopped run is saved beside where its picture would be."""
     t.can_save()

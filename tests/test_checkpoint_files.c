@@ -281,6 +281,55 @@ static void folders(int arg) {
     T_CHECK(ok && got == 'x', "the bytes are lost: %s", error.text);
 }
 
+/* Three processes write one file, each its bytes, as ranks do; what is not that file is refused. */
+static void joined(int arg) {
+    char *path = file_of("joined.safetensors");
+    st_shared *shared = (st_shared *)t_host(sizeof *shared);
+    st_tensor t;
+    st_file file;
+    st_writer w, mine;
+    st_error error;
+    char got[3] = "", kept[4200];
+    int ok, status = 0;
+    (void)arg;
+    need_cjson();
+    memset(&t, 0, sizeof t);
+    t.name = "a";
+    strcpy(t.dtype, "U8");
+    t.rank = 1;
+    t.shape[0] = 3;
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_share(&w, shared, &error) &&
+         st_write(&w, 0, "x", 1, &error);
+    T_CHECK(ok, "%s", error.text);
+    for (int i = 1; i < 3; i++) {
+        const pid_t child = fork();
+        if (!child) {
+            memset(&w, 0xAB, sizeof w); /* another process has no writer at this address */
+            ok = st_join(&mine, shared, &error) && st_write(&mine, i, &"xyz"[i], 1, &error) &&
+                 !st_write(&mine, 3, "x", 1, &error);
+            if (ok) st_suspend(&mine);
+            _exit(ok ? 7 : 1);
+        }
+        T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "writer %d", i);
+    }
+    snprintf(kept, sizeof kept, "%s.kept", shared->temporary);
+    T_CHECK(!rename(shared->temporary, kept), "%s", kept);
+    ok = st_join(&mine, shared, &error);
+    T_CHECK(!ok && strstr(error.text, "cannot open") && strstr(error.text, shared->temporary), "%s", error.text);
+    {
+        FILE *other = fopen(shared->temporary, "w");
+        T_CHECK(other && !ftruncate(fileno(other), (off_t)(shared->data_at + shared->data_bytes)) && !fclose(other),
+                "%s", shared->temporary);
+    }
+    ok = st_join(&mine, shared, &error);
+    T_CHECK(!ok && strstr(error.text, "replaced"), "%s", ok ? "another file was joined" : error.text);
+    T_CHECK(!rename(kept, shared->temporary), "%s", kept);
+    ok = st_commit(&w, &error) && st_open(&file, path, &error) && st_read(&file, 0, got, 3, &error);
+    if (ok) st_close(&file);
+    unlink(path);
+    T_CHECK(ok && !memcmp(got, "xyz", 3), "bytes %.3s: %s", got, error.text);
+}
+
 /* only one of two processes holds the lock; it is released when its process ends or gives it back */
 static void locks(int arg) {
     char *path = file_of("lock");
@@ -345,6 +394,7 @@ void tests_checkpoint_files(void) {
     t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");
     t_add_host(identities, 0, "checkpoint files older files are not taken for the output of a run");
     t_add_host(folders, 0, "checkpoint files folder in the place of an output");
+    t_add_host(joined, 0, "checkpoint files one file by three processes");
     t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
     t_add_host(places, 0, "checkpoint files one file by many paths");
 }

@@ -521,6 +521,9 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 /* Barrier and exchange buffer of ranks that are processes, in shared memory. */
 typedef struct rendezvous rendezvous;
 
+/* After so long a rank gives the others up: they share the processors, and one may evaluate or save for long. */
+enum { RANK_TIMEOUT_MS = 600000 };
+
 /* State that all ranks share. */
 typedef struct rank_group {
     gmm_ranks *ranks;
@@ -602,7 +605,7 @@ static rank_group rank_group_make(int size, int gpus, rendezvous *own_rendezvous
     t.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
-    config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    config.timeout_ms = RANK_TIMEOUT_MS;
     if (own_rendezvous) {
         t.rendezvous = own_rendezvous;
         return t;
@@ -1713,7 +1716,7 @@ static void model_shard(model *m) {
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = GMM_GTP_PASSES;
-    config.timeout_ms = 60000; /* a rank may save or evaluate for long */
+    config.timeout_ms = RANK_TIMEOUT_MS;
     config.ctx = m->rank_group->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
@@ -2115,7 +2118,7 @@ static void add_pair(metadata_builder *notes, const char *key, const char *forma
     notes->pairs[i].value = notes->values[i];
 }
 
-/* Destinations of a plan's targets: offsets of a file that is being written, or memory. */
+/* Destinations of a plan's targets, in a file that is written (writer, begin, of) or in memory. */
 typedef struct places {
     st_writer *writer;
     int64_t *begin;     /* of each target in the file that is written or read */
@@ -2124,17 +2127,23 @@ typedef struct places {
     st_error error;
 } places;
 
-static int place(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+static int place_in_memory(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    const places *to = (const places *)user;
+    memcpy(to->memory[target] + offset, from, (size_t)bytes);
+    return 0;
+}
+
+/* The file has FC1's gate rows before its linear rows, however shards hold them. */
+static int place_in_file(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
     places *to = (places *)user;
-    int64_t done = 0, n;
-    for (; to->writer && done < bytes; done += n) {
-        const param *p = to->of[target];
-        const int64_t row = p->cols * (int64_t)sizeof(float), in = (offset + done) % row;
+    const param *p = to->of[target];
+    const int64_t row = p->cols * (int64_t)sizeof(float);
+    for (int64_t done = 0, n; done < bytes; done += n) {
+        const int64_t in = (offset + done) % row;
         const int64_t at = p->block ? logical_row(p, (offset + done) / row) * row + in : offset + done;
         n = p->block && row - in < bytes - done ? row - in : bytes - done;
         if (!st_write(to->writer, to->begin[target] + at, (const char *)from + done, n, &to->error)) return 1;
     }
-    if (!to->writer) memcpy(to->memory[target] + offset, from, (size_t)bytes);
     return 0;
 }
 
@@ -2217,7 +2226,7 @@ static int move_shards(const model *m, const checkpoint *file, places *to) {
     part.table = table;
     if (!status) status = (file ? gmm_gtp_import : gmm_gtp_export)(&plan, &part, 1, items, n, NULL, &report);
     run.io.user = to;
-    run.io.write = place;
+    run.io.write = file ? place_in_memory : place_in_file;
     run.scratch = get(SCRATCH);
     run.scratch_bytes = SCRATCH;
     if (!status) status = gmm_ckpt_apply(plan, &run, &cursor, error);
@@ -2235,34 +2244,103 @@ static int move_shards(const model *m, const checkpoint *file, places *to) {
     return status == GMM_OK;
 }
 
-/* Every rank writes the rows of its shards; rank 0 also writes replicated tensors. */
-static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = matrix_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
-    st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
-    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)count * sizeof *names);
-    places to = {NULL, NULL, NULL, NULL, {""}};
-    metadata_builder notes;
-    st_writer writer, *shared[64];
-    st_error error;
-    int ok, created;
-    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin); /* of matrices, which may be more than tensors */
-    to.of = (const param **)get((size_t)count * sizeof *to.of);
-    notes.count = 0;
-    add_pair(&notes, "format", "pt");
-    add_pair(&notes, "producer", "train_moe 1");
-    add_pair(&notes, "gmm.layout", "megatron");
-    add_pair(&notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
-    add_pair(&notes, "step", "%lld", (long long)m->step);
-    add_pair(&notes, "random", "%016llx", (unsigned long long)m->random);
-    add_pair(&notes, "text.bytes", "%lld", (long long)t->size);
-    add_pair(&notes, "text.hash", "%016llx", (unsigned long long)hash_text(t));
+/* The checkpoint's metadata. */
+static void describe_run(metadata_builder *notes, const model *m, const text *t) {
+    notes->count = 0;
+    add_pair(notes, "format", "pt");
+    add_pair(notes, "producer", "train_moe 1");
+    add_pair(notes, "gmm.layout", "megatron");
+    add_pair(notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
+    add_pair(notes, "step", "%lld", (long long)m->step);
+    add_pair(notes, "random", "%016llx", (unsigned long long)m->random);
+    add_pair(notes, "text.bytes", "%lld", (long long)t->size);
+    add_pair(notes, "text.hash", "%016llx", (unsigned long long)hash_text(t));
     for (int i = 0; i < OPTIONS; i++) {
         char key[48], value[48];
         if (!options[i].mark) continue;
         snprintf(key, sizeof key, "config.%s", options[i].name);
         option_text(&options[i], value, sizeof value);
-        add_pair(&notes, key, "%s", value);
+        add_pair(notes, key, "%s", value);
     }
+}
+
+/* Whether no rank has an error; else all get the first one's. */
+static int ranks_succeeded(const model *m, st_error *error) {
+    st_error *all;
+    if (!m->rank_group) return !*error->text;
+    all = (st_error *)get((size_t)m->ranks * sizeof *all);
+    rank_group_gather(m->rank_group, m->rank, error, all, sizeof *all);
+    *error = all[0];
+    for (int r = 1; r < m->ranks && !*error->text; r++) *error = all[r];
+    free(all);
+    return !*error->text;
+}
+
+/* Rank 0 creates the file, the others open it. 0 = it was not created; who cannot open it has an error. */
+static int open_writer(const model *m, st_writer *writer, const char *path, st_tensor *tensors, int64_t count,
+                       const metadata_builder *notes, st_error *error) {
+    st_shared own, *all;
+    memset(&own, 0, sizeof own);
+    if (m->rank == 0 && st_create(writer, path, tensors, count, notes->pairs, notes->count, error) && m->rank_group &&
+        !st_share(writer, &own, error))
+        st_abandon(writer);
+    if (!ranks_succeeded(m, error)) return 0;
+    if (!m->rank_group) return 1;
+    all = (st_shared *)get((size_t)m->ranks * sizeof *all);
+    rank_group_gather(m->rank_group, m->rank, &own, all, sizeof own);
+    if (m->rank > 0) (void)st_join(writer, &all[0], error);
+    free(all);
+    return 1;
+}
+
+/* Writes a rank's part: its shards and, of rank 0, what every rank has. Tensors of delayed scaling stand last. */
+static void write_part(const model *m, st_writer *writer, const st_tensor *delayed, st_error *error) {
+    const size_t matrices = (size_t)matrix_count(m);
+    places to = {writer, NULL, NULL, NULL, {""}};
+    int64_t at = 0, sharded = 0;
+    int ok = 1;
+    to.begin = (int64_t *)get(matrices * sizeof *to.begin);
+    to.of = (const param **)get(matrices * sizeof *to.of);
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++) {
+            const param *p = m->params[i];
+            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
+            for (int e = 0; e < p->count; e++, at += bytes) {
+                if (p->sharded) {
+                    to.of[sharded] = p;
+                    to.begin[sharded++] = at;
+                } else if (m->rank == 0)
+                    ok = ok && st_write(writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, error);
+            }
+        }
+    for (int64_t i = 0; m->rank == 0 && ok && i < delayed_count(m); i++) {
+        const int64_t bytes = delayed[i].bytes;
+        float *values = (float *)get((size_t)bytes);
+        if (i % DELAYED == 0) {
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].scale);
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].history);
+        }
+        delayed_move(m, i, values, 0);
+        ok = st_write(writer, at, values, bytes, error);
+        at += bytes;
+        free(values);
+    }
+    if (ok && m->rank_group && !move_shards(m, NULL, &to)) *error = to.error;
+    free(to.begin);
+    free(to.of);
+}
+
+/* All ranks write the same file, each its part. */
+static void save_checkpoint(const model *m, const text *t, const char *path) {
+    const int64_t capacity = matrix_count(m) + delayed_count(m);
+    st_tensor *tensors = (st_tensor *)get((size_t)capacity * sizeof *tensors);
+    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)capacity * sizeof *names);
+    metadata_builder notes;
+    st_writer writer;
+    st_error error = {""};
+    int64_t n = 0;
+    int ok;
+    describe_run(&notes, m, t);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++) { /* the matrices of a parameter are consecutive, however named */
             const stored_param stored = stored_of(m->params[i], set);
@@ -2270,49 +2348,17 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 stored_tensor(&stored, grouped_keys(), k, &tensors[n], names[n], sizeof names[n]);
         }
     for (int64_t i = 0; i < delayed_count(m); i++) delayed_tensor(&tensors[n + i], names[n + i], i);
-    count = n + delayed_count(m);
-    ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
-    for (int set = 0; ok && set < SETS; set++)
-        for (int i = 0; ok && i < m->param_count; i++) {
-            const param *p = m->params[i];
-            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
-            for (int e = 0; ok && e < p->count; e++, at += bytes) {
-                if (p->sharded) {
-                    to.of[sharded] = p;
-                    to.begin[sharded++] = at;
-                } else if (m->rank == 0)
-                    ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
-            }
-        }
-    for (int64_t i = 0; m->rank == 0 && ok && i < delayed_count(m); i++) {
-        const int64_t bytes = tensors[count - delayed_count(m) + i].bytes;
-        float *values = (float *)get((size_t)bytes);
-        if (i % DELAYED == 0) {
-            buffer_pull(&m->mem, &m->layers[i / DELAYED].scale);
-            buffer_pull(&m->mem, &m->layers[i / DELAYED].history);
-        }
-        delayed_move(m, i, values, 0);
-        ok = st_write(&writer, at, values, bytes, &error);
-        at += bytes;
-        free(values);
+    ok = open_writer(m, &writer, path, tensors, n + delayed_count(m), &notes, &error);
+    if (ok) {
+        if (!*error.text) write_part(m, &writer, tensors + n, &error);
+        if (m->rank > 0) st_suspend(&writer);
+        ok = ranks_succeeded(m, &error); /* all have written */
+        if (m->rank == 0 && ok) (void)st_commit(&writer, &error);
+        else if (m->rank == 0) st_abandon(&writer);
+        ok = ok && ranks_succeeded(m, &error); /* and no rank goes on before the file is in place */
     }
-    if (m->rank_group) {
-        st_writer *own = ok ? &writer : NULL;
-        char done, all[64];
-        rank_group_gather(m->rank_group, m->rank, &own, shared, sizeof own);
-        to.writer = shared[0];
-        if (m->rank == 0 && !ok) to.error = error;
-        done = (char)(to.writer && move_shards(m, NULL, &to));
-        rank_group_gather(m->rank_group, m->rank, &done, all, sizeof done); /* all ranks have finished writing */
-        for (int r = 0; r < m->ranks; r++) ok = ok && all[r];
-        if (!done) error = to.error; /* each rank knows its own reason */
-        else if (!ok) snprintf(error.text, sizeof error.text, "another rank failed");
-    }
-    if (m->rank == 0 && ok) ok = st_commit(&writer, &error);
-    else if (m->rank == 0 && created) st_abandon(&writer);
+    while (!ok && m->rank > 0) (void)pause(); /* rank 0 ends the program, with one message for all */
     if (!ok) die("saving %s: %s", path, error.text);
-    free(to.begin);
-    free(to.of);
     free(names);
     free(tensors);
 }

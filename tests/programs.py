@@ -166,6 +166,21 @@ def saving_fails(t):
 
 
 @case
+def processes_without_sigchld(t):
+    """Processes that fail, as all do with --engine cpu, end the program where the caller ignores SIGCHLD, too."""
+    for ignored in 0, 1:
+        process = subprocess.Popen([os.path.join(t.build, "train_moe"), *SMALL, "--gtp", "2", "--processes"],
+                                   stderr=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: ignored and signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        try:
+            _, err = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == 1 and "--processes is for ranks on GPUs" in err, err
+
+
+@case
 def stopped_without_a_name(t):
     """Without --save, the stopped run is saved beside where its picture would be."""
     t.can_save()

@@ -3,14 +3,19 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS, usleep */
+#endif
 #include "test.h"
 
 #include "files.h"
 #include "fuzz/gtp.h"
 #include "fuzz/target.h"
+#include "processes.h"
 
 #include <dirent.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -357,6 +362,57 @@ static void locks(int arg) {
     T_CHECK(access(path, F_OK), "the lock file is still there");
 }
 
+/* What processes of processes_begin do: each counts in `ready`, and in `ended` if it ends as it shall. */
+typedef struct group { volatile int ready[2], ended[2]; } group;
+
+enum { ENDS, FAILS, STOPS };
+static void processes_run(group *g, int what) {
+    int code = 1;
+    const int me = processes_begin(2, &code);
+    (void)alarm(20); /* a test that fails leaves no process */
+    if (me < 0) _exit(me == -1 ? code : 99);
+    g->ready[me] = 1;
+    while (what == STOPS && !stop_signal) (void)usleep(1000);
+    (void)usleep(200000); /* as a step and saving last; meanwhile another signal may come */
+    while (what == FAILS && me == 0) (void)pause();
+    g->ended[me] = 1;
+    _exit(what == STOPS ? stop_code() : what == FAILS);
+}
+
+/* Processes end together: all have ended, one has failed, and they were asked to stop by a signal to the first process
+   or to the whole group. None of that depends on what became of SIGCHLD before. */
+static void processes(int arg) {
+    static const struct { const char *what; int run, number, whole, code, ended; } cases[] = {
+        {"all end", ENDS, 0, 0, 0, 2}, {"one fails", FAILS, 0, 0, 1, 1},
+        {"SIGTERM to the first", STOPS, SIGTERM, 0, 128 + SIGTERM, 2},
+        {"SIGINT to the first", STOPS, SIGINT, 0, 128 + SIGINT, 2},
+        {"SIGTERM to all", STOPS, SIGTERM, 1, 128 + SIGTERM, 2},
+        {"SIGINT to all", STOPS, SIGINT, 1, 128 + SIGINT, 2}};
+    (void)arg;
+    for (int64_t i = 0; i < 2 * T_COUNT(cases); i++) {
+        const int k = (int)(i / 2);
+        group *g = (group *)mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        int status = 0, wait_ms = 0;
+        pid_t child;
+        T_CHECK(g != MAP_FAILED, "no memory");
+        child = fork();
+        if (!child) {
+            (void)setpgid(0, 0);
+            (void)signal(SIGCHLD, i % 2 ? SIG_IGN : SIG_DFL);
+            (void)alarm(20);
+            stop_catch(1, SA_RESTART);
+            processes_run(g, cases[k].run);
+        }
+        while (!(g->ready[0] && g->ready[1]) && wait_ms++ < 10000) (void)usleep(1000);
+        (void)usleep(20000); /* until the first process waits */
+        if (cases[k].number) T_CHECK(!kill(cases[k].whole ? -child : child, cases[k].number), "no process");
+        T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == cases[k].code,
+                "%s: status %#x", cases[k].what, (unsigned)status);
+        T_CHECK(g->ended[0] + g->ended[1] == cases[k].ended, "%s: %d ended", cases[k].what, g->ended[0] + g->ended[1]);
+        (void)munmap(g, sizeof *g);
+    }
+}
+
 static void places(int arg) { /* one file by several paths, existing or not */
     char *a = file_of("a"), *hard = file_of("hard"), *soft = file_of("soft"), *folder = file_of("link");
     const char *const name = strrchr(a, '/') + 1;
@@ -396,5 +452,6 @@ void tests_checkpoint_files(void) {
     t_add_host(folders, 0, "checkpoint files folder in the place of an output");
     t_add_host(joined, 0, "checkpoint files one file by three processes");
     t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
+    t_add_host(processes, 0, "checkpoint files processes that end together");
     t_add_host(places, 0, "checkpoint files one file by many paths");
 }

@@ -36,7 +36,6 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -55,15 +54,12 @@
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
 #include <sys/mman.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
-#include <sys/wait.h>
 #endif
 
 #include "gmm.h"
 #include "gmm_gtp.h"
 #include "../common/options.h"
+#include "../common/processes.h"
 #include "../common/progress.h"
 #include "../common/resume.h"
 #include "../common/safetensors.h"
@@ -247,23 +243,6 @@ static gmm_engine engine_of(const char *name) {
 #undef ENGINE_ROW
     return GMM_ENGINE_AUTO;
 }
-
-/* The signal that asked training to stop; 0 = none. The same signal again ends the program at once. */
-static volatile sig_atomic_t stop_signal;
-static void note_stop(int number) { stop_signal = number; }
-
-/* With `taken`, Ctrl-C and SIGTERM request a stop; otherwise they end the program as by default. */
-static void catch_stop_signals(int taken, int flags) {
-    const int numbers[2] = {SIGINT, SIGTERM};
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = taken ? note_stop : SIG_DFL;
-    action.sa_flags = flags | (taken ? (int)SA_RESETHAND : 0);
-    for (int i = 0; i < 2; i++) (void)sigaction(numbers[i], &action, NULL);
-}
-
-/* Exit status of a stopped run: 128 + signal, as in a shell. */
-static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGTERM); }
 
 /* ----------------------------------------------------------------------------------------------------- 2 Text --- */
 
@@ -548,46 +527,20 @@ static void rendezvous_gather(rendezvous *m, int size, int rank, const char *fro
     }
 }
 
-/* Forks a process per rank and returns the rank in each. The calling process waits for them, forwards a stop request to
-   them, and ends the others when one has failed. Must be called before CUDA and threads are used, which a child may not
-   inherit. */
+/* Forks a process per rank and returns the rank in each; the calling process ends when all have. */
 static int rendezvous_begin(int size, rendezvous **out) {
     pthread_barrierattr_t a;
-    pid_t pids[64];
-    int failed = 0, stopped = 0, status;
+    int rank, code = 1;
     rendezvous *m = (rendezvous *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
     if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
         pthread_barrier_init(&m->barrier, &a, (unsigned)size))
         die("--processes: no shared memory");
     *out = m;
     fflush(stdout);
-    for (int i = 0; i < size; i++) {
-        pids[i] = fork();
-        if (pids[i] < 0) die("--processes: no process for rank %d", i);
-#ifdef __linux__
-        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-#endif
-        if (pids[i] == 0) return i;
-    }
-    catch_stop_signals(1, 0); /* no SA_RESTART: a signal ends wait */
-    for (int left = size; left > 0;) {
-        const pid_t done = wait(&status);
-        int ends;
-        if (done < 0) { /* a stop request; ranks that the terminal has signalled may get it twice */
-            for (int i = 0; i < size; i++)
-                if (pids[i] > 0) (void)kill(pids[i], SIGTERM);
-            continue;
-        }
-        ends = WIFEXITED(status) && WEXITSTATUS(status) > 128; /* it was stopped, and all ranks stop alike */
-        for (int i = 0; i < size; i++) {
-            if (pids[i] == done) pids[i] = 0;
-            if (status && !ends && pids[i] > 0 && !failed) (void)kill(pids[i], SIGKILL);
-        }
-        failed |= status != 0 && !ends;
-        stopped |= ends;
-        left--;
-    }
-    exit(failed ? 1 : stopped ? stop_code() : 0);
+    rank = processes_begin(size, &code);
+    if (rank == -2) die("--processes: %s", strerror(errno));
+    if (rank < 0) exit(code);
+    return rank;
 }
 #else
 static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
@@ -2827,7 +2780,8 @@ static void *work(void *argument) {
     j->stopped = train(m, t, &h, load);
     if (j->stopped) save_stopped(m, t, j->program);
     else if (*opt.save) save_checkpoint(m, t, opt.save);
-    if (j->rank == 0) catch_stop_signals(0, 0); /* nothing is left to save, so signals end the program again */
+    /* Nothing is left to save, so signals end the program again; one that was stopped ends by itself. */
+    if (j->rank == 0 && !j->stopped) stop_catch(0, 0);
 
     if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
     held_out = j->stopped ? 0 : evaluate(m, t, n);
@@ -2921,7 +2875,7 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
-    if (!opt.compare) catch_stop_signals(1, SA_RESTART);
+    if (!opt.compare) stop_catch(1, SA_RESTART);
 #ifdef GMM_WITH_CPU_RANKS
     if (opt.gtp && opt.processes) rank = rendezvous_begin((int)opt.gtp, &own_rendezvous);
 #endif

@@ -231,6 +231,31 @@ def text_from_anywhere(t):
 
 
 @case
+def text_without_builds(t):
+    """The repository's text has no file of a folder that is hidden or named build, and no broken link."""
+    with tempfile.TemporaryDirectory(prefix="elsewhere-") as root:
+        sources = ["gmm.h", "gmm_gtp.h", "Makefile", "examples/apps/train_moe.c", "examples/a.py", "tests/a/a.md"]
+        for name in sources + ["examples/build/lib/b.py", "tests/a/build/b.c", "tests/.a/b.c"]:
+            os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+            with open(os.path.join(root, name), "w") as f:
+                f.write("b" * 1000)
+        os.symlink("nothing", os.path.join(root, "tests/a/c.py"))
+        os.mkdir(os.path.join(root, "bin"))
+        shutil.copy(os.path.join(t.build, "train_moe"), os.path.join(root, "bin"))
+        out = Run(os.path.join(root, "bin"), root).run("train_moe", *SMALL, "--steps", "1", "--svg", "")
+        assert out.startswith("text: 6000 bytes (6 files of %s)" % os.path.realpath(root)), out
+
+
+@case
+def many_layers(t):
+    """As many layers as --layers takes, with biases, are trained."""
+    few = ["--context", "1", "--embed", "1", "--hidden", "1", "--ffn", "1", "--experts", "1", "--topk", "1", "--batch",
+           "2", "--steps", "1", "--eval-tokens", "1", "--sample", "0", "--svg", "", "--engine", "cpu", "--threads", "1"]
+    t.write_text(100)
+    assert " 1000 layers of 1 experts" in t.run("train_moe", *few, "--data", "text", "--layers", "1000", "--bias")
+
+
+@case
 def batches_that_do_not_divide(t):
     """Messages name the numbers that do not divide, and values that would."""
     few = ["--steps", "1", "--sample", "0", "--svg", "", "--eval-tokens", "64", "--engine", "cpu"]
@@ -307,11 +332,11 @@ def policies_train_alike(t):
         assert len(set(same)) == 1, (recipe, same)
         # Neither cache nor save policy changes another backward's bits. E4M3 and other backwards do.
         plain = ["--weight-cache", "0", "--save-policy", "preact"]
-        e4m3, exact, rows = ["--preact-e4m3"], ["--backward", "high-precision"], ["--backward", "dequantized"]
-        found = trained(recipe, [e4m3, exact, plain + exact, rows, plain + rows])
-        assert found[1] == found[2] and found[3] == found[4], (recipe, found)
-        distinct = {same[0], found[0], found[1], found[3]}
-        assert len(distinct) == (2 if recipe == "bf16" else 4), (recipe, found)
+        exact, rows = ["--backward", "high-precision"], ["--backward", "dequantized"]
+        others = [] if recipe == "bf16" else [exact, plain + exact, rows, plain + rows]
+        found = trained(recipe, [["--preact-e4m3"]] + others)
+        assert found[1:2] == found[2:3] and found[3:4] == found[4:5], (recipe, found)
+        assert len({same[0], *found}) == (2 if recipe == "bf16" else 4), (recipe, found)
 
 
 @case
@@ -363,6 +388,10 @@ def policies_refused(t):
         (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
         (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
         (["--gtp", "2", "--processes"], ["--processes is for ranks on GPUs"]),
+        (["--processes"], ["--processes", "not without --gtp"]),
+        (["--save-every", "2"], ["--save-every", "not without --save"]),
+        (["--backward", "dequantized"], ["--backward dequantized", "not with bf16"]),
+        (["--dropout", "0.003"], ["--dropout 0.003 hides nothing", "multiple of 1/256"]),
     ]:
         err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
         for word in words:
@@ -619,6 +648,13 @@ def legends_inside(t):
         assert len(found) == count, (name, found)
         for (x, y, w, h), left, right, base, text in found:
             assert x < left and right < x + w <= width and y < base - 10 and base < y + h, (name, text, left, right)
+
+
+@case
+def planner_makes_its_folder(t):
+    """The picture's default folder is made where the planner is started elsewhere."""
+    assert "\npicture: build/gtp_planner.svg\n" in t.run("gtp_planner", "--gpus", "2")
+    assert legends(t.path("build/gtp_planner.svg"))[1]
 
 
 @case

@@ -18,6 +18,7 @@
 
 #include "gmm.h"
 #include "gmm_gtp.h"
+#include "../common/files.h"
 #include "../common/options.h"
 #include "../common/svg.h"
 
@@ -446,7 +447,9 @@ static void write_svg(const estimate *o, int count, const char *path) {
                                 {"activations", "#228833", 0, count, x, saved},
                                 {"total, with all else", "#ee6677", 1, count, x, total},
                                 {"memory of the GPU", "#777777", 1, count, x, capacity}};
-    FILE *out = fopen(path, "w");
+    FILE *out;
+    make_folder_of(path);
+    out = fopen(path, "w");
     if (!out) die("cannot write %s: %s", path, strerror(errno));
     for (int i = 0; i < count; i++) {
         const gmm_gtp_memory *m = &o[i].memory;

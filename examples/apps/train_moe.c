@@ -58,6 +58,7 @@
 
 #include "gmm.h"
 #include "gmm_gtp.h"
+#include "../common/files.h"
 #include "../common/options.h"
 #include "../common/processes.h"
 #include "../common/progress.h"
@@ -128,7 +129,7 @@ static option options[] = {
     {"aux", OPTION_REAL, FIXED, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
     {"lr", OPTION_REAL, FIXED, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
     {"dropout", OPTION_REAL, FIXED | OPTIONAL, &opt.dropout, "0", 0, 0.9, "",
-     "share of the seen bytes that training hides", 0},
+     "share of the seen bytes that training hides, in steps of 1/256", 0},
     {"dtype", OPTION_CHOICE, FIXED, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
     {"recipe", OPTION_CHOICE, FREE | OPTIONAL, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
      "the experts' products; bf16: as --dtype says", 0},
@@ -265,7 +266,8 @@ static int is_source(const char *name) {
     return 0;
 }
 
-/* Adds the source files in root/folder and, with `below`, in its folders; names are relative to root. */
+/* Adds the source files in root/folder and, with `below`, in its folders; names are relative to root. Hidden entries
+   and folders named build, whose files depend on what was built, are left out. */
 static void find_sources(const char *root, const char *folder, int below, paths *list) {
     char path[4096];
     DIR *open;
@@ -281,8 +283,12 @@ static void find_sources(const char *root, const char *folder, int below, paths 
         name = (char *)get(capacity);
         snprintf(name, capacity, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
         if (snprintf(path, sizeof path, "%s/%s", root, name) >= (int)sizeof path) die("%s: the path is too long", root);
-        if (lstat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-            if (below) find_sources(root, name, 1, list);
+        if (lstat(path, &about)) { /* it was removed meanwhile */
+            free(name);
+            continue;
+        }
+        if (S_ISDIR(about.st_mode)) {
+            if (below && strcmp(entry->d_name, "build")) find_sources(root, name, 1, list);
         } else if (S_ISREG(about.st_mode) && is_source(entry->d_name)) {
             if (list->count == list->capacity) {
                 list->capacity = list->capacity * 2 + 64;
@@ -658,8 +664,8 @@ typedef struct model {
     gmm_mlp_config mlp;
     gmm_recipe recipe;        /* kind NONE: products without quantization */
     int64_t tokens;           /* capacity: of a micro-batch */
-    param *params[4096];
-    int param_count;
+    param **params;
+    int param_count, param_capacity;
     param *embedding, *input_w, *input_b, *final_norm, *head_w, *head_b;
     layer *layers;
     buffer one_group, dloss; /* split of linears without experts; gradient of the auxiliary loss */
@@ -790,7 +796,11 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     param *p = (param *)get(sizeof *p);
     size_t n;
     const int packed = !indexed || !strcmp(opt.weights, "packed");
-    if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
+    if (m->param_count == m->param_capacity) {
+        m->param_capacity = 2 * m->param_capacity + 64;
+        m->params = (param **)realloc(m->params, (size_t)m->param_capacity * sizeof *m->params);
+        if (!m->params) die("out of memory");
+    }
     m->params[m->param_count++] = p;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->count = count;
@@ -2507,18 +2517,6 @@ static void print_load(const double *load) {
     }
 }
 
-/* Creates the folder of a file; if it cannot be created, opening the file reports the error. */
-static void make_folder_of(const char *path) {
-    char *folder = (char *)get(strlen(path) + 1), *slash;
-    strcpy(folder, path);
-    slash = strrchr(folder, '/');
-    if (slash && slash != folder) {
-        *slash = 0;
-        mkdir(folder, 0777);
-    }
-    free(folder);
-}
-
 static void write_svg(const history *h, const double *load, double bigram_loss, const char *path) {
     svg_box losses = {0, 0, 760, 400}, bars = {0, 400, 760, 280};
     double ends[2], level[2];
@@ -2863,6 +2861,14 @@ static void check_batch(void) {
     die("--batch %lld is not divisible by --micro-batches %lld: try --batch %lld", batch, parts, more);
 }
 
+/* Refuses values without effect. Those of a checkpoint have been accepted before. */
+static void check_effects(void) {
+    if (opt.save_every && !*opt.save) die("--save-every says when --save FILE is written: not without --save");
+    if (opt.processes && !opt.gtp) die("--processes is for the ranks of --gtp: not without --gtp");
+    if (option_of(&opt.dropout)->given && opt.dropout > 0 && opt.dropout < 1.0 / 256)
+        die("--dropout %g hides nothing: it is rounded down to a multiple of 1/256 (%g)", opt.dropout, 1.0 / 256);
+}
+
 int main(int argc, char **argv) {
     checkpoint resumed;
     option_error error;
@@ -2875,6 +2881,7 @@ int main(int argc, char **argv) {
         print_help();
         return 0;
     }
+    check_effects();
     if (!opt.compare) stop_catch(1, SA_RESTART);
 #ifdef GMM_WITH_CPU_RANKS
     if (opt.gtp && opt.processes) rank = rendezvous_begin((int)opt.gtp, &own_rendezvous);
@@ -2899,6 +2906,8 @@ int main(int argc, char **argv) {
     if (*opt.resume) open_checkpoint(&resumed, opt.resume);
     fit_micro_batches(*opt.resume ? &resumed.notes : NULL);
     check_batch();
+    if (option_of(&opt.backward)->given && !strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
+        die("--backward %s is for the quantized experts of a --recipe: not with bf16", opt.backward);
     if (opt.gtp && strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
         die("--gtp gathers for backward what its recipe multiplies: not with --backward %s", opt.backward);
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))

@@ -21,6 +21,16 @@ static int fail(file_error *error, const char *format, ...) {
     return 0;
 }
 
+void make_folder_of(const char *path) {
+    const char *slash = strrchr(path, '/');
+    char *folder = slash && slash != path ? (char *)malloc((size_t)(slash - path) + 1) : NULL;
+    if (!folder) return;
+    memcpy(folder, path, (size_t)(slash - path));
+    folder[slash - path] = 0;
+    (void)mkdir(folder, 0777);
+    free(folder);
+}
+
 int file_place_of(file_place *place, const char *path) {
     const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
     const size_t length = strlen(path);

@@ -8,6 +8,9 @@
 
 typedef struct file_error { char text[768]; } file_error;
 
+/* Makes the folder of a path where its parent is there. Where that fails, opening the file says why. */
+void make_folder_of(const char *path);
+
 /* The file that a path names, if it exists, and its directory entry, which may not exist yet. */
 typedef struct file_place {
     char *entry;            /* the folder with links resolved, and the last name */

@@ -710,6 +710,26 @@ def other_dtypes(t):
 # ------------------------------------------------------------------------------------------------- Corrupt files
 
 @case
+def recorded_layouts(t):
+    """A recorded layout that no scheme has is named; ranks are recorded as numbers, however they were typed; a size
+    below one byte is none."""
+    source, part, joined = t.path("in.safetensors"), t.path("part-%d"), t.path("joined.safetensors")
+    tensors = mixtral(1, 4)
+    write(source, tensors, {"gmm.layout": "other"})
+    for more in [], ["--from", "mixtral"], ["--inspect"]:
+        t.refused("--in", source, "--out", joined, *more, needles=['it records the layout "other", which is unknown'])
+    write(source, tensors, {"gmm.layout": "mixtral"})
+    t.refused("--in", source, "--from", "indexed", "--out", joined, needles=["layout mixtral, but --from says indexed"])
+    for size in "0.4", "0.0004K", "1e-10G", "-1", "5T":
+        t.refused("--in", source, "--out", joined, "--shard-size", size, needles=["--shard-size", size], out=joined)
+    for rank, typed in enumerate(["00/2", " 1/ 02"]):
+        t.ok("--in", source, "--to", "mixtral", "--ep", typed, "--gtp", "0/01", "--out", part % rank)
+        assert metadata(part % rank)["gmm.ep"] == "%d/2" % rank and "gmm.gtp" not in metadata(part % rank)
+    t.ok("--in", t.path("part-{ep}"), "--in-ep", "2", "--to", "mixtral", "--out", joined)
+    assert read(joined) == tensors
+
+
+@case
 def hostile_files(t):
     one = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     two = {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}

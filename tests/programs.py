@@ -5,8 +5,8 @@
 
 Python's standard library is enough. Ends with "N passed, N failed, N skipped".
 """
-import argparse, hashlib, json, os, re, shlex, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
-import traceback
+import argparse, fcntl, hashlib, json, os, pty, re, shlex, shutil, signal, statistics, struct, subprocess, sys
+import tempfile, termios, time, traceback
 import xml.etree.ElementTree as xml
 
 SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
@@ -147,6 +147,28 @@ def stopped_and_continued(t):
         t.run("train_moe", *SMALL, "--steps", "4000", "--svg", "", "--stop-at", last, "--save", "whole.safetensors",
               *ranks)
         assert digest(saved) == digest(t.path("whole.safetensors")), (number, ranks, step)
+
+
+@case
+def command_for_the_shell(t):
+    """The printed command is the run's to a shell, whatever program, files and values are called."""
+    t.can_save()
+    folder, saved, picture = t.path("it's $HOME"), "a 'b' \"c\" `d`", "'" + "x" * 5000
+    os.mkdir(folder)
+    shutil.copy(os.path.join(t.build, "train_moe"), folder)
+    t.write_text(1000)
+    arguments = ["--svg", picture, "--save-every", "1", "--data", "text", "--save", saved]
+    process = Run(folder, t.folder).start("train_moe", *SMALL, "--steps", "1000000", *arguments)
+    while not os.path.exists(t.path(saved)):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    command = t.end(process, 143).splitlines()[-1]
+    assert shlex.split(command) == [
+        os.path.join(folder, "train_moe"), "--resume", saved, "--data", "text", "--engine", "cpu", "--threads", "1",
+        "--save", saved, "--save-every", "1", "--svg", picture, "--eval-tokens", "64", "--sample", "0"], command
+    command += " --svg '' --stop-at 1"
+    again = subprocess.run(["sh", "-c", command], cwd=t.folder, capture_output=True, text=True)
+    assert again.returncode == 0 and "resumed %s after step " % saved in again.stdout, again.stderr
 
 
 @case
@@ -648,6 +670,47 @@ def legends_inside(t):
         assert len(found) == count, (name, found)
         for (x, y, w, h), left, right, base, text in found:
             assert x < left and right < x + w <= width and y < base - 10 and base < y + h, (name, text, left, right)
+
+
+@case
+def loss_curves_of_logs(t):
+    """Long logs are drawn whole; what cannot be drawn is refused in words."""
+    with open(t.path("log"), "w") as f:
+        f.writelines("step %d/9000  train 3.0  held-out %f  aux 1\n" % (i, 1 / i) for i in range(1, 9001))
+    assert t.run("loss_curves", "all.svg", "all=log", "again=log") == "all 0.000\nagain 0.000\n"
+    with open(t.path("all.svg")) as f:
+        points = [len(p.split()) for p in re.findall(r'points="([^"]*)"', f.read())]
+    assert points == [9000, 9000], points
+    with open(t.path("other"), "w") as f:
+        f.write("nothing\n")
+    for arguments, words in [(["a=gone"], "gone: No such file or directory"), (["a=other"], "other: holds no held-out"),
+                             (["a<b=log"], "a<b: "), (["a&b=log"], "a&b: "), (["a>b=log"], "a>b: "),
+                             (["log"], "log: is not NAME=LOG"), (["a=" + t.folder], "Is a directory")]:
+        err = t.run("loss_curves", "bad.svg", *arguments, code=1)
+        assert words in err and not os.path.exists(t.path("bad.svg")), (arguments, err)
+
+
+@case
+def status_line_fits(t):
+    """The status line stays on one line of the terminal, and the time left in bounds, however long it is."""
+    t.write_text(1000)
+    for columns in 60, 120:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        command = [os.path.join(t.build, "train_moe"), *SMALL, "--data", t.path("text"), "--batch", "4096", "--svg", "",
+                   "--steps", "1000000000"]
+        process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        out = b""
+        while out.count(b"\r\x1b[K") < 4:
+            out += os.read(ours, 65536)
+        process.kill()
+        process.wait()
+        os.close(ours)
+        lines = out.decode(errors="replace").split("\r\x1b[K")[1:3]
+        for line in lines:
+            assert re.match(r"\[\.{20}\]   0% 999:00:00 left  step \d+ ", line), line
+            assert columns - 3 <= len(line) < columns, (columns, len(line), line)
 
 
 @case

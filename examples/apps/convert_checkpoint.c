@@ -135,11 +135,14 @@ static gmm_dtype dtype_of(const char *name) {
     return !strcmp(name, "bf16") ? GMM_BF16 : GMM_NONE;
 }
 
-static void rank_of(const char *name, const char *text, int32_t *rank, int32_t *size) {
-    char rest;
+/* Reads RANK/SIZE and puts it down as files record it, without blanks and leading zeros. */
+static void rank_of(const char *name, const char **text, int32_t *rank, int32_t *size) {
+    char rest, *own = (char *)get(32); /* for the whole run, as the option's text was */
     int r, s;
-    if (sscanf(text, "%9d/%9d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
-        die("--%s takes RANK/SIZE with 0 <= RANK < SIZE, not \"%s\"", name, text);
+    if (sscanf(*text, "%9d/%9d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
+        die("--%s takes RANK/SIZE with 0 <= RANK < SIZE, not \"%s\"", name, *text);
+    snprintf(own, 32, "%d/%d", r, s);
+    *text = own;
     *rank = r;
     *size = s;
 }
@@ -148,7 +151,8 @@ static int64_t bytes_of(const char *name, const char *text) {
     char *end = NULL;
     const double value = strtod(text, &end);
     const double unit = *end == 'G' ? 1e9 : *end == 'M' ? 1e6 : *end == 'K' ? 1e3 : 1;
-    if (end == text || (unit > 1 && *++end) || *end || !(value >= 0) || value * unit > 9e18)
+    if (end == text || (unit > 1 && *++end) || *end || !(value >= 0) || value * unit > 9e18 ||
+        (value > 0 && value * unit < 1))
         die("--%s takes a number of bytes, as 5G or 500M, not \"%s\"", name, text);
     return (int64_t)(value * unit);
 }
@@ -213,8 +217,9 @@ static void check_metadata(input *in, const st_file *file, const char *path, con
         {"gmm.gtp", r->gtp_rank, r->gtp_size}};
     const char *layout = st_metadata(file, "gmm.layout"), *block = st_metadata(file, "gmm.glu_block");
     char *end = NULL;
-    if (layout && !given(&opt.from) && scheme_of(layout)) opt.from = layout;
-    if (layout && strcmp(layout, scheme_of(opt.from)->name))
+    if (layout && !scheme_of(layout)) die("%s: it records the layout \"%.60s\", which is unknown", path, layout);
+    if (layout && !given(&opt.from)) opt.from = layout;
+    if (layout && scheme_of(layout) != scheme_of(opt.from))
         die("%s: it records the layout %s, but --from says %s", path, layout, opt.from);
     for (int i = 0; i < 3; i++) {
         char want[32];
@@ -1118,9 +1123,9 @@ int main(int argc, char **argv) {
         if (state_count == STATES) die("--states: at most %d", STATES - 1);
         states[state_count++] = s;
     }
-    rank_of("ep", opt.ep, &target.rank.ep_rank, &target.rank.ep_size);
-    rank_of("etp", opt.etp, &target.rank.etp_rank, &target.rank.etp_size);
-    rank_of("gtp", opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
+    rank_of("ep", &opt.ep, &target.rank.ep_rank, &target.rank.ep_size);
+    rank_of("etp", &opt.etp, &target.rank.etp_rank, &target.rank.etp_size);
+    rank_of("gtp", &opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
     (void)bytes_of("shard-size", opt.shard_size);
     if (opt.in_ep * opt.in_etp * opt.in_gtp > 65536) die("--in-ep, --in-etp, --in-gtp: more than 65536 ranks");
     /* every rank would read the same file */

@@ -2643,17 +2643,33 @@ static int train(model *m, const text *t, history *h, double *load_all) {
     return m->step < last;
 }
 
+/* Prints a word as a shell reads it. */
+static void print_quoted(const char *word) {
+    static const char plain_ones[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-";
+    const int plain = *word && !word[strspn(word, plain_ones)];
+    if (!plain) putchar('\'');
+    for (const char *at = word; *at; at++)
+        if (*at == '\'') fputs("'\\''", stdout);
+        else putchar(*at);
+    if (!plain) putchar('\'');
+}
+
 /* Prints the command that continues from a checkpoint, without the options that the checkpoint records. */
 static void print_command(const char *program, const char *path) {
-    printf("%s --resume '%s'", program, path);
+    print_quoted(program);
+    printf(" --resume ");
+    print_quoted(path);
     for (int i = 0; i < OPTIONS; i++) {
         const option *o = &options[i];
-        char value[4096];
-        const int repeat = o->given && !o->mark && o->value != &opt.resume;
-        option_text(o, value, sizeof value);
-        if (repeat && o->kind == OPTION_SWITCH && !strcmp(value, "1")) printf(" --%s", o->name);
-        else if (repeat && (o->kind == OPTION_TEXT || !*value)) printf(" --%s '%s'", o->name, value);
-        else if (repeat) printf(" --%s=%s", o->name, value);
+        const int text = o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE;
+        char number[64];
+        if (!o->given || o->mark || o->value == &opt.resume) continue;
+        if (!text) option_text(o, number, sizeof number);
+        if (o->kind == OPTION_SWITCH && !strcmp(number, "0")) continue;
+        printf(" --%s", o->name);
+        if (o->kind == OPTION_SWITCH) continue;
+        putchar(' ');
+        print_quoted(text ? *(const char *const *)o->value : number);
     }
     printf("\n");
 }

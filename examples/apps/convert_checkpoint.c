@@ -807,15 +807,15 @@ static void inspect_files(const input *in) {
 }
 
 static void inspect_linears(const input *in, const gmm_ckpt_linear *l, int64_t linears, const char *others) {
-    const char **names = (const char **)get((size_t)in->tensor_count * sizeof *names);
-    for (int64_t i = 0; i < in->tensor_count; i++) names[i] = in->tensors[i]->name;
     if (!linears) {
+        const char **names = (const char **)get((size_t)in->tensor_count * sizeof *names);
+        for (int64_t i = 0; i < in->tensor_count; i++) names[i] = in->tensors[i]->name;
         printf("no tensor is an expert's in %s. Keys by pattern (N: a number):\n",
                given(&opt.from) ? opt.from : "a known layout");
         print_patterns(names, in->tensor_count);
+        free((void *)names);
+        return;
     }
-    free((void *)names);
-    if (!linears) return;
     printf("read as %s%s%s%s; gate and up rows: ", scheme_of(opt.from)->name, *others ? " (its keys fit " : "", others,
            *others ? " as well)" : "");
     if (in->recorded.known) printf("blocks of %d (0 = halves) are recorded\n", (int)in->recorded.block);
@@ -969,7 +969,6 @@ static void print_cost(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report)
 typedef struct transfer {
     const input *in;
     output *out;
-    const gmm_ckpt_plan *plan;
     progress bar;
     int64_t written, total;
     st_error error;
@@ -1024,7 +1023,6 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
     if (!run.scratch) die("out of memory");
     t.in = in;
     t.out = &o;
-    t.plan = plan;
     t.total = cost.bytes_written;
     t.written = bytes_of_moves(plan, 0, cursor);
     t.bar = progress_begin(stdout, t.written, t.total, (int)opt.quiet);
@@ -1062,12 +1060,10 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
 
 /* The rows of every linear that the rank's GTP shard holds; NULL without generalized tensor parallelism. */
 static gmm_ckpt_cut *cuts_of(const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt_rank *rank, int32_t block) {
-    gmm_ckpt_cut *cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
+    gmm_ckpt_cut *cuts;
     gmm_error error;
-    if (rank->gtp_size == 1) {
-        free(cuts);
-        return NULL;
-    }
+    if (rank->gtp_size == 1) return NULL;
+    cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
     for (int64_t i = 0; i < n; i++) {
         const int64_t halves[2] = {l[i].out / 2, l[i].out / 2};
         const int fc1 = l[i].slot == GMM_CKPT_FC1;

@@ -207,6 +207,7 @@ static estimate estimate_of(int gpus) {
         use.bundle = (int32_t)opt.experts;
         use.shard = &shards[k];
         use.layers = opt.layers;
+        /* FC1 and FC2 alternate: of n gathers in a row at most (n + 1) / 2 are of one of them. */
         use.gather_slots = (int32_t)(opt.prefetch + opt.together + 1) / 2;
         use.wgrad_slots = (int32_t)opt.slots;
         use.main_grad = GMM_F32;
@@ -216,11 +217,13 @@ static estimate estimate_of(int gpus) {
         use.optimizer_ranks = (int32_t)opt.optimizer_ranks;
         if (gmm_gtp_memory_add(&use, &o.memory, &error) || gmm_gtp_memory_add(&use, &alone, &error))
             die("%s", error.text);
-        staged += alone.stage * ((opt.together + 1 - k) / 2);
+        staged += alone.stage * ((opt.together + 1 - k) / 2); /* those gathered together begin with an FC1 */
         o.step.wire = use.wire;
     }
-    /* what is gathered together is staged side by side; of one weight, in o.memory already */
-    if (opt.together > 1) o.memory.total += staged - o.memory.stage, o.memory.stage = staged;
+    if (opt.together > 1) { /* what is gathered together is staged side by side; of one weight, in o.memory already */
+        o.memory.total += staged - o.memory.stage;
+        o.memory.stage = staged;
+    }
     for (int i = 0; i < n; i++) {
         stages[i].bundle = (int32_t)opt.experts;
         stages[i].shard = &shards[i % 2];

@@ -1502,12 +1502,10 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
 
 /* The queued weight gradients of all blocks. */
 static void moe_delayed(model *m) {
-    gmm_mlp_config config = m->mlp;
     while (m->queue.count > 0) {
         gmm_info info = GMM_ZERO;
         moe_call c;
         moe_describe(m, &m->layers[0], &c, m->tokens, 1);
-        c.mlp.config = &config;
         check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_WGRAD, &c.mlp, &info));
         need_workspace(m, info.workspace_bytes);
         check(m, gmm_mlp_wgrad(m->ctx, &m->queue, m->workspace.at, m->workspace.bytes, NULL));
@@ -1615,7 +1613,6 @@ static void configure_mlp(model *m) {
     c->prob = 1;
     c->topk = (int32_t)opt.topk;
     c->delay_wgrad = (int32_t)opt.delay_wgrad;
-    c->source_interleave = 0;
     c->recipe = recipe_of(opt.recipe);
     m->recipe = gmm_recipe_of(c->recipe);
     c->save = save_of(&m->recipe);

@@ -523,13 +523,13 @@ struct rendezvous {
     pthread_barrier_t barrier;
     char bytes[64][RENDEZVOUS_BYTES];
 };
-static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
+static void rendezvous_gather(rendezvous *r, int size, int rank, const char *from, char *out, size_t bytes) {
     for (size_t at = 0; at < bytes; at += RENDEZVOUS_BYTES) {
         const size_t n = bytes - at < RENDEZVOUS_BYTES ? bytes - at : RENDEZVOUS_BYTES;
-        memcpy(m->bytes[rank], from + at, n);
-        (void)pthread_barrier_wait(&m->barrier);
-        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->bytes[i], n);
-        (void)pthread_barrier_wait(&m->barrier);
+        memcpy(r->bytes[rank], from + at, n);
+        (void)pthread_barrier_wait(&r->barrier);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, r->bytes[i], n);
+        (void)pthread_barrier_wait(&r->barrier);
     }
 }
 
@@ -537,11 +537,11 @@ static void rendezvous_gather(rendezvous *m, int size, int rank, const char *fro
 static int rendezvous_begin(int size, rendezvous **out) {
     pthread_barrierattr_t a;
     int rank, code = 1;
-    rendezvous *m = (rendezvous *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
-        pthread_barrier_init(&m->barrier, &a, (unsigned)size))
+    rendezvous *r = (rendezvous *)mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (r == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
+        pthread_barrier_init(&r->barrier, &a, (unsigned)size))
         die("--processes: no shared memory");
-    *out = m;
+    *out = r;
     fflush(stdout);
     rank = processes_begin(size, &code);
     if (rank == -2) die("--processes: %s", strerror(errno));
@@ -549,8 +549,8 @@ static int rendezvous_begin(int size, rendezvous **out) {
     return rank;
 }
 #else
-static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
-    (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
+static void rendezvous_gather(rendezvous *r, int size, int rank, const char *from, char *out, size_t bytes) {
+    (void)r, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
 }
 #endif
 
@@ -558,46 +558,49 @@ static rank_group rank_group_make(int size, int gpus, rendezvous *own_rendezvous
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
-    rank_group t;
-    memset(&t, 0, sizeof t);
-    t.size = size;
-    t.gpus = gpus;
+    rank_group group;
+    memset(&group, 0, sizeof group);
+    group.size = size;
+    group.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
     config.timeout_ms = RANK_TIMEOUT_MS;
     if (own_rendezvous) {
-        t.rendezvous = own_rendezvous;
-        return t;
+        group.rendezvous = own_rendezvous;
+        return group;
     }
-    if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
-    if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
-        gmm_ranks_comms(t.ranks, all, size, t.control))
+    if (gmm_ranks_create(&config, &group.ranks, &error)) die("--gtp: %s", error.text);
+    if (gmm_ranks_comms(group.ranks, all, size, group.control) ||
+        (!gpus && gmm_ranks_comms(group.ranks, all, size, group.gather)) ||
+        (!gpus && gmm_ranks_comms(group.ranks, all, size, group.reduce)))
         die("--gtp: no memory for communicators");
-    return t;
+    return group;
 }
 
 /* All-gather on the host: out [size][bytes]. */
-static void rank_group_gather(const rank_group *t, int rank, const void *from, void *out, size_t bytes) {
-    const gmm_comm *c = &t->control[rank];
-    if (t->rendezvous) rendezvous_gather(t->rendezvous, t->size, rank, (const char *)from, (char *)out, bytes);
-    else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+static void rank_group_gather(const rank_group *group, int rank, const void *from, void *out, size_t bytes) {
+    const gmm_comm *c = &group->control[rank];
+    if (group->rendezvous)
+        rendezvous_gather(group->rendezvous, group->size, rank, (const char *)from, (char *)out, bytes);
+    else if (c->all_gather(c->self, from, out, bytes, NULL))
+        die("rank %d: %s", rank, gmm_ranks_error(group->ranks, rank));
 }
 /* Sums over ranks, in rank order. */
-static void rank_group_sum_floats(const rank_group *t, int rank, float *x, int64_t n) {
-    float *all = (float *)get((size_t)(n * t->size) * sizeof *all);
-    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
+static void rank_group_sum_floats(const rank_group *group, int rank, float *x, int64_t n) {
+    float *all = (float *)get((size_t)(n * group->size) * sizeof *all);
+    rank_group_gather(group, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
-        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+        for (int r = 1; r < group->size; r++) x[i] += all[r * n + i];
     }
     free(all);
 }
-static void rank_group_sum(const rank_group *t, int rank, double *x, int64_t n) {
-    double *all = (double *)get((size_t)(n * t->size) * sizeof *all);
-    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
+static void rank_group_sum(const rank_group *group, int rank, double *x, int64_t n) {
+    double *all = (double *)get((size_t)(n * group->size) * sizeof *all);
+    rank_group_gather(group, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
-        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+        for (int r = 1; r < group->size; r++) x[i] += all[r * n + i];
     }
     free(all);
 }
@@ -620,7 +623,9 @@ typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the matrices' names end with their index */
     int packed;              /* the matrices are in one allocation */
-    int decay, glu, sharded, opens; /* opens: this is the rank's first micro-batch of a step */
+    int decay, sharded;
+    int interleaved;         /* the copies that gmm computes with are other buffers than *_halves, with other rows */
+    int opens;               /* this is the rank's first micro-batch of a step */
     int gated;               /* FC1's weight or bias with gate rows before linear rows */
     int by_host; /* the host accumulates the gradient in host memory; otherwise gmm does, in its own memory */
     int64_t rows, cols;
@@ -728,6 +733,14 @@ static void need_workspace(model *m, size_t bytes) {
     m->workspace = buffer_make(&m->mem, bytes, AT_ONLY);
     pause_ranks(m);
 }
+
+/* Asks what a call needs, and makes it: `query` and `run` are gmm's functions of the operation `op`. */
+#define RUN(m, query, op, run, call) do { \
+    gmm_info info_ = GMM_ZERO; \
+    check(m, query((m)->ctx, op, call, &info_)); \
+    need_workspace(m, info_.workspace_bytes); \
+    check(m, run((m)->ctx, call, (m)->workspace.at, (m)->workspace.bytes, NULL)); \
+} while (0)
 
 /* [count] buffers: parts of one allocation, or each one of its own. */
 static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed) {
@@ -847,7 +860,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
     if (m->mlp.act.interleave == 0 || p->sharded) return;
-    p->glu = 1;
+    p->interleaved = 1;
     p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), p->packed);
     p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), p->packed);
     p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, p->packed);
@@ -856,7 +869,6 @@ static void param_interleave(model *m, param *p) {
 
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
     gmm_glu glu = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
     int vector = p->rows == 1; /* a bias: its elements are interleaved like rows */
     glu.axis = GMM_GLU_ROWS;
     glu.inverse = inverse;
@@ -868,9 +880,7 @@ static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat
     src.ld = dst.ld = glu.cols;
     glu.src = &src;
     glu.dst = &dst;
-    check(m, gmm_glu_query(m->ctx, GMM_OP_GLU_INTERLEAVE, &glu, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_glu_interleave(m->ctx, &glu, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_glu_query, GMM_OP_GLU_INTERLEAVE, gmm_glu_interleave, &glu);
 }
 
 static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
@@ -965,7 +975,7 @@ static void params_publish(model *m) {
             store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
         parts_copy(&m->mem, p->weight_halves, p->count, p->packed, buffer_push);
-        if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
+        if (p->interleaved) glu_move(m, p, 0, p->w_halves, p->w);
         if (p->sharded && !p->format) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
 }
@@ -1048,7 +1058,7 @@ static void params_update(model *m) {
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
+        if (p->interleaved) glu_move(m, p, 1, p->g, p->g_halves);
         if (!p->by_host) parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
         for (int e = 0; m->rank_group && !p->sharded && e < p->count; e++)
             rank_group_sum_floats(m->rank_group, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
@@ -1193,20 +1203,6 @@ static void cross_entropy(const model *m, const unsigned char *bytes, const int6
 
 static gmm_mat mat(gmm_dtype dtype, const buffer *b) { return gmm_mat_packed(dtype, b->at); }
 
-static void linear_run(model *m, gmm_op op, const gmm_linear *linear) {
-    gmm_status (*run)(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream);
-    gmm_info info = GMM_ZERO;
-    check(m, gmm_linear_query(m->ctx, op, linear, &info));
-    need_workspace(m, info.workspace_bytes);
-    switch (op) {
-    case GMM_OP_LINEAR_FWD: run = gmm_linear_fwd; break;
-    case GMM_OP_LINEAR_DGRAD: run = gmm_linear_dgrad; break;
-    case GMM_OP_LINEAR_WGRAD: run = gmm_linear_wgrad; break;
-    default: run = gmm_linear_bgrad;
-    }
-    check(m, run(m->ctx, linear, m->workspace.at, m->workspace.bytes, NULL));
-}
-
 /* The single group of a linear without experts: all tokens. */
 static gmm_groups whole_batch(model *m, int64_t tokens) {
     gmm_groups groups = GMM_ZERO;
@@ -1221,20 +1217,26 @@ static gmm_groups whole_batch(model *m, int64_t tokens) {
     return groups;
 }
 
+/* What all calls of a linear layer have in common. */
+static gmm_linear linear_of(const gmm_groups *groups, const param *w, const gmm_mat *x) {
+    gmm_linear linear = GMM_ZERO;
+    linear.groups = groups;
+    linear.in_features = w->cols;
+    linear.out_features = w->rows;
+    linear.x = x;
+    linear.w = &w->w;
+    return linear;
+}
+
 /* y (fp32) = w x + b */
 static void linear_forward(model *m, param *w, const param *b, const buffer *x, const buffer *y, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), my = mat(GMM_F32, y);
-    gmm_linear linear = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &mx;
-    linear.w = &w->w;
+    gmm_linear linear = linear_of(&groups, w, &mx);
     linear.bias = b ? &b->w : NULL;
     linear.y = &my;
     weights_acquire(m, w, GMM_GTP_FORWARD);
-    linear_run(m, GMM_OP_LINEAR_FWD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_FWD, gmm_linear_fwd, &linear);
     weights_release(m, w);
 }
 
@@ -1242,13 +1244,8 @@ static void linear_forward(model *m, param *w, const param *b, const buffer *x, 
 static gmm_engine linear_engine(model *m, const param *w) {
     gmm_groups groups = whole_batch(m, m->tokens);
     gmm_mat x = gmm_mat_packed(m->dtype, NULL), y = gmm_mat_packed(GMM_F32, NULL);
-    gmm_linear linear = GMM_ZERO;
+    gmm_linear linear = linear_of(&groups, w, &x);
     gmm_info info = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &x;
-    linear.w = &w->w;
     linear.y = &y;
     check(m, gmm_linear_query(m->ctx, GMM_OP_LINEAR_FWD, &linear, &info));
     return info.engine;
@@ -1259,24 +1256,19 @@ static void linear_backward(model *m, param *w, const param *b, const buffer *x,
                             const buffer *dx, int add, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), mdy = mat(m->dtype, dy), mdx = mat(GMM_F32, dx);
-    gmm_linear linear = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &mx;
-    linear.w = &w->w;
+    gmm_linear linear = linear_of(&groups, w, &mx);
     linear.dy = &mdy;
     linear.dx = &mdx;
     linear.dw = &w->dw;
     linear.db = b ? &b->dw : NULL;
     linear.y_add = add;
     weights_acquire(m, w, GMM_GTP_BACKWARD);
-    linear_run(m, GMM_OP_LINEAR_DGRAD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_DGRAD, gmm_linear_dgrad, &linear);
     weights_release(m, w);
     gradient_begin(m, w);
-    linear_run(m, GMM_OP_LINEAR_WGRAD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_WGRAD, gmm_linear_wgrad, &linear);
     gradient_end(m, w);
-    if (b) linear_run(m, GMM_OP_LINEAR_BGRAD, &linear);
+    if (b) RUN(m, gmm_linear_query, GMM_OP_LINEAR_BGRAD, gmm_linear_bgrad, &linear);
 }
 
 static int saves_copies(const model *m) {
@@ -1380,18 +1372,8 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
 
 enum { SCALE_HISTORY = 16 }; /* length of the amax history of delayed scaling, in steps */
 
-typedef gmm_status permute_operation(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
-
-static void permute_run(model *m, gmm_op op, permute_operation *run, const gmm_permute *permute) {
-    gmm_info info = GMM_ZERO;
-    check(m, gmm_permute_query(m->ctx, op, permute, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, run(m->ctx, permute, m->workspace.at, m->workspace.bytes, NULL));
-}
-
 /* out = h + unpermute(experts(permute(norm(h)))) */
 static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int train) {
-    gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
     norm_forward(m, l->h, l->norm, l->inverse_rms, &l->normed, tokens);
@@ -1399,28 +1381,24 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     linear_forward(m, l->router, NULL, &l->normed, &l->logits, tokens);
     moe_describe(m, l, &c, tokens, train);
 
-    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &c.route, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_topk_fwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_topk_query, GMM_OP_TOPK_FWD, gmm_topk_fwd, &c.route);
 
     permute = c.permute;
-    permute_run(m, GMM_OP_PERMUTE_MAP, gmm_permute_map, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_MAP, gmm_permute_map, &permute);
     permute.x = &c.normed;
     permute.rows = &c.rows;
     permute.probs = (const float *)l->probs.at;
     permute.row_probs = (float *)l->row_probs.at;
-    permute_run(m, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
 
     l->backward = 0;
-    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &c.mlp, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_mlp_fwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_mlp_query, GMM_OP_MLP_FWD, gmm_mlp_fwd, &c.mlp);
     weights_release(m, l->w2);
 
     permute = c.permute; /* the experts have applied the probabilities */
     permute.rows = &c.y;
     permute.out = &c.out;
-    permute_run(m, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
     rows_pull(m, &l->out, tokens);
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
@@ -1466,7 +1444,6 @@ static void moe_scales(model *m, layer *l) {
 
 /* Replaces the gradient dh of the block's output by that of its input. */
 static void moe_backward(model *m, layer *l, int64_t tokens) {
-    gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
     moe_describe(m, l, &c, tokens, 1);
@@ -1475,14 +1452,12 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute = c.permute;
     permute.dout = &c.dout;
     permute.drows = &c.drows;
-    permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
 
     l->backward = 1;
     gradient_begin(m, l->w2);
     gradient_begin(m, l->w1);
-    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_mlp_query, GMM_OP_MLP_BWD, gmm_mlp_bwd, &c.mlp);
     weights_release(m, l->w1);
 
     permute = c.permute;
@@ -1490,11 +1465,9 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute.drow_probs = (const float *)m->drow_probs.at;
     permute.dx = &c.dn;
     permute.dprobs = (float *)m->dprobs.at;
-    permute_run(m, GMM_OP_PERMUTE_BWD, gmm_permute_bwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_BWD, gmm_permute_bwd, &permute);
 
-    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_BWD, &c.route, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_topk_bwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_topk_query, GMM_OP_TOPK_BWD, gmm_topk_bwd, &c.route);
     linear_backward(m, l->router, NULL, &l->normed, &m->drouter, &m->dn, 1, tokens);
     rows_pull(m, &m->dn, tokens);
     norm_backward(l->h, l->norm, l->inverse_rms, floats(&m->dn), floats(&m->dh), 1, tokens);
@@ -1751,16 +1724,16 @@ static void model_shard(model *m) {
 #endif
 }
 
-static void model_make(model *m, const rank_group *t, int rank, gmm_engine engine, memory mem) {
+static void model_make(model *m, const rank_group *group, int rank, gmm_engine engine, memory mem) {
     int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
     gmm_config config = GMM_ZERO;
     gmm_error error;
     size_t low;
     if (opt.topk > opt.experts) die("--topk %d exceeds --experts %d", (int)opt.topk, (int)opt.experts);
     memset(m, 0, sizeof *m);
-    m->rank_group = t;
+    m->rank_group = group;
     m->rank = rank;
-    m->ranks = t ? t->size : 1;
+    m->ranks = group ? group->size : 1;
     m->mem = mem;
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
@@ -1772,7 +1745,7 @@ static void model_make(model *m, const rank_group *t, int rank, gmm_engine engin
 #endif
     config.engine = engine;
     config.space = m->mem.space;
-    config.device = t && t->gpus ? rank % t->gpus : 0;
+    config.device = group && group->gpus ? rank % group->gpus : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -2472,13 +2445,18 @@ static void history_add(history *h, double step, double train, double held_out) 
     h->held_out[h->count++] = held_out;
 }
 
+static double layer_load(const double *load, int layer) {
+    double sum = 0;
+    for (int e = 0; e < opt.experts; e++) sum += load[layer * opt.experts + e];
+    return sum;
+}
+
 /* Smallest and largest fraction of a layer's tokens that an expert gets. */
 static void load_range(const double *load, double *low, double *high) {
     *low = 1;
     *high = 0;
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts && sum > 0; e++) {
             double share = load[i * opt.experts + e] / sum;
             *low = share < *low ? share : *low;
@@ -2493,8 +2471,7 @@ static void load_bars(const double *load, char *to, size_t size) {
     size_t used = 0;
     *to = 0;
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts && used + 8 < size; e++) {
             int height = sum > 0 ? (int)(load[i * opt.experts + e] / sum * (double)opt.experts * 4) : 0;
             used += (size_t)snprintf(to + used, size - used, "%s", bars[height > 7 ? 7 : height]);
@@ -2505,8 +2482,7 @@ static void load_bars(const double *load, char *to, size_t size) {
 
 static void print_load(const double *load) {
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         printf("layer %d, load per expert in %%:", i);
         for (int e = 0; e < opt.experts; e++)
             printf(" %.1f", sum > 0 ? 100 * load[i * opt.experts + e] / sum : 0.0);
@@ -2537,8 +2513,7 @@ static void write_svg(const history *h, const double *load, double bigram_loss, 
         series[2].count = 2;
     }
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts; e++)
             shares[i * opt.experts + e] = sum > 0 ? load[i * opt.experts + e] / sum : 0;
     }
@@ -2695,9 +2670,9 @@ static double gradient_distance(const model *m, const model *reference, const pa
         double square = 0, all = 0, share;
         for (int e = 0; e < p->count; e++)
             for (int64_t k = 0; k < p->rows * p->cols; k++) {
-                const double is = floats(&p->grad_halves[e])[k], was = floats(&r->grad_halves[e])[k];
-                square += (is - was) * (is - was);
-                all += was * was;
+                const double g = floats(&p->grad_halves[e])[k], wanted = floats(&r->grad_halves[e])[k];
+                square += (g - wanted) * (g - wanted);
+                all += wanted * wanted;
             }
         share = square == 0 ? 0 : sqrt(square / all);
         if (share <= most) continue;
@@ -2709,9 +2684,10 @@ static double gradient_distance(const model *m, const model *reference, const pa
 }
 
 /* Trains beside the CPU engine, every step from the reference's state, so that what rounding does to one step does not
-   grow over many. Ends the program where the two are further apart than the bounds, which weights that differ by 1%
-   each at random keep: a token whose second expert is no clear choice goes to another one, which moves a router's
-   gradient by 0.2 of its norm, in NVFP4 by 0.4, and losses by 0.0005. A contribution left out moves one by 0.6 to 1. */
+   grow over many. Ends the program where the two are further apart than the bounds. These admit what happens if every
+   weight changes at random by 1%: a token with two nearly equal second experts takes the other one, which moves a
+   router's gradient by 0.2 of its norm, in NVFP4 by 0.4, and losses by 0.0005. A contribution left out moves a gradient
+   by 0.6 to 1 of its norm. */
 static void compare(const text *t) {
     model *m = (model *)get(sizeof *m), *reference = (model *)get(sizeof *reference);
     const gmm_engine engine = engine_of(opt.engine);
@@ -2726,13 +2702,13 @@ static void compare(const text *t) {
     positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     if (!opt.quiet) describe(m, t);
     while (m->step < opt.steps) {
-        tally is = {0, 0, 0, NULL, 0, 0}, was = {0, 0, 0, NULL, 0, 0};
+        tally ours = {0, 0, 0, NULL, 0, 0}, theirs = {0, 0, 0, NULL, 0, 0};
         const param *worst = NULL;
-        double gradients, trained, held_out, held_is, held_was;
-        is.load = (double *)get(loads * sizeof *is.load);
-        was.load = (double *)get(loads * sizeof *was.load);
-        train_step(m, t, positions, &is);
-        train_step(reference, t, positions, &was);
+        double gradients, trained, held_out, held_ours, held_reference;
+        ours.load = (double *)get(loads * sizeof *ours.load);
+        theirs.load = (double *)get(loads * sizeof *theirs.load);
+        train_step(m, t, positions, &ours);
+        train_step(reference, t, positions, &theirs);
         gradients = gradient_distance(m, reference, &worst);
         for (int i = 0; i < m->param_count; i++)
             for (int set = 0; set < SETS; set++) {
@@ -2741,17 +2717,18 @@ static void compare(const text *t) {
                        (size_t)(p->count * p->rows * p->cols) * sizeof(float));
             }
         params_publish(m);
-        held_is = evaluate(m, t, n);
-        held_was = evaluate(reference, t, n);
-        trained = fabs(is.loss / was.loss - 1);
-        held_out = fabs(held_is / held_was - 1);
+        held_ours = evaluate(m, t, n);
+        held_reference = evaluate(reference, t, n);
+        trained = fabs(ours.loss / theirs.loss - 1);
+        held_out = fabs(held_ours / held_reference - 1);
         printf("step %lld/%lld  train %.5f, CPU %.5f  held-out %.5f, CPU %.5f  gradients %.5f apart (%s)\n",
-               (long long)m->step, (long long)opt.steps, is.loss, was.loss, held_is, held_was, gradients, worst->name);
+               (long long)m->step, (long long)opt.steps, ours.loss, theirs.loss, held_ours, held_reference, gradients,
+               worst->name);
         if (!(gradients <= bound && trained <= loss_bound && held_out <= loss_bound))
             die("--compare: gradients are %.3g apart, losses %.3g and %.3g; the bounds are %g and %g", gradients,
                 trained, held_out, bound, loss_bound);
-        free(is.load);
-        free(was.load);
+        free(ours.load);
+        free(theirs.load);
     }
     printf("every step: gradients within %g of the CPU engine's, losses within %g\n", bound, loss_bound);
     gmm_destroy(m->ctx);

@@ -721,6 +721,15 @@ def planner_makes_its_folder(t):
 
 
 @case
+def planner_fails_last(t):
+    """What failed is the last line, behind the tables, where both streams are one."""
+    r = subprocess.run([os.path.join(t.build, "gtp_planner"), "--gpus", "2", "--svg", t.folder], text=True,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    last = r.stdout.splitlines()[-1]
+    assert r.returncode == 1 and last == "gtp_planner: cannot write %s: Is a directory" % t.folder, r.stdout
+
+
+@case
 def planner_explains(t):
     """Every column has its meaning below the table; the term "moments" is explained."""
     out = t.run("gtp_planner", "--gpus", "4", "--svg", "")

@@ -28,25 +28,9 @@
 #include "../common/checkpoint_keys.h"
 #include "../common/files.h"
 #include "../common/options.h"
+#include "../common/program.h"
 #include "../common/progress.h"
 #include "../common/safetensors.h"
-
-static void die(const char *format, ...) {
-    va_list list;
-    fflush(stdout);
-    fputs("convert_checkpoint: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static void *get(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) die("out of memory (%zu bytes)", bytes);
-    return p;
-}
 
 /* -------------------------------------------------------------------------------------------------- 1 Options --- */
 
@@ -435,20 +419,14 @@ static char *format_path(const char *format, ...) {
     return path;
 }
 
-static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
-    const unsigned char *p = (const unsigned char *)data;
-    for (size_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 1099511628211u;
-    return h;
-}
-
 static uint64_t hash_plan(const gmm_ckpt_plan *plan) {
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = HASH_BEGIN;
     int64_t n;
     const gmm_ckpt_move *moves = gmm_ckpt_plan_moves(plan, &n);
     const gmm_ckpt_tensor *t;
-    h = hash(h, moves, (size_t)n * sizeof *moves);
+    h = hash_bytes(h, moves, (size_t)n * sizeof *moves);
     t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &n);
-    for (int64_t i = 0; i < n; i++) h = hash(h, t[i].name, strlen(t[i].name) + 1);
+    for (int64_t i = 0; i < n; i++) h = hash_bytes(h, t[i].name, strlen(t[i].name) + 1);
     return h;
 }
 
@@ -534,7 +512,7 @@ static int write_record(output *o, int64_t cursor, st_error *error) {
 /* Assigns the targets, in order, to files of at most `limit` bytes. */
 static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t limit) {
     const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &o->tensor_count);
-    const char *slash = strrchr(opt.out, '/'), *name = slash ? slash + 1 : opt.out;
+    const char *name = opt.out + folder_length(opt.out);
     const size_t stem = strlen(name) > 12 && !strcmp(name + strlen(name) - 12, ".safetensors") ? strlen(name) - 12
                                                                                                : strlen(name);
     int64_t size = 0;
@@ -1106,6 +1084,7 @@ int main(int argc, char **argv) {
     int64_t count = 0;
     char others[256] = "";
     static const char *const wrappers[] = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"};
+    program_name = "convert_checkpoint";
     if (!options_parse(options, OPTIONS, argc, argv, &wrong)) die("%s", wrong.text);
     if (opt.help || argc == 1) {
         print_help();

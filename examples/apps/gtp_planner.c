@@ -11,7 +11,6 @@
  */
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -20,17 +19,8 @@
 #include "gmm_gtp.h"
 #include "../common/files.h"
 #include "../common/options.h"
+#include "../common/program.h"
 #include "../common/svg.h"
-
-static void die(const char *format, ...) {
-    va_list list;
-    fputs("gtp_planner: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
 
 static struct settings {
     int64_t hidden, ffn, experts, layers, tokens, gated, gpus, node;
@@ -186,12 +176,11 @@ static estimate estimate_of(int gpus) {
     const activations a = activations_of(policy_of(opt.save_policy));
     const int64_t rows[2] = {opt.ffn * (1 + opt.gated), opt.hidden}, cols[2] = {opt.hidden, opt.ffn};
     const int n = (int)opt.layers * 2;
-    gmm_gtp_stage *stages = (gmm_gtp_stage *)calloc((size_t)n, sizeof *stages);
+    gmm_gtp_stage *stages = (gmm_gtp_stage *)get((size_t)n * sizeof *stages);
     gmm_shard shards[2];
     gmm_error error;
     estimate o;
     int64_t staged = 0;
-    if (!stages) die("out of memory");
     if (!a.possible) die("--save-policy %s: --format %s has no quantized copies", opt.save_policy, opt.format);
     memset(&o, 0, sizeof o);
     memset(shards, 0, sizeof shards);
@@ -478,6 +467,7 @@ int main(int argc, char **argv) {
     static estimate rows[ROWS];
     option_error error;
     int count = 0;
+    program_name = "gtp_planner";
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         printf("usage: gtp_planner [options]\nMemory of expert weights sharded over GPUs, and what stays exposed.\n\n");

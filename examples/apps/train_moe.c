@@ -37,7 +37,6 @@
 #include <errno.h>
 #include <math.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -61,31 +60,13 @@
 #include "../common/files.h"
 #include "../common/options.h"
 #include "../common/processes.h"
+#include "../common/program.h"
 #include "../common/progress.h"
 #include "../common/resume.h"
 #include "../common/safetensors.h"
 #include "../common/svg.h"
 
 enum { BYTES = 256 }; /* the vocabulary */
-
-static void die(const char *format, ...) {
-    static atomic_flag ending = ATOMIC_FLAG_INIT; /* ranks that fail together print one message */
-    va_list list;
-    while (atomic_flag_test_and_set(&ending)) (void)pause();
-    fflush(stdout);
-    fputs("train_moe: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static void *get(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) die("out of memory (%zu bytes)", bytes);
-    return p;
-}
 
 /* -------------------------------------------------------------------------------------------------- 1 Options --- */
 
@@ -386,9 +367,7 @@ static text read_text(const char *program) {
 }
 
 static uint64_t hash_text(const text *t) {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (int64_t i = 0; i < t->size; i++) h = (h ^ t->bytes[i]) * 1099511628211u;
-    return h;
+    return hash_bytes(HASH_BEGIN, t->bytes, (size_t)t->size);
 }
 
 /* --------------------------------------------------------------------------------------------------- 3 Memory --- */
@@ -2866,6 +2845,7 @@ int main(int argc, char **argv) {
     rendezvous *own_rendezvous = NULL;
     job whole;
     int rank = 0;
+    program_name = "train_moe";
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();

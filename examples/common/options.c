@@ -2,19 +2,10 @@
 #include "options.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-static int fail(option_error *error, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
-}
 
 /* Whether `text` is one item of a list a|b|c. */
 static int is_choice(const char *list, const char *text) {

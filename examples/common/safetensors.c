@@ -5,10 +5,10 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #include "safetensors.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,15 +31,6 @@ struct st_inside {
     const st_tensor **by_name;
     void *json; /* owns the strings */
 };
-
-static int fail(st_error *error, const char *format, ...) {
-    va_list list;
-    if (!error) return 0;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
-}
 
 const char *st_missing(void) {
 #ifdef HAVE_CJSON
@@ -417,8 +408,7 @@ static entry *index_entries(const cJSON *json, int64_t *count, st_error *error) 
 }
 
 static char *beside(const char *path, const char *name) {
-    const char *slash = strrchr(path, '/');
-    const size_t folder = slash ? (size_t)(slash - path) + 1 : 0, capacity = folder + strlen(name) + 1;
+    const size_t folder = folder_length(path), capacity = folder + strlen(name) + 1;
     char *joined = (char *)malloc(capacity);
     if (joined) snprintf(joined, capacity, "%.*s%s", (int)folder, path, name);
     return joined;
@@ -575,13 +565,6 @@ void st_set_close(st_set *set) {
     memset(set, 0, sizeof *set);
 }
 
-static uint64_t hash(const void *data, int64_t bytes) { /* FNV-1a */
-    const unsigned char *p = (const unsigned char *)data;
-    uint64_t h = 14695981039346656037u;
-    for (int64_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 1099511628211u;
-    return h;
-}
-
 static int identify(int descriptor, st_identity *identity, struct stat *about, st_error *error) {
     memset(identity, 0, sizeof *identity);
     if (fstat(descriptor, about)) return fail(error, "cannot read its state: %s", strerror(errno));
@@ -597,7 +580,7 @@ int st_identify(const st_file *file, st_identity *identity, st_error *error) {
     struct stat about;
     if (!identify(in->descriptor, identity, &about, error)) return 0;
     if (about.st_size < (off_t)in->map_bytes) return fail(error, "it became shorter");
-    identity->header = hash((const char *)in->map + 8, in->data_at - 8);
+    identity->header = hash_bytes(HASH_BEGIN, (const char *)in->map + 8, (size_t)in->data_at - 8);
     return 1;
 }
 
@@ -803,7 +786,7 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
             if (temporary) strcpy(writer->temporary, temporary);
             else snprintf(writer->temporary, capacity, "%s.%ld.tmp", path, (long)getpid());
         }
-        writer->header = hash(header.bytes + 8, (int64_t)header.size - 8);
+        writer->header = hash_bytes(HASH_BEGIN, header.bytes + 8, header.size - 8);
         if (ok && resume && resume->earlier) reopen(writer, resume, &header, size);
         if (ok && !writer->resumed) {
             if (temporary) unlink(writer->temporary);
@@ -888,11 +871,11 @@ static void forget(st_writer *writer) {
 }
 
 int st_sync_folder(const char *path, st_error *error) {
-    const char *slash = strrchr(path, '/');
-    char *folder = (char *)malloc(strlen(path) + 2);
+    const size_t length = folder_length(path);
+    char *folder = (char *)malloc(length + 2);
     int descriptor, ok;
     if (!folder) return fail(error, "out of memory");
-    snprintf(folder, strlen(path) + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    snprintf(folder, length + 2, "%.*s", length ? (int)length : 1, length ? path : ".");
     descriptor = open(folder, O_RDONLY);
     /* Some file systems cannot sync folders, and some folders may be written but not read: neither is an error. */
     ok = descriptor < 0 ? errno == EACCES : fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP;

@@ -14,9 +14,11 @@
 
 #include <stdint.h>
 
+#include "error.h"
+
 #define ST_MAX_RANK 8
 
-typedef struct st_error { char text[768]; } st_error;
+typedef common_error st_error;
 
 typedef struct st_tensor {
     const char *name;

@@ -289,7 +289,7 @@ static void folders(int arg) {
 /* Three processes write one file, each its bytes, as ranks do; what is not that file is refused. */
 static void joined(int arg) {
     char *path = file_of("joined.safetensors");
-    st_shared *shared = (st_shared *)t_host(sizeof *shared);
+    st_handle *handle = (st_handle *)t_host(sizeof *handle);
     st_tensor t;
     st_file file;
     st_writer w, mine;
@@ -303,32 +303,32 @@ static void joined(int arg) {
     strcpy(t.dtype, "U8");
     t.rank = 1;
     t.shape[0] = 3;
-    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_share(&w, shared, &error) &&
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_handle_of(&w, handle, &error) &&
          st_write(&w, 0, "x", 1, &error);
     T_CHECK(ok, "%s", error.text);
     for (int i = 1; i < 3; i++) {
         const pid_t child = fork();
         if (!child) {
             memset(&w, 0xAB, sizeof w); /* another process has no writer at this address */
-            ok = st_join(&mine, shared, &error) && st_write(&mine, i, &"xyz"[i], 1, &error) &&
+            ok = st_join(&mine, handle, &error) && st_write(&mine, i, &"xyz"[i], 1, &error) &&
                  !st_write(&mine, 3, "x", 1, &error);
             if (ok) st_suspend(&mine);
             _exit(ok ? 7 : 1);
         }
         T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "writer %d", i);
     }
-    snprintf(kept, sizeof kept, "%s.kept", shared->temporary);
-    T_CHECK(!rename(shared->temporary, kept), "%s", kept);
-    ok = st_join(&mine, shared, &error);
-    T_CHECK(!ok && strstr(error.text, "cannot open") && strstr(error.text, shared->temporary), "%s", error.text);
+    snprintf(kept, sizeof kept, "%s.kept", handle->temporary);
+    T_CHECK(!rename(handle->temporary, kept), "%s", kept);
+    ok = st_join(&mine, handle, &error);
+    T_CHECK(!ok && strstr(error.text, "cannot open") && strstr(error.text, handle->temporary), "%s", error.text);
     {
-        FILE *other = fopen(shared->temporary, "w");
-        T_CHECK(other && !ftruncate(fileno(other), (off_t)(shared->data_at + shared->data_bytes)) && !fclose(other),
-                "%s", shared->temporary);
+        FILE *other = fopen(handle->temporary, "w");
+        T_CHECK(other && !ftruncate(fileno(other), (off_t)(handle->data_at + handle->data_bytes)) && !fclose(other),
+                "%s", handle->temporary);
     }
-    ok = st_join(&mine, shared, &error);
+    ok = st_join(&mine, handle, &error);
     T_CHECK(!ok && strstr(error.text, "replaced"), "%s", ok ? "another file was joined" : error.text);
-    T_CHECK(!rename(kept, shared->temporary), "%s", kept);
+    T_CHECK(!rename(kept, handle->temporary), "%s", kept);
     ok = st_commit(&w, &error) && st_open(&file, path, &error) && st_read(&file, 0, got, 3, &error);
     if (ok) st_close(&file);
     unlink(path);

@@ -2191,14 +2191,14 @@ static int ranks_succeeded(const model *m, st_error *error) {
 /* Rank 0 creates the file, the others open it. 0 = it was not created; who cannot open it has an error. */
 static int open_writer(const model *m, st_writer *writer, const char *path, st_tensor *tensors, int64_t count,
                        const metadata_builder *notes, st_error *error) {
-    st_shared own, *all;
+    st_handle own, *all;
     memset(&own, 0, sizeof own);
     if (m->rank == 0 && st_create(writer, path, tensors, count, notes->pairs, notes->count, error) && m->rank_group &&
-        !st_share(writer, &own, error))
+        !st_handle_of(writer, &own, error))
         st_abandon(writer);
     if (!ranks_succeeded(m, error)) return 0;
     if (!m->rank_group) return 1;
-    all = (st_shared *)get((size_t)m->ranks * sizeof *all);
+    all = (st_handle *)get((size_t)m->ranks * sizeof *all);
     rank_group_gather(m->rank_group, m->rank, &own, all, sizeof own);
     if (m->rank > 0) (void)st_join(writer, &all[0], error);
     free(all);
@@ -2267,7 +2267,7 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
         ok = ranks_succeeded(m, &error); /* all have written */
         if (m->rank == 0 && ok) (void)st_commit(&writer, &error);
         else if (m->rank == 0) st_abandon(&writer);
-        ok = ok && ranks_succeeded(m, &error); /* and no rank goes on before the file is in place */
+        ok = ok && ranks_succeeded(m, &error); /* no rank continues before the file is in place */
     }
     while (!ok && m->rank > 0) (void)pause(); /* rank 0 ends the program, with one message for all */
     if (!ok) die("saving %s: %s", path, error.text);

@@ -816,29 +816,29 @@ int st_writer_identify(const st_writer *writer, st_identity *identity, st_error 
     return ok;
 }
 
-int st_share(const st_writer *writer, st_shared *shared, st_error *error) {
+int st_handle_of(const st_writer *writer, st_handle *handle, st_error *error) {
     st_identity identity;
-    memset(shared, 0, sizeof *shared);
-    if (strlen(writer->temporary) >= sizeof shared->temporary) return fail(error, "the path is too long");
+    memset(handle, 0, sizeof *handle);
+    if (strlen(writer->temporary) >= sizeof handle->temporary) return fail(error, "the path is too long");
     if (!st_writer_identify(writer, &identity, error)) return 0;
-    shared->data_at = writer->data_at;
-    shared->data_bytes = writer->data_bytes;
-    shared->inode = identity.inode;
-    strcpy(shared->temporary, writer->temporary);
+    handle->data_at = writer->data_at;
+    handle->data_bytes = writer->data_bytes;
+    handle->inode = identity.inode;
+    strcpy(handle->temporary, writer->temporary);
     return 1;
 }
 
-int st_join(st_writer *writer, const st_shared *shared, st_error *error) {
+int st_join(st_writer *writer, const st_handle *handle, st_error *error) {
     st_identity found;
     struct stat about;
     memset(writer, 0, sizeof *writer);
-    writer->data_at = shared->data_at;
-    writer->data_bytes = shared->data_bytes;
-    writer->descriptor = open(shared->temporary, O_RDWR | O_NONBLOCK);
-    if (writer->descriptor < 0) return fail(error, "cannot open %.300s: %s", shared->temporary, strerror(errno));
+    writer->data_at = handle->data_at;
+    writer->data_bytes = handle->data_bytes;
+    writer->descriptor = open(handle->temporary, O_RDWR | O_NONBLOCK);
+    if (writer->descriptor < 0) return fail(error, "cannot open %.300s: %s", handle->temporary, strerror(errno));
     if (identify(writer->descriptor, &found, &about, error)) {
-        if (found.inode == shared->inode && found.size == shared->data_at + shared->data_bytes) return 1;
-        fail(error, "another program replaced %.300s", shared->temporary);
+        if (found.inode == handle->inode && found.size == handle->data_at + handle->data_bytes) return 1;
+        fail(error, "another program replaced %.300s", handle->temporary);
     }
     st_suspend(writer);
     return 0;

@@ -130,14 +130,14 @@ void st_abandon(st_writer *writer);
 
 /* The file of a writer as values, by which other threads and processes write to it, too: st_join opens it for st_write
    and st_flush, st_suspend closes it. Who made the file commits it, after the others' last st_write. */
-typedef struct st_shared {
+typedef struct st_handle {
     int64_t data_at, data_bytes;
     uint64_t inode;
     char temporary[4096];
-} st_shared;
+} st_handle;
 
-int st_share(const st_writer *writer, st_shared *shared, st_error *error);
-int st_join(st_writer *writer, const st_shared *shared, st_error *error);
+int st_handle_of(const st_writer *writer, st_handle *handle, st_error *error);
+int st_join(st_writer *writer, const st_handle *handle, st_error *error);
 
 /* Flushes the entries of path's folder to the disk. */
 int st_sync_folder(const char *path, st_error *error);

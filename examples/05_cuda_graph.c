@@ -88,8 +88,8 @@ int main(void) {
     }
     cuda(cudaGraphExecDestroy(layer));
     cuda(cudaGraphDestroy(graph));
-    cuda(cudaDeviceReset()); /* frees the device memory */
     gmm_destroy(ctx);
+    cuda(cudaDeviceReset()); /* frees the device memory */
     return wrong != 0;
 }
 #endif

@@ -209,6 +209,27 @@ def shards_save_and_resume(t):
 
 
 @case
+def shards_that_are_not_written(t):
+    """Whichever rank a write fails on, the message gives its reason, once, and no file is left."""
+    text = t.path("text")
+    write(text, {"a": filled("U8", [4000])})
+    command = [os.path.join(t.build, "train_moe"), "--steps", "1", "--batch", "64", "--eval-tokens", "64", "--sample",
+               "0", "--svg", "", "--experts", "2", "--ffn", "16", "--hidden", "16", "--engine", "cpu", "--data", text,
+               "--gtp", "4", "--micro-batches", "4", "--save", t.path("saved")]
+    environment = dict(os.environ, LD_PRELOAD=os.path.abspath(os.path.join(t.build, "fault.so")))
+    for number in 1, 2, 5, 20, 40, 60:  # 1: a try before training
+        environment["FAULT"] = "pwrite:%d:fail" % number
+        r = subprocess.run(command, env=environment, capture_output=True, text=True)
+        said = "train_moe: saving %s: cannot write: Input/output error\n" % t.path("saved")
+        assert r.returncode == 1 and r.stderr == said, (number, r.stderr)
+        assert os.listdir(t.folder) == ["text"], os.listdir(t.folder)
+    environment["FAULT"] = "fsync:1:fail"
+    r = subprocess.run(command, env=environment, capture_output=True, text=True)
+    assert r.returncode == 1 and "cannot finish %s: Input/output error" % t.path("saved") in r.stderr, r.stderr
+    assert os.listdir(t.folder) == ["text"], os.listdir(t.folder)
+
+
+@case
 def sharded_recipes(t):
     """Ranks that hold and gather quantized experts train the same model as one rank, bit for bit."""
     for recipe, ranks in ("fp8-delayed", "2"), ("fp8-current", "4"), ("fp8-block", "2"), ("mxfp8", "4"), ("nvfp4", "2"):
@@ -689,6 +710,26 @@ def other_dtypes(t):
 # ------------------------------------------------------------------------------------------------- Corrupt files
 
 @case
+def recorded_layouts(t):
+    """A recorded layout that no scheme has is named; ranks are recorded as numbers, however they were typed; a size
+    below one byte is none."""
+    source, part, joined = t.path("in.safetensors"), t.path("part-%d"), t.path("joined.safetensors")
+    tensors = mixtral(1, 4)
+    write(source, tensors, {"gmm.layout": "other"})
+    for more in [], ["--from", "mixtral"], ["--inspect"]:
+        t.refused("--in", source, "--out", joined, *more, needles=['it records the layout "other", which is unknown'])
+    write(source, tensors, {"gmm.layout": "mixtral"})
+    t.refused("--in", source, "--from", "indexed", "--out", joined, needles=["layout mixtral, but --from says indexed"])
+    for size in "0.4", "0.0004K", "1e-10G", "-1", "5T":
+        t.refused("--in", source, "--out", joined, "--shard-size", size, needles=["--shard-size", size], out=joined)
+    for rank, typed in enumerate(["00/2", " 1/ 02"]):
+        t.ok("--in", source, "--to", "mixtral", "--ep", typed, "--gtp", "0/01", "--out", part % rank)
+        assert metadata(part % rank)["gmm.ep"] == "%d/2" % rank and "gmm.gtp" not in metadata(part % rank)
+    t.ok("--in", t.path("part-{ep}"), "--in-ep", "2", "--to", "mixtral", "--out", joined)
+    assert read(joined) == tensors
+
+
+@case
 def hostile_files(t):
     one = {"dtype": "U8", "shape": [4], "data_offsets": [0, 4]}
     two = {"dtype": "U8", "shape": [4], "data_offsets": [4, 8]}
@@ -1072,6 +1113,24 @@ def outputs_never_replace_inputs(t):
     os.symlink("folder", t.path("link"))
     write(t.path("folder/x.safetensors.partial"), tensors)
     refuse("folder/x.safetensors.partial", "link/x.safetensors")
+
+
+@case
+def outputs_that_are_folders(t):
+    """A folder in the place of a file or an index is refused before anything is converted, in a dry run too."""
+    source = t.path("in.safetensors")
+    write(source, mixtral(1, 4))
+    shards = ["--shard-size", "300"]
+    for folder, arguments in ("out", []), ("out.index.json", shards), ("out-00002-of-00002.safetensors", shards):
+        os.mkdir(t.path(folder))
+        for more in [], ["--dry-run"]:
+            t.refused("--in", source, "--from", "mixtral", "--to", "fused", "--out", t.path("out"), *arguments, *more,
+                      needles=[t.path(folder) + " is a folder"])
+            assert listing(t.folder, "out") == [folder], os.listdir(t.folder)
+        os.rmdir(t.path(folder))
+    trained = subprocess.run([os.path.join(t.build, "train_moe"), "--save", t.folder, "--steps", "1", "--svg", ""],
+                             capture_output=True, text=True)
+    assert trained.returncode == 1 and trained.stderr.endswith(t.folder + " is a folder\n"), trained.stderr
 
 
 @case

@@ -5,8 +5,8 @@
 
 Python's standard library is enough. Ends with "N passed, N failed, N skipped".
 """
-import argparse, hashlib, json, os, re, shlex, shutil, signal, statistics, struct, subprocess, sys, tempfile, time
-import traceback
+import argparse, fcntl, hashlib, json, os, pty, re, shlex, shutil, signal, statistics, struct, subprocess, sys
+import tempfile, termios, time, traceback
 import xml.etree.ElementTree as xml
 
 SMALL = ["--batch", "64", "--eval-tokens", "64", "--sample", "0", "--experts", "4", "--ffn", "32", "--hidden", "32",
@@ -150,6 +150,59 @@ def stopped_and_continued(t):
 
 
 @case
+def command_for_the_shell(t):
+    """The printed command is the run's to a shell, whatever program, files and values are called."""
+    t.can_save()
+    folder, saved, picture = t.path("it's $HOME"), "a 'b' \"c\" `d`", "'" + "x" * 5000
+    os.mkdir(folder)
+    shutil.copy(os.path.join(t.build, "train_moe"), folder)
+    t.write_text(1000)
+    arguments = ["--svg", picture, "--save-every", "1", "--data", "text", "--save", saved]
+    process = Run(folder, t.folder).start("train_moe", *SMALL, "--steps", "1000000", *arguments)
+    while not os.path.exists(t.path(saved)):
+        time.sleep(0.01)
+    os.kill(process.pid, signal.SIGTERM)
+    command = t.end(process, 143).splitlines()[-1]
+    assert shlex.split(command) == [
+        os.path.join(folder, "train_moe"), "--resume", saved, "--data", "text", "--engine", "cpu", "--threads", "1",
+        "--save", saved, "--save-every", "1", "--svg", picture, "--eval-tokens", "64", "--sample", "0"], command
+    command += " --svg '' --stop-at 1"
+    again = subprocess.run(["sh", "-c", command], cwd=t.folder, capture_output=True, text=True)
+    assert again.returncode == 0 and "resumed %s after step " % saved in again.stdout, again.stderr
+
+
+@case
+def saving_fails(t):
+    """Where no file can be made any more, the message gives the reason, once for all ranks."""
+    t.can_save()
+    for ranks in [], *[["--gtp", "4", "--micro-batches", "4"]] * 5:
+        os.mkdir(t.path("to"))
+        process = t.start("train_moe", *SMALL, "--steps", "1000000", "--svg", "", "--save-every", "1", "--save",
+                          "to/a", *ranks)
+        while not os.path.exists(t.path("to/a")):
+            time.sleep(0.01)
+        os.rename(t.path("to"), t.path("away"))
+        err = t.end(process, 1)
+        assert re.fullmatch(r"train_moe: saving to/a: cannot create to/a\S*: No such file or directory\n", err), err
+        shutil.rmtree(t.path("away"))
+
+
+@case
+def processes_without_sigchld(t):
+    """Processes that fail, as all do with --engine cpu, end the program where the caller ignores SIGCHLD, too."""
+    for ignored in 0, 1:
+        process = subprocess.Popen([os.path.join(t.build, "train_moe"), *SMALL, "--gtp", "2", "--processes"],
+                                   stderr=subprocess.PIPE, text=True,
+                                   preexec_fn=lambda: ignored and signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+        try:
+            _, err = process.communicate(timeout=20)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            raise
+        assert process.returncode == 1 and "--processes is for ranks on GPUs" in err, err
+
+
+@case
 def stopped_without_a_name(t):
     """Without --save, the stopped run is saved beside where its picture would be."""
     t.can_save()
@@ -197,6 +250,31 @@ def text_from_anywhere(t):
         assert out.startswith("text: 2000000 bytes (1 file, decoy.py)"), out
     finally:
         shutil.rmtree(outside)
+
+
+@case
+def text_without_builds(t):
+    """The repository's text has no file of a folder that is hidden or named build, and no broken link."""
+    with tempfile.TemporaryDirectory(prefix="elsewhere-") as root:
+        sources = ["gmm.h", "gmm_gtp.h", "Makefile", "examples/apps/train_moe.c", "examples/a.py", "tests/a/a.md"]
+        for name in sources + ["examples/build/lib/b.py", "tests/a/build/b.c", "tests/.a/b.c"]:
+            os.makedirs(os.path.dirname(os.path.join(root, name)), exist_ok=True)
+            with open(os.path.join(root, name), "w") as f:
+                f.write("b" * 1000)
+        os.symlink("nothing", os.path.join(root, "tests/a/c.py"))
+        os.mkdir(os.path.join(root, "bin"))
+        shutil.copy(os.path.join(t.build, "train_moe"), os.path.join(root, "bin"))
+        out = Run(os.path.join(root, "bin"), root).run("train_moe", *SMALL, "--steps", "1", "--svg", "")
+        assert out.startswith("text: 6000 bytes (6 files of %s)" % os.path.realpath(root)), out
+
+
+@case
+def many_layers(t):
+    """As many layers as --layers takes, with biases, are trained."""
+    few = ["--context", "1", "--embed", "1", "--hidden", "1", "--ffn", "1", "--experts", "1", "--topk", "1", "--batch",
+           "2", "--steps", "1", "--eval-tokens", "1", "--sample", "0", "--svg", "", "--engine", "cpu", "--threads", "1"]
+    t.write_text(100)
+    assert " 1000 layers of 1 experts" in t.run("train_moe", *few, "--data", "text", "--layers", "1000", "--bias")
 
 
 @case
@@ -276,11 +354,11 @@ def policies_train_alike(t):
         assert len(set(same)) == 1, (recipe, same)
         # Neither cache nor save policy changes another backward's bits. E4M3 and other backwards do.
         plain = ["--weight-cache", "0", "--save-policy", "preact"]
-        e4m3, exact, rows = ["--preact-e4m3"], ["--backward", "high-precision"], ["--backward", "dequantized"]
-        found = trained(recipe, [e4m3, exact, plain + exact, rows, plain + rows])
-        assert found[1] == found[2] and found[3] == found[4], (recipe, found)
-        distinct = {same[0], found[0], found[1], found[3]}
-        assert len(distinct) == (2 if recipe == "bf16" else 4), (recipe, found)
+        exact, rows = ["--backward", "high-precision"], ["--backward", "dequantized"]
+        others = [] if recipe == "bf16" else [exact, plain + exact, rows, plain + rows]
+        found = trained(recipe, [["--preact-e4m3"]] + others)
+        assert found[1:2] == found[2:3] and found[3:4] == found[4:5], (recipe, found)
+        assert len({same[0], *found}) == (2 if recipe == "bf16" else 4), (recipe, found)
 
 
 @case
@@ -332,10 +410,25 @@ def policies_refused(t):
         (["--recipe", "fp8-block", "--save-policy", "nothing", "--preact-e4m3"], ["--preact-e4m3", "nothing"]),
         (["--recipe", "fp8-block", "--backward", "dequantized", "--gtp", "2"], ["--gtp", "--backward dequantized"]),
         (["--gtp", "2", "--processes"], ["--processes is for ranks on GPUs"]),
+        (["--processes"], ["--processes", "not without --gtp"]),
+        (["--save-every", "2"], ["--save-every", "not without --save"]),
+        (["--backward", "dequantized"], ["--backward dequantized", "not with bf16"]),
+        (["--dropout", "0.003"], ["--dropout 0.003 hides nothing", "multiple of 1/256"]),
     ]:
         err = t.run("train_moe", *SMALL, "--steps", "1", "--svg", "", *arguments, code=1)
         for word in words:
             assert word in err, (word, err)
+
+
+@case
+def choices_are_single(t):
+    """Several items of a list of choices, a part of one and an empty text are no choice."""
+    for program, name, choices in [("train_moe", "recipe", "bf16|fp8-delayed"), ("train_moe", "act", "qgelu|silu"),
+                                   ("gtp_planner", "format", "bf16|fp8")]:
+        first = choices.split("|")[0]
+        for text in choices, choices + "|", "|" + first, first + "|", first[:-1], "":
+            err = t.run(program, "--svg", "", "--" + name, text, code=1)
+            assert err.startswith("%s: --%s takes " % (program, name)) and 'not "%s"' % text in err, (text, err)
 
 
 # ---- Runs that continue in another layout
@@ -523,6 +616,7 @@ def foreign_checkpoints_refused(t):
     refuse(["gmm.glu_block 5 does not divide config.ffn 32"], gmm_glu_block="5")
     refuse(["lacks config.hidden"], config_hidden=None)
     refuse(["config.recipe takes bf16|", 'not "fp7"'], config_recipe="fp7")
+    refuse(["config.recipe takes bf16|", 'not "bf16|fp8-delayed"'], config_recipe="bf16|fp8-delayed")
     refuse(["at step 9 of 8"], step="9")
     refuse(['producer is "other"'], producer="other")
     refuse(["--experts 8 contradicts the checkpoint bad, which has 4"], arguments=["--experts", "8"])
@@ -576,6 +670,63 @@ def legends_inside(t):
         assert len(found) == count, (name, found)
         for (x, y, w, h), left, right, base, text in found:
             assert x < left and right < x + w <= width and y < base - 10 and base < y + h, (name, text, left, right)
+
+
+@case
+def loss_curves_of_logs(t):
+    """Long logs are drawn whole; what cannot be drawn is refused in words."""
+    with open(t.path("log"), "w") as f:
+        f.writelines("step %d/9000  train 3.0  held-out %f  aux 1\n" % (i, 1 / i) for i in range(1, 9001))
+    assert t.run("loss_curves", "all.svg", "all=log", "again=log") == "all 0.000\nagain 0.000\n"
+    with open(t.path("all.svg")) as f:
+        points = [len(p.split()) for p in re.findall(r'points="([^"]*)"', f.read())]
+    assert points == [9000, 9000], points
+    with open(t.path("other"), "w") as f:
+        f.write("nothing\n")
+    for arguments, words in [(["a=gone"], "gone: No such file or directory"), (["a=other"], "other: holds no held-out"),
+                             (["a<b=log"], "a<b: "), (["a&b=log"], "a&b: "), (["a>b=log"], "a>b: "),
+                             (["log"], "log: is not NAME=LOG"), (["a=" + t.folder], "Is a directory")]:
+        err = t.run("loss_curves", "bad.svg", *arguments, code=1)
+        assert words in err and not os.path.exists(t.path("bad.svg")), (arguments, err)
+
+
+@case
+def status_line_fits(t):
+    """The status line stays on one line of the terminal, and the time left in bounds, however long it is."""
+    t.write_text(1000)
+    for columns in 60, 120:
+        ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, columns, 0, 0))
+        command = [os.path.join(t.build, "train_moe"), *SMALL, "--data", t.path("text"), "--batch", "4096", "--svg", "",
+                   "--steps", "1000000000"]
+        process = subprocess.Popen(command, stdout=theirs, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        out = b""
+        while out.count(b"\r\x1b[K") < 4:
+            out += os.read(ours, 65536)
+        process.kill()
+        process.wait()
+        os.close(ours)
+        lines = out.decode(errors="replace").split("\r\x1b[K")[1:3]
+        for line in lines:
+            assert re.match(r"\[\.{20}\]   0% 999:00:00 left  step \d+ ", line), line
+            assert columns - 3 <= len(line) < columns, (columns, len(line), line)
+
+
+@case
+def planner_makes_its_folder(t):
+    """The picture's default folder is made where the planner is started elsewhere."""
+    assert "\npicture: build/gtp_planner.svg\n" in t.run("gtp_planner", "--gpus", "2")
+    assert legends(t.path("build/gtp_planner.svg"))[1]
+
+
+@case
+def planner_fails_last(t):
+    """What failed is the last line, behind the tables, where both streams are one."""
+    r = subprocess.run([os.path.join(t.build, "gtp_planner"), "--gpus", "2", "--svg", t.folder], text=True,
+                       stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    last = r.stdout.splitlines()[-1]
+    assert r.returncode == 1 and last == "gtp_planner: cannot write %s: Is a directory" % t.folder, r.stdout
 
 
 @case

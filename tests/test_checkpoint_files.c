@@ -3,14 +3,19 @@
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L
 #endif
+#ifndef _DEFAULT_SOURCE
+#define _DEFAULT_SOURCE 1 /* MAP_ANONYMOUS, usleep */
+#endif
 #include "test.h"
 
 #include "files.h"
 #include "fuzz/gtp.h"
 #include "fuzz/target.h"
+#include "processes.h"
 
 #include <dirent.h>
 #include <stdio.h>
+#include <sys/mman.h>
 #include <sys/stat.h>
 #include <sys/wait.h>
 #include <unistd.h>
@@ -249,6 +254,87 @@ static void identities(int arg) {
     T_CHECK(ok && got == 'o', "the older file is gone");
 }
 
+/* A folder in the place of the output is refused at the start. One that appears during the work costs no byte. */
+static void folders(int arg) {
+    char *path = file_of("folder.safetensors");
+    char temporary[300];
+    st_tensor t;
+    st_file file;
+    st_writer w;
+    st_error error;
+    char got = 0;
+    int ok;
+    (void)arg;
+    need_cjson();
+    memset(&t, 0, sizeof t);
+    t.name = "a";
+    strcpy(t.dtype, "U8");
+    T_CHECK(!mkdir(path, 0777), "%s", path);
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error);
+    T_CHECK(!ok && strstr(error.text, path) && strstr(error.text, "is a folder"), "%s", ok ? "created" : error.text);
+    T_CHECK(!rmdir(path), "%s", path);
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_write(&w, 0, "x", 1, &error);
+    T_CHECK(ok, "%s", error.text);
+    snprintf(temporary, sizeof temporary, "%s", w.temporary);
+    T_CHECK(!mkdir(path, 0777), "%s", path);
+    ok = st_commit(&w, &error);
+    rmdir(path);
+    T_CHECK(!ok && strstr(error.text, temporary), "%s", ok ? "committed" : error.text);
+    ok = st_open(&file, temporary, &error) && st_read(&file, 0, &got, 1, &error);
+    st_close(&file);
+    unlink(temporary);
+    T_CHECK(ok && got == 'x', "the bytes are lost: %s", error.text);
+}
+
+/* Three processes write one file, each its bytes, as ranks do; what is not that file is refused. */
+static void joined(int arg) {
+    char *path = file_of("joined.safetensors");
+    st_handle *handle = (st_handle *)t_host(sizeof *handle);
+    st_tensor t;
+    st_file file;
+    st_writer w, mine;
+    st_error error;
+    char got[3] = "", kept[4200];
+    int ok, status = 0;
+    (void)arg;
+    need_cjson();
+    memset(&t, 0, sizeof t);
+    t.name = "a";
+    strcpy(t.dtype, "U8");
+    t.rank = 1;
+    t.shape[0] = 3;
+    ok = st_create(&w, path, &t, 1, NULL, 0, &error) && st_handle_of(&w, handle, &error) &&
+         st_write(&w, 0, "x", 1, &error);
+    T_CHECK(ok, "%s", error.text);
+    for (int i = 1; i < 3; i++) {
+        const pid_t child = fork();
+        if (!child) {
+            memset(&w, 0xAB, sizeof w); /* another process has no writer at this address */
+            ok = st_join(&mine, handle, &error) && st_write(&mine, i, &"xyz"[i], 1, &error) &&
+                 !st_write(&mine, 3, "x", 1, &error);
+            if (ok) st_suspend(&mine);
+            _exit(ok ? 7 : 1);
+        }
+        T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == 7, "writer %d", i);
+    }
+    snprintf(kept, sizeof kept, "%s.kept", handle->temporary);
+    T_CHECK(!rename(handle->temporary, kept), "%s", kept);
+    ok = st_join(&mine, handle, &error);
+    T_CHECK(!ok && strstr(error.text, "cannot open") && strstr(error.text, handle->temporary), "%s", error.text);
+    {
+        FILE *other = fopen(handle->temporary, "w");
+        T_CHECK(other && !ftruncate(fileno(other), (off_t)(handle->data_at + handle->data_bytes)) && !fclose(other),
+                "%s", handle->temporary);
+    }
+    ok = st_join(&mine, handle, &error);
+    T_CHECK(!ok && strstr(error.text, "replaced"), "%s", ok ? "another file was joined" : error.text);
+    T_CHECK(!rename(kept, handle->temporary), "%s", kept);
+    ok = st_commit(&w, &error) && st_open(&file, path, &error) && st_read(&file, 0, got, 3, &error);
+    if (ok) st_close(&file);
+    unlink(path);
+    T_CHECK(ok && !memcmp(got, "xyz", 3), "bytes %.3s: %s", got, error.text);
+}
+
 /* only one of two processes holds the lock; it is released when its process ends or gives it back */
 static void locks(int arg) {
     char *path = file_of("lock");
@@ -274,6 +360,57 @@ static void locks(int arg) {
     T_CHECK(file_lock_take(&lock, path, &error), "%s", error.text); /* the lock file of a process that has ended */
     file_lock_release(&lock);
     T_CHECK(access(path, F_OK), "the lock file is still there");
+}
+
+/* What processes of processes_begin do: each counts in `ready`, and in `ended` if it ends as it shall. */
+typedef struct group { volatile int ready[2], ended[2]; } group;
+
+enum { ENDS, FAILS, STOPS };
+static void processes_run(group *g, int what) {
+    int code = 1;
+    const int me = processes_begin(2, &code);
+    (void)alarm(20); /* a test that fails leaves no process */
+    if (me < 0) _exit(me == -1 ? code : 99);
+    g->ready[me] = 1;
+    while (what == STOPS && !stop_signal) (void)usleep(1000);
+    (void)usleep(200000); /* as a step and saving last; meanwhile another signal may come */
+    while (what == FAILS && me == 0) (void)pause();
+    g->ended[me] = 1;
+    _exit(what == STOPS ? stop_code() : what == FAILS);
+}
+
+/* Processes end together: all have ended, one has failed, and they were asked to stop by a signal to the first process
+   or to the whole group. None of that depends on what became of SIGCHLD before. */
+static void processes(int arg) {
+    static const struct { const char *what; int run, number, whole, code, ended; } cases[] = {
+        {"all end", ENDS, 0, 0, 0, 2}, {"one fails", FAILS, 0, 0, 1, 1},
+        {"SIGTERM to the first", STOPS, SIGTERM, 0, 128 + SIGTERM, 2},
+        {"SIGINT to the first", STOPS, SIGINT, 0, 128 + SIGINT, 2},
+        {"SIGTERM to all", STOPS, SIGTERM, 1, 128 + SIGTERM, 2},
+        {"SIGINT to all", STOPS, SIGINT, 1, 128 + SIGINT, 2}};
+    (void)arg;
+    for (int64_t i = 0; i < 2 * T_COUNT(cases); i++) {
+        const int k = (int)(i / 2);
+        group *g = (group *)mmap(NULL, sizeof *g, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+        int status = 0, wait_ms = 0;
+        pid_t child;
+        T_CHECK(g != MAP_FAILED, "no memory");
+        child = fork();
+        if (!child) {
+            (void)setpgid(0, 0);
+            (void)signal(SIGCHLD, i % 2 ? SIG_IGN : SIG_DFL);
+            (void)alarm(20);
+            stop_catch(1, SA_RESTART);
+            processes_run(g, cases[k].run);
+        }
+        while (!(g->ready[0] && g->ready[1]) && wait_ms++ < 10000) (void)usleep(1000);
+        (void)usleep(20000); /* until the first process waits */
+        if (cases[k].number) T_CHECK(!kill(cases[k].whole ? -child : child, cases[k].number), "no process");
+        T_CHECK(waitpid(child, &status, 0) == child && WIFEXITED(status) && WEXITSTATUS(status) == cases[k].code,
+                "%s: status %#x", cases[k].what, (unsigned)status);
+        T_CHECK(g->ended[0] + g->ended[1] == cases[k].ended, "%s: %d ended", cases[k].what, g->ended[0] + g->ended[1]);
+        (void)munmap(g, sizeof *g);
+    }
 }
 
 static void places(int arg) { /* one file by several paths, existing or not */
@@ -312,6 +449,9 @@ void tests_checkpoint_files(void) {
     t_add_host(missing_shards, 0, "checkpoint files index with missing shards opened in part");
     t_add_host(names, 0, "checkpoint files names with escapes and UTF-8, resumed writer");
     t_add_host(identities, 0, "checkpoint files older files are not taken for the output of a run");
+    t_add_host(folders, 0, "checkpoint files folder in the place of an output");
+    t_add_host(joined, 0, "checkpoint files one file by three processes");
     t_add_host(locks, 0, "checkpoint files lock of an output between two processes");
+    t_add_host(processes, 0, "checkpoint files processes that end together");
     t_add_host(places, 0, "checkpoint files one file by many paths");
 }

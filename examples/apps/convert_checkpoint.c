@@ -21,31 +21,16 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 #include <unistd.h>
 
 #include "gmm_gtp.h"
 #include "../common/checkpoint_keys.h"
 #include "../common/files.h"
 #include "../common/options.h"
+#include "../common/program.h"
 #include "../common/progress.h"
 #include "../common/safetensors.h"
-
-static void die(const char *format, ...) {
-    va_list list;
-    fflush(stdout);
-    fputs("convert_checkpoint: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static void *get(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) die("out of memory (%zu bytes)", bytes);
-    return p;
-}
 
 /* -------------------------------------------------------------------------------------------------- 1 Options --- */
 
@@ -134,11 +119,14 @@ static gmm_dtype dtype_of(const char *name) {
     return !strcmp(name, "bf16") ? GMM_BF16 : GMM_NONE;
 }
 
-static void rank_of(const char *name, const char *text, int32_t *rank, int32_t *size) {
-    char rest;
+/* Reads RANK/SIZE and puts it down as files record it, without blanks and leading zeros. */
+static void rank_of(const char *name, const char **text, int32_t *rank, int32_t *size) {
+    char rest, *own = (char *)get(32); /* for the whole run, as the option's text was */
     int r, s;
-    if (sscanf(text, "%9d/%9d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
-        die("--%s takes RANK/SIZE with 0 <= RANK < SIZE, not \"%s\"", name, text);
+    if (sscanf(*text, "%9d/%9d%c", &r, &s, &rest) != 2 || s < 1 || r < 0 || r >= s)
+        die("--%s takes RANK/SIZE with 0 <= RANK < SIZE, not \"%s\"", name, *text);
+    snprintf(own, 32, "%d/%d", r, s);
+    *text = own;
     *rank = r;
     *size = s;
 }
@@ -147,7 +135,8 @@ static int64_t bytes_of(const char *name, const char *text) {
     char *end = NULL;
     const double value = strtod(text, &end);
     const double unit = *end == 'G' ? 1e9 : *end == 'M' ? 1e6 : *end == 'K' ? 1e3 : 1;
-    if (end == text || (unit > 1 && *++end) || *end || !(value >= 0) || value * unit > 9e18)
+    if (end == text || (unit > 1 && *++end) || *end || !(value >= 0) || value * unit > 9e18 ||
+        (value > 0 && value * unit < 1))
         die("--%s takes a number of bytes, as 5G or 500M, not \"%s\"", name, text);
     return (int64_t)(value * unit);
 }
@@ -212,8 +201,9 @@ static void check_metadata(input *in, const st_file *file, const char *path, con
         {"gmm.gtp", r->gtp_rank, r->gtp_size}};
     const char *layout = st_metadata(file, "gmm.layout"), *block = st_metadata(file, "gmm.glu_block");
     char *end = NULL;
-    if (layout && !given(&opt.from) && scheme_of(layout)) opt.from = layout;
-    if (layout && strcmp(layout, scheme_of(opt.from)->name))
+    if (layout && !scheme_of(layout)) die("%s: it records the layout \"%.60s\", which is unknown", path, layout);
+    if (layout && !given(&opt.from)) opt.from = layout;
+    if (layout && scheme_of(layout) != scheme_of(opt.from))
         die("%s: it records the layout %s, but --from says %s", path, layout, opt.from);
     for (int i = 0; i < 3; i++) {
         char want[32];
@@ -429,20 +419,14 @@ static char *format_path(const char *format, ...) {
     return path;
 }
 
-static uint64_t hash(uint64_t h, const void *data, size_t bytes) { /* FNV-1a */
-    const unsigned char *p = (const unsigned char *)data;
-    for (size_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 1099511628211u;
-    return h;
-}
-
 static uint64_t hash_plan(const gmm_ckpt_plan *plan) {
-    uint64_t h = 14695981039346656037u;
+    uint64_t h = HASH_BEGIN;
     int64_t n;
     const gmm_ckpt_move *moves = gmm_ckpt_plan_moves(plan, &n);
     const gmm_ckpt_tensor *t;
-    h = hash(h, moves, (size_t)n * sizeof *moves);
+    h = hash_bytes(h, moves, (size_t)n * sizeof *moves);
     t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &n);
-    for (int64_t i = 0; i < n; i++) h = hash(h, t[i].name, strlen(t[i].name) + 1);
+    for (int64_t i = 0; i < n; i++) h = hash_bytes(h, t[i].name, strlen(t[i].name) + 1);
     return h;
 }
 
@@ -528,7 +512,7 @@ static int write_record(output *o, int64_t cursor, st_error *error) {
 /* Assigns the targets, in order, to files of at most `limit` bytes. */
 static void lay_out(output *o, const input *in, const gmm_ckpt_plan *plan, int64_t limit) {
     const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(gmm_ckpt_plan_targets(plan), &o->tensor_count);
-    const char *slash = strrchr(opt.out, '/'), *name = slash ? slash + 1 : opt.out;
+    const char *name = opt.out + folder_length(opt.out);
     const size_t stem = strlen(name) > 12 && !strcmp(name + strlen(name) - 12, ".safetensors") ? strlen(name) - 12
                                                                                                : strlen(name);
     int64_t size = 0;
@@ -605,6 +589,15 @@ static void check_apart(const input *in, const output *o) {
     free(writes);
     free(reads);
     free(temporary);
+}
+
+/* No file replaces a folder; without this the run would notice at its end. */
+static void check_no_folder(const output *o) {
+    for (int64_t i = 0; i <= o->count; i++) {
+        const char *path = i < o->count ? o->paths[i] : o->index;
+        struct stat about;
+        if (path && !stat(path, &about) && S_ISDIR(about.st_mode)) die("%s is a folder", path);
+    }
 }
 
 enum { PAIRS = 8 };
@@ -731,6 +724,7 @@ static void check_output(const input *in, const gmm_ckpt_plan *plan) {
     memset(&o, 0, sizeof o);
     lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
     check_apart(in, &o);
+    check_no_folder(&o);
     free_output(&o);
 }
 
@@ -791,15 +785,15 @@ static void inspect_files(const input *in) {
 }
 
 static void inspect_linears(const input *in, const gmm_ckpt_linear *l, int64_t linears, const char *others) {
-    const char **names = (const char **)get((size_t)in->tensor_count * sizeof *names);
-    for (int64_t i = 0; i < in->tensor_count; i++) names[i] = in->tensors[i]->name;
     if (!linears) {
+        const char **names = (const char **)get((size_t)in->tensor_count * sizeof *names);
+        for (int64_t i = 0; i < in->tensor_count; i++) names[i] = in->tensors[i]->name;
         printf("no tensor is an expert's in %s. Keys by pattern (N: a number):\n",
                given(&opt.from) ? opt.from : "a known layout");
         print_patterns(names, in->tensor_count);
+        free((void *)names);
+        return;
     }
-    free((void *)names);
-    if (!linears) return;
     printf("read as %s%s%s%s; gate and up rows: ", scheme_of(opt.from)->name, *others ? " (its keys fit " : "", others,
            *others ? " as well)" : "");
     if (in->recorded.known) printf("blocks of %d (0 = halves) are recorded\n", (int)in->recorded.block);
@@ -953,7 +947,6 @@ static void print_cost(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report)
 typedef struct transfer {
     const input *in;
     output *out;
-    const gmm_ckpt_plan *plan;
     progress bar;
     int64_t written, total;
     st_error error;
@@ -999,6 +992,7 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
     (void)gmm_ckpt_plan_moves(plan, &moves);
     lay_out(&o, in, plan, bytes_of("shard-size", opt.shard_size));
     check_apart(in, &o);
+    check_no_folder(&o);
     lock_output(&o);
     cursor = begin_output(&o, in, plan, moves);
     run.scratch_bytes = (size_t)opt.scratch << 20;
@@ -1007,7 +1001,6 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
     if (!run.scratch) die("out of memory");
     t.in = in;
     t.out = &o;
-    t.plan = plan;
     t.total = cost.bytes_written;
     t.written = bytes_of_moves(plan, 0, cursor);
     t.bar = progress_begin(stdout, t.written, t.total, (int)opt.quiet);
@@ -1045,12 +1038,10 @@ static void convert(const input *in, const gmm_ckpt_plan *plan) {
 
 /* The rows of every linear that the rank's GTP shard holds; NULL without generalized tensor parallelism. */
 static gmm_ckpt_cut *cuts_of(const gmm_ckpt_linear *l, int64_t n, const gmm_ckpt_rank *rank, int32_t block) {
-    gmm_ckpt_cut *cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
+    gmm_ckpt_cut *cuts;
     gmm_error error;
-    if (rank->gtp_size == 1) {
-        free(cuts);
-        return NULL;
-    }
+    if (rank->gtp_size == 1) return NULL;
+    cuts = (gmm_ckpt_cut *)get((size_t)n * sizeof *cuts);
     for (int64_t i = 0; i < n; i++) {
         const int64_t halves[2] = {l[i].out / 2, l[i].out / 2};
         const int fc1 = l[i].slot == GMM_CKPT_FC1;
@@ -1093,6 +1084,7 @@ int main(int argc, char **argv) {
     int64_t count = 0;
     char others[256] = "";
     static const char *const wrappers[] = {"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"};
+    program_name = "convert_checkpoint";
     if (!options_parse(options, OPTIONS, argc, argv, &wrong)) die("%s", wrong.text);
     if (opt.help || argc == 1) {
         print_help();
@@ -1106,9 +1098,9 @@ int main(int argc, char **argv) {
         if (state_count == STATES) die("--states: at most %d", STATES - 1);
         states[state_count++] = s;
     }
-    rank_of("ep", opt.ep, &target.rank.ep_rank, &target.rank.ep_size);
-    rank_of("etp", opt.etp, &target.rank.etp_rank, &target.rank.etp_size);
-    rank_of("gtp", opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
+    rank_of("ep", &opt.ep, &target.rank.ep_rank, &target.rank.ep_size);
+    rank_of("etp", &opt.etp, &target.rank.etp_rank, &target.rank.etp_size);
+    rank_of("gtp", &opt.gtp, &target.rank.gtp_rank, &target.rank.gtp_size);
     (void)bytes_of("shard-size", opt.shard_size);
     if (opt.in_ep * opt.in_etp * opt.in_gtp > 65536) die("--in-ep, --in-etp, --in-gtp: more than 65536 ranks");
     /* every rank would read the same file */

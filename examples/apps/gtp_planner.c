@@ -11,25 +11,16 @@
  */
 #include <errno.h>
 #include <math.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "gmm.h"
 #include "gmm_gtp.h"
+#include "../common/files.h"
 #include "../common/options.h"
+#include "../common/program.h"
 #include "../common/svg.h"
-
-static void die(const char *format, ...) {
-    va_list list;
-    fputs("gtp_planner: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
 
 static struct settings {
     int64_t hidden, ffn, experts, layers, tokens, gated, gpus, node;
@@ -185,12 +176,11 @@ static estimate estimate_of(int gpus) {
     const activations a = activations_of(policy_of(opt.save_policy));
     const int64_t rows[2] = {opt.ffn * (1 + opt.gated), opt.hidden}, cols[2] = {opt.hidden, opt.ffn};
     const int n = (int)opt.layers * 2;
-    gmm_gtp_stage *stages = (gmm_gtp_stage *)calloc((size_t)n, sizeof *stages);
+    gmm_gtp_stage *stages = (gmm_gtp_stage *)get((size_t)n * sizeof *stages);
     gmm_shard shards[2];
     gmm_error error;
     estimate o;
     int64_t staged = 0;
-    if (!stages) die("out of memory");
     if (!a.possible) die("--save-policy %s: --format %s has no quantized copies", opt.save_policy, opt.format);
     memset(&o, 0, sizeof o);
     memset(shards, 0, sizeof shards);
@@ -206,6 +196,7 @@ static estimate estimate_of(int gpus) {
         use.bundle = (int32_t)opt.experts;
         use.shard = &shards[k];
         use.layers = opt.layers;
+        /* FC1 and FC2 alternate: of n gathers in a row at most (n + 1) / 2 are of one of them. */
         use.gather_slots = (int32_t)(opt.prefetch + opt.together + 1) / 2;
         use.wgrad_slots = (int32_t)opt.slots;
         use.main_grad = GMM_F32;
@@ -215,11 +206,13 @@ static estimate estimate_of(int gpus) {
         use.optimizer_ranks = (int32_t)opt.optimizer_ranks;
         if (gmm_gtp_memory_add(&use, &o.memory, &error) || gmm_gtp_memory_add(&use, &alone, &error))
             die("%s", error.text);
-        staged += alone.stage * ((opt.together + 1 - k) / 2);
+        staged += alone.stage * ((opt.together + 1 - k) / 2); /* those gathered together begin with an FC1 */
         o.step.wire = use.wire;
     }
-    /* what is gathered together is staged side by side; of one weight, in o.memory already */
-    if (opt.together > 1) o.memory.total += staged - o.memory.stage, o.memory.stage = staged;
+    if (opt.together > 1) { /* what is gathered together is staged side by side; of one weight, in o.memory already */
+        o.memory.total += staged - o.memory.stage;
+        o.memory.stage = staged;
+    }
     for (int i = 0; i < n; i++) {
         stages[i].bundle = (int32_t)opt.experts;
         stages[i].shard = &shards[i % 2];
@@ -446,7 +439,9 @@ static void write_svg(const estimate *o, int count, const char *path) {
                                 {"activations", "#228833", 0, count, x, saved},
                                 {"total, with all else", "#ee6677", 1, count, x, total},
                                 {"memory of the GPU", "#777777", 1, count, x, capacity}};
-    FILE *out = fopen(path, "w");
+    FILE *out;
+    make_folder_of(path);
+    out = fopen(path, "w");
     if (!out) die("cannot write %s: %s", path, strerror(errno));
     for (int i = 0; i < count; i++) {
         const gmm_gtp_memory *m = &o[i].memory;
@@ -472,6 +467,7 @@ int main(int argc, char **argv) {
     static estimate rows[ROWS];
     option_error error;
     int count = 0;
+    program_name = "gtp_planner";
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         printf("usage: gtp_planner [options]\nMemory of expert weights sharded over GPUs, and what stays exposed.\n\n");

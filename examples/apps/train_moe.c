@@ -36,9 +36,7 @@
 #include <dirent.h>
 #include <errno.h>
 #include <math.h>
-#include <signal.h>
 #include <stdarg.h>
-#include <stdatomic.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -55,40 +53,20 @@
 #ifdef GMM_WITH_CPU_RANKS
 #include <pthread.h>
 #include <sys/mman.h>
-#ifdef __linux__
-#include <sys/prctl.h>
-#endif
-#include <sys/wait.h>
 #endif
 
 #include "gmm.h"
 #include "gmm_gtp.h"
+#include "../common/files.h"
 #include "../common/options.h"
+#include "../common/processes.h"
+#include "../common/program.h"
 #include "../common/progress.h"
 #include "../common/resume.h"
 #include "../common/safetensors.h"
 #include "../common/svg.h"
 
 enum { BYTES = 256 }; /* the vocabulary */
-
-static void die(const char *format, ...) {
-    static atomic_flag ending = ATOMIC_FLAG_INIT; /* ranks that fail together print one message */
-    va_list list;
-    while (atomic_flag_test_and_set(&ending)) (void)pause();
-    fflush(stdout);
-    fputs("train_moe: ", stderr);
-    va_start(list, format);
-    vfprintf(stderr, format, list);
-    va_end(list);
-    fputc('\n', stderr);
-    exit(1);
-}
-
-static void *get(size_t bytes) {
-    void *p = calloc(1, bytes ? bytes : 1);
-    if (!p) die("out of memory (%zu bytes)", bytes);
-    return p;
-}
 
 /* -------------------------------------------------------------------------------------------------- 1 Options --- */
 
@@ -132,7 +110,7 @@ static option options[] = {
     {"aux", OPTION_REAL, FIXED, &opt.aux, "0.01", 0, 1e6, "", "coefficient of the load-balancing loss", 0},
     {"lr", OPTION_REAL, FIXED, &opt.lr, "0.003", 0, 10, "", "peak learning rate", 0},
     {"dropout", OPTION_REAL, FIXED | OPTIONAL, &opt.dropout, "0", 0, 0.9, "",
-     "share of the seen bytes that training hides", 0},
+     "share of the seen bytes that training hides, in steps of 1/256", 0},
     {"dtype", OPTION_CHOICE, FIXED, &opt.dtype, "bf16", 0, 0, "bf16|f16|f32", "weights and activations in products", 0},
     {"recipe", OPTION_CHOICE, FREE | OPTIONAL, &opt.recipe, "bf16", 0, 0, RECIPE_CHOICES,
      "the experts' products; bf16: as --dtype says", 0},
@@ -248,23 +226,6 @@ static gmm_engine engine_of(const char *name) {
     return GMM_ENGINE_AUTO;
 }
 
-/* The signal that asked training to stop; 0 = none. The same signal again ends the program at once. */
-static volatile sig_atomic_t stop_signal;
-static void note_stop(int number) { stop_signal = number; }
-
-/* With `taken`, Ctrl-C and SIGTERM request a stop; otherwise they end the program as by default. */
-static void catch_stop_signals(int taken, int flags) {
-    const int numbers[2] = {SIGINT, SIGTERM};
-    struct sigaction action;
-    memset(&action, 0, sizeof action);
-    action.sa_handler = taken ? note_stop : SIG_DFL;
-    action.sa_flags = flags | (taken ? (int)SA_RESETHAND : 0);
-    for (int i = 0; i < 2; i++) (void)sigaction(numbers[i], &action, NULL);
-}
-
-/* Exit status of a stopped run: 128 + signal, as in a shell. */
-static int stop_code(void) { return 128 + (stop_signal ? (int)stop_signal : SIGTERM); }
-
 /* ----------------------------------------------------------------------------------------------------- 2 Text --- */
 
 typedef struct text {
@@ -286,7 +247,8 @@ static int is_source(const char *name) {
     return 0;
 }
 
-/* Adds the source files in root/folder and, with `below`, in its folders; names are relative to root. */
+/* Adds the source files in root/folder and, with `below`, in its folders; names are relative to root. Hidden entries
+   and folders named build, whose files depend on what was built, are left out. */
 static void find_sources(const char *root, const char *folder, int below, paths *list) {
     char path[4096];
     DIR *open;
@@ -302,8 +264,12 @@ static void find_sources(const char *root, const char *folder, int below, paths 
         name = (char *)get(capacity);
         snprintf(name, capacity, "%s%s%s", folder, *folder ? "/" : "", entry->d_name);
         if (snprintf(path, sizeof path, "%s/%s", root, name) >= (int)sizeof path) die("%s: the path is too long", root);
-        if (lstat(path, &about) == 0 && S_ISDIR(about.st_mode)) {
-            if (below) find_sources(root, name, 1, list);
+        if (lstat(path, &about)) { /* it was removed meanwhile */
+            free(name);
+            continue;
+        }
+        if (S_ISDIR(about.st_mode)) {
+            if (below && strcmp(entry->d_name, "build")) find_sources(root, name, 1, list);
         } else if (S_ISREG(about.st_mode) && is_source(entry->d_name)) {
             if (list->count == list->capacity) {
                 list->capacity = list->capacity * 2 + 64;
@@ -401,9 +367,7 @@ static text read_text(const char *program) {
 }
 
 static uint64_t hash_text(const text *t) {
-    uint64_t h = 14695981039346656037u; /* FNV-1a */
-    for (int64_t i = 0; i < t->size; i++) h = (h ^ t->bytes[i]) * 1099511628211u;
-    return h;
+    return hash_bytes(HASH_BEGIN, t->bytes, (size_t)t->size);
 }
 
 /* --------------------------------------------------------------------------------------------------- 3 Memory --- */
@@ -521,6 +485,9 @@ static float *floats(const buffer *b) { return (float *)b->host; }
 /* Barrier and exchange buffer of ranks that are processes, in shared memory. */
 typedef struct rendezvous rendezvous;
 
+/* After so long a rank gives the others up: they share the processors, and one may evaluate or save for long. */
+enum { RANK_TIMEOUT_MS = 600000 };
+
 /* State that all ranks share. */
 typedef struct rank_group {
     gmm_ranks *ranks;
@@ -535,60 +502,34 @@ struct rendezvous {
     pthread_barrier_t barrier;
     char bytes[64][RENDEZVOUS_BYTES];
 };
-static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
+static void rendezvous_gather(rendezvous *r, int size, int rank, const char *from, char *out, size_t bytes) {
     for (size_t at = 0; at < bytes; at += RENDEZVOUS_BYTES) {
         const size_t n = bytes - at < RENDEZVOUS_BYTES ? bytes - at : RENDEZVOUS_BYTES;
-        memcpy(m->bytes[rank], from + at, n);
-        (void)pthread_barrier_wait(&m->barrier);
-        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, m->bytes[i], n);
-        (void)pthread_barrier_wait(&m->barrier);
+        memcpy(r->bytes[rank], from + at, n);
+        (void)pthread_barrier_wait(&r->barrier);
+        for (int i = 0; i < size; i++) memcpy(out + (size_t)i * bytes + at, r->bytes[i], n);
+        (void)pthread_barrier_wait(&r->barrier);
     }
 }
 
-/* Forks a process per rank and returns the rank in each. The calling process waits for them, forwards a stop request to
-   them, and ends the others when one has failed. Must be called before CUDA and threads are used, which a child may not
-   inherit. */
+/* Forks a process per rank and returns the rank in each; the calling process ends when all have. */
 static int rendezvous_begin(int size, rendezvous **out) {
     pthread_barrierattr_t a;
-    pid_t pids[64];
-    int failed = 0, stopped = 0, status;
-    rendezvous *m = (rendezvous *)mmap(NULL, sizeof *m, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
-    if (m == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
-        pthread_barrier_init(&m->barrier, &a, (unsigned)size))
+    int rank, code = 1;
+    rendezvous *r = (rendezvous *)mmap(NULL, sizeof *r, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
+    if (r == MAP_FAILED || pthread_barrierattr_init(&a) || pthread_barrierattr_setpshared(&a, PTHREAD_PROCESS_SHARED) ||
+        pthread_barrier_init(&r->barrier, &a, (unsigned)size))
         die("--processes: no shared memory");
-    *out = m;
+    *out = r;
     fflush(stdout);
-    for (int i = 0; i < size; i++) {
-        pids[i] = fork();
-        if (pids[i] < 0) die("--processes: no process for rank %d", i);
-#ifdef __linux__
-        if (pids[i] == 0) (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
-#endif
-        if (pids[i] == 0) return i;
-    }
-    catch_stop_signals(1, 0); /* no SA_RESTART: a signal ends wait */
-    for (int left = size; left > 0;) {
-        const pid_t done = wait(&status);
-        int ends;
-        if (done < 0) { /* a stop request; ranks that the terminal has signalled may get it twice */
-            for (int i = 0; i < size; i++)
-                if (pids[i] > 0) (void)kill(pids[i], SIGTERM);
-            continue;
-        }
-        ends = WIFEXITED(status) && WEXITSTATUS(status) > 128; /* it was stopped, and all ranks stop alike */
-        for (int i = 0; i < size; i++) {
-            if (pids[i] == done) pids[i] = 0;
-            if (status && !ends && pids[i] > 0 && !failed) (void)kill(pids[i], SIGKILL);
-        }
-        failed |= status != 0 && !ends;
-        stopped |= ends;
-        left--;
-    }
-    exit(failed ? 1 : stopped ? stop_code() : 0);
+    rank = processes_begin(size, &code);
+    if (rank == -2) die("--processes: %s", strerror(errno));
+    if (rank < 0) exit(code);
+    return rank;
 }
 #else
-static void rendezvous_gather(rendezvous *m, int size, int rank, const char *from, char *out, size_t bytes) {
-    (void)m, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
+static void rendezvous_gather(rendezvous *r, int size, int rank, const char *from, char *out, size_t bytes) {
+    (void)r, (void)size, (void)rank, (void)from, (void)out, (void)bytes;
 }
 #endif
 
@@ -596,46 +537,49 @@ static rank_group rank_group_make(int size, int gpus, rendezvous *own_rendezvous
     gmm_ranks_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     int32_t all[64];
-    rank_group t;
-    memset(&t, 0, sizeof t);
-    t.size = size;
-    t.gpus = gpus;
+    rank_group group;
+    memset(&group, 0, sizeof group);
+    group.size = size;
+    group.gpus = gpus;
     for (int i = 0; i < size; i++) all[i] = i;
     config.ranks = size;
-    config.timeout_ms = 600000; /* ranks share the processors, and one may evaluate for long */
+    config.timeout_ms = RANK_TIMEOUT_MS;
     if (own_rendezvous) {
-        t.rendezvous = own_rendezvous;
-        return t;
+        group.rendezvous = own_rendezvous;
+        return group;
     }
-    if (gmm_ranks_create(&config, &t.ranks, &error)) die("--gtp: %s", error.text);
-    if ((!gpus && (gmm_ranks_comms(t.ranks, all, size, t.gather) || gmm_ranks_comms(t.ranks, all, size, t.reduce))) ||
-        gmm_ranks_comms(t.ranks, all, size, t.control))
+    if (gmm_ranks_create(&config, &group.ranks, &error)) die("--gtp: %s", error.text);
+    if (gmm_ranks_comms(group.ranks, all, size, group.control) ||
+        (!gpus && gmm_ranks_comms(group.ranks, all, size, group.gather)) ||
+        (!gpus && gmm_ranks_comms(group.ranks, all, size, group.reduce)))
         die("--gtp: no memory for communicators");
-    return t;
+    return group;
 }
 
 /* All-gather on the host: out [size][bytes]. */
-static void rank_group_gather(const rank_group *t, int rank, const void *from, void *out, size_t bytes) {
-    const gmm_comm *c = &t->control[rank];
-    if (t->rendezvous) rendezvous_gather(t->rendezvous, t->size, rank, (const char *)from, (char *)out, bytes);
-    else if (c->all_gather(c->self, from, out, bytes, NULL)) die("rank %d: %s", rank, gmm_ranks_error(t->ranks, rank));
+static void rank_group_gather(const rank_group *group, int rank, const void *from, void *out, size_t bytes) {
+    const gmm_comm *c = &group->control[rank];
+    if (group->rendezvous)
+        rendezvous_gather(group->rendezvous, group->size, rank, (const char *)from, (char *)out, bytes);
+    else if (c->all_gather(c->self, from, out, bytes, NULL))
+        die("rank %d: %s", rank, gmm_ranks_error(group->ranks, rank));
 }
 /* Sums over ranks, in rank order. */
-static void rank_group_sum_floats(const rank_group *t, int rank, float *x, int64_t n) {
-    float *all = (float *)get((size_t)(n * t->size) * sizeof *all);
-    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
+static void rank_group_sum_floats(const rank_group *group, int rank, float *x, int64_t n) {
+    float *all = (float *)get((size_t)(n * group->size) * sizeof *all);
+    rank_group_gather(group, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
-        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+        for (int r = 1; r < group->size; r++) x[i] += all[r * n + i];
     }
     free(all);
 }
-static void rank_group_sum(const rank_group *t, int rank, double *x, int64_t n) {
-    double *all = (double *)get((size_t)(n * t->size) * sizeof *all);
-    rank_group_gather(t, rank, x, all, (size_t)n * sizeof *x);
+static void rank_group_sum(const rank_group *group, int rank, double *x, int64_t n) {
+    double *all = (double *)get((size_t)(n * group->size) * sizeof *all);
+    rank_group_gather(group, rank, x, all, (size_t)n * sizeof *x);
     for (int64_t i = 0; i < n; i++) {
         x[i] = all[i];
-        for (int r = 1; r < t->size; r++) x[i] += all[r * n + i];
+        for (int r = 1; r < group->size; r++) x[i] += all[r * n + i];
     }
     free(all);
 }
@@ -658,7 +602,9 @@ typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the matrices' names end with their index */
     int packed;              /* the matrices are in one allocation */
-    int decay, glu, sharded, opens; /* opens: this is the rank's first micro-batch of a step */
+    int decay, sharded;
+    int interleaved;         /* the copies that gmm computes with are other buffers than *_halves, with other rows */
+    int opens;               /* this is the rank's first micro-batch of a step */
     int gated;               /* FC1's weight or bias with gate rows before linear rows */
     int by_host; /* the host accumulates the gradient in host memory; otherwise gmm does, in its own memory */
     int64_t rows, cols;
@@ -702,8 +648,8 @@ typedef struct model {
     gmm_mlp_config mlp;
     gmm_recipe recipe;        /* kind NONE: products without quantization */
     int64_t tokens;           /* capacity: of a micro-batch */
-    param *params[4096];
-    int param_count;
+    param **params;
+    int param_count, param_capacity;
     param *embedding, *input_w, *input_b, *final_norm, *head_w, *head_b;
     layer *layers;
     buffer one_group, dloss; /* split of linears without experts; gradient of the auxiliary loss */
@@ -766,6 +712,14 @@ static void need_workspace(model *m, size_t bytes) {
     m->workspace = buffer_make(&m->mem, bytes, AT_ONLY);
     pause_ranks(m);
 }
+
+/* Asks what a call needs, and makes it: `query` and `run` are gmm's functions of the operation `op`. */
+#define RUN(m, query, op, run, call) do { \
+    gmm_info info_ = GMM_ZERO; \
+    check(m, query((m)->ctx, op, call, &info_)); \
+    need_workspace(m, info_.workspace_bytes); \
+    check(m, run((m)->ctx, call, (m)->workspace.at, (m)->workspace.bytes, NULL)); \
+} while (0)
 
 /* [count] buffers: parts of one allocation, or each one of its own. */
 static buffer *parts_make(const memory *mem, int count, size_t bytes, int packed) {
@@ -834,7 +788,11 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
     param *p = (param *)get(sizeof *p);
     size_t n;
     const int packed = !indexed || !strcmp(opt.weights, "packed");
-    if (m->param_count == (int)(sizeof m->params / sizeof m->params[0])) die("too many layers");
+    if (m->param_count == m->param_capacity) {
+        m->param_capacity = 2 * m->param_capacity + 64;
+        m->params = (param **)realloc(m->params, (size_t)m->param_capacity * sizeof *m->params);
+        if (!m->params) die("out of memory");
+    }
     m->params[m->param_count++] = p;
     snprintf(p->name, sizeof p->name, "%s", name);
     p->count = count;
@@ -881,7 +839,7 @@ static param *param_add(model *m, const char *name, int count, int indexed, int6
 static void param_interleave(model *m, param *p) {
     size_t n = (size_t)(p->rows * p->cols);
     if (m->mlp.act.interleave == 0 || p->sharded) return;
-    p->glu = 1;
+    p->interleaved = 1;
     p->weight_halves = parts_make(&m->mem, p->count, n * dtype_bytes(p->dtype), p->packed);
     p->grad_halves = parts_make(&m->mem, p->count, n * sizeof(float), p->packed);
     p->w_halves = parts_mat(p->weight_halves, p->count, p->dtype, p->packed);
@@ -890,7 +848,6 @@ static void param_interleave(model *m, param *p) {
 
 static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat dst) {
     gmm_glu glu = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
     int vector = p->rows == 1; /* a bias: its elements are interleaved like rows */
     glu.axis = GMM_GLU_ROWS;
     glu.inverse = inverse;
@@ -902,9 +859,7 @@ static void glu_move(model *m, const param *p, int inverse, gmm_mat src, gmm_mat
     src.ld = dst.ld = glu.cols;
     glu.src = &src;
     glu.dst = &dst;
-    check(m, gmm_glu_query(m->ctx, GMM_OP_GLU_INTERLEAVE, &glu, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_glu_interleave(m->ctx, &glu, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_glu_query, GMM_OP_GLU_INTERLEAVE, gmm_glu_interleave, &glu);
 }
 
 static void store_row(gmm_dtype dtype, void *to, const float *from, int64_t n) {
@@ -999,7 +954,7 @@ static void params_publish(model *m) {
             store_row(p->dtype, to, p->master + c / chunks * n + from, n - from < CHUNK ? n - from : CHUNK);
         }
         parts_copy(&m->mem, p->weight_halves, p->count, p->packed, buffer_push);
-        if (p->glu) glu_move(m, p, 0, p->w_halves, p->w);
+        if (p->interleaved) glu_move(m, p, 0, p->w_halves, p->w);
         if (p->sharded && !p->format) check_gtp(m, gmm_gtp_publish(m->gtp, p->ids, p->count, NULL));
     }
 }
@@ -1082,7 +1037,7 @@ static void params_update(model *m) {
     if (m->gtp) check_gtp(m, gmm_gtp_fence(m->gtp, GMM_GTP_ALL, NULL));
     for (int i = 0; i < m->param_count; i++) {
         param *p = m->params[i];
-        if (p->glu) glu_move(m, p, 1, p->g, p->g_halves);
+        if (p->interleaved) glu_move(m, p, 1, p->g, p->g_halves);
         if (!p->by_host) parts_copy(&m->mem, p->grad_halves, p->count, p->packed, buffer_pull);
         for (int e = 0; m->rank_group && !p->sharded && e < p->count; e++)
             rank_group_sum_floats(m->rank_group, m->rank, floats(&p->grad_halves[e]), p->rows * p->cols);
@@ -1227,20 +1182,6 @@ static void cross_entropy(const model *m, const unsigned char *bytes, const int6
 
 static gmm_mat mat(gmm_dtype dtype, const buffer *b) { return gmm_mat_packed(dtype, b->at); }
 
-static void linear_run(model *m, gmm_op op, const gmm_linear *linear) {
-    gmm_status (*run)(gmm_context *, const gmm_linear *, void *, size_t, gmm_stream);
-    gmm_info info = GMM_ZERO;
-    check(m, gmm_linear_query(m->ctx, op, linear, &info));
-    need_workspace(m, info.workspace_bytes);
-    switch (op) {
-    case GMM_OP_LINEAR_FWD: run = gmm_linear_fwd; break;
-    case GMM_OP_LINEAR_DGRAD: run = gmm_linear_dgrad; break;
-    case GMM_OP_LINEAR_WGRAD: run = gmm_linear_wgrad; break;
-    default: run = gmm_linear_bgrad;
-    }
-    check(m, run(m->ctx, linear, m->workspace.at, m->workspace.bytes, NULL));
-}
-
 /* The single group of a linear without experts: all tokens. */
 static gmm_groups whole_batch(model *m, int64_t tokens) {
     gmm_groups groups = GMM_ZERO;
@@ -1255,20 +1196,26 @@ static gmm_groups whole_batch(model *m, int64_t tokens) {
     return groups;
 }
 
+/* What all calls of a linear layer have in common. */
+static gmm_linear linear_of(const gmm_groups *groups, const param *w, const gmm_mat *x) {
+    gmm_linear linear = GMM_ZERO;
+    linear.groups = groups;
+    linear.in_features = w->cols;
+    linear.out_features = w->rows;
+    linear.x = x;
+    linear.w = &w->w;
+    return linear;
+}
+
 /* y (fp32) = w x + b */
 static void linear_forward(model *m, param *w, const param *b, const buffer *x, const buffer *y, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), my = mat(GMM_F32, y);
-    gmm_linear linear = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &mx;
-    linear.w = &w->w;
+    gmm_linear linear = linear_of(&groups, w, &mx);
     linear.bias = b ? &b->w : NULL;
     linear.y = &my;
     weights_acquire(m, w, GMM_GTP_FORWARD);
-    linear_run(m, GMM_OP_LINEAR_FWD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_FWD, gmm_linear_fwd, &linear);
     weights_release(m, w);
 }
 
@@ -1276,13 +1223,8 @@ static void linear_forward(model *m, param *w, const param *b, const buffer *x, 
 static gmm_engine linear_engine(model *m, const param *w) {
     gmm_groups groups = whole_batch(m, m->tokens);
     gmm_mat x = gmm_mat_packed(m->dtype, NULL), y = gmm_mat_packed(GMM_F32, NULL);
-    gmm_linear linear = GMM_ZERO;
+    gmm_linear linear = linear_of(&groups, w, &x);
     gmm_info info = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &x;
-    linear.w = &w->w;
     linear.y = &y;
     check(m, gmm_linear_query(m->ctx, GMM_OP_LINEAR_FWD, &linear, &info));
     return info.engine;
@@ -1293,24 +1235,19 @@ static void linear_backward(model *m, param *w, const param *b, const buffer *x,
                             const buffer *dx, int add, int64_t tokens) {
     gmm_groups groups = whole_batch(m, tokens);
     gmm_mat mx = mat(m->dtype, x), mdy = mat(m->dtype, dy), mdx = mat(GMM_F32, dx);
-    gmm_linear linear = GMM_ZERO;
-    linear.groups = &groups;
-    linear.in_features = w->cols;
-    linear.out_features = w->rows;
-    linear.x = &mx;
-    linear.w = &w->w;
+    gmm_linear linear = linear_of(&groups, w, &mx);
     linear.dy = &mdy;
     linear.dx = &mdx;
     linear.dw = &w->dw;
     linear.db = b ? &b->dw : NULL;
     linear.y_add = add;
     weights_acquire(m, w, GMM_GTP_BACKWARD);
-    linear_run(m, GMM_OP_LINEAR_DGRAD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_DGRAD, gmm_linear_dgrad, &linear);
     weights_release(m, w);
     gradient_begin(m, w);
-    linear_run(m, GMM_OP_LINEAR_WGRAD, &linear);
+    RUN(m, gmm_linear_query, GMM_OP_LINEAR_WGRAD, gmm_linear_wgrad, &linear);
     gradient_end(m, w);
-    if (b) linear_run(m, GMM_OP_LINEAR_BGRAD, &linear);
+    if (b) RUN(m, gmm_linear_query, GMM_OP_LINEAR_BGRAD, gmm_linear_bgrad, &linear);
 }
 
 static int saves_copies(const model *m) {
@@ -1414,18 +1351,8 @@ static void moe_describe(model *m, layer *l, moe_call *c, int64_t tokens, int tr
 
 enum { SCALE_HISTORY = 16 }; /* length of the amax history of delayed scaling, in steps */
 
-typedef gmm_status permute_operation(gmm_context *, const gmm_permute *, void *, size_t, gmm_stream);
-
-static void permute_run(model *m, gmm_op op, permute_operation *run, const gmm_permute *permute) {
-    gmm_info info = GMM_ZERO;
-    check(m, gmm_permute_query(m->ctx, op, permute, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, run(m->ctx, permute, m->workspace.at, m->workspace.bytes, NULL));
-}
-
 /* out = h + unpermute(experts(permute(norm(h)))) */
 static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int train) {
-    gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
     norm_forward(m, l->h, l->norm, l->inverse_rms, &l->normed, tokens);
@@ -1433,28 +1360,24 @@ static void moe_forward(model *m, layer *l, float *out, int64_t tokens, int trai
     linear_forward(m, l->router, NULL, &l->normed, &l->logits, tokens);
     moe_describe(m, l, &c, tokens, train);
 
-    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_FWD, &c.route, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_topk_fwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_topk_query, GMM_OP_TOPK_FWD, gmm_topk_fwd, &c.route);
 
     permute = c.permute;
-    permute_run(m, GMM_OP_PERMUTE_MAP, gmm_permute_map, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_MAP, gmm_permute_map, &permute);
     permute.x = &c.normed;
     permute.rows = &c.rows;
     permute.probs = (const float *)l->probs.at;
     permute.row_probs = (float *)l->row_probs.at;
-    permute_run(m, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_FWD, gmm_permute_fwd, &permute);
 
     l->backward = 0;
-    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_FWD, &c.mlp, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_mlp_fwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_mlp_query, GMM_OP_MLP_FWD, gmm_mlp_fwd, &c.mlp);
     weights_release(m, l->w2);
 
     permute = c.permute; /* the experts have applied the probabilities */
     permute.rows = &c.y;
     permute.out = &c.out;
-    permute_run(m, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_UNPERMUTE_FWD, gmm_unpermute_fwd, &permute);
     rows_pull(m, &l->out, tokens);
     residual_add(l->h, floats(&l->out), out, tokens * opt.hidden);
 }
@@ -1500,7 +1423,6 @@ static void moe_scales(model *m, layer *l) {
 
 /* Replaces the gradient dh of the block's output by that of its input. */
 static void moe_backward(model *m, layer *l, int64_t tokens) {
-    gmm_info info = GMM_ZERO;
     gmm_permute permute;
     moe_call c;
     moe_describe(m, l, &c, tokens, 1);
@@ -1509,14 +1431,12 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute = c.permute;
     permute.dout = &c.dout;
     permute.drows = &c.drows;
-    permute_run(m, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_UNPERMUTE_BWD, gmm_unpermute_bwd, &permute);
 
     l->backward = 1;
     gradient_begin(m, l->w2);
     gradient_begin(m, l->w1);
-    check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_BWD, &c.mlp, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_mlp_bwd(m->ctx, &c.mlp, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_mlp_query, GMM_OP_MLP_BWD, gmm_mlp_bwd, &c.mlp);
     weights_release(m, l->w1);
 
     permute = c.permute;
@@ -1524,11 +1444,9 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
     permute.drow_probs = (const float *)m->drow_probs.at;
     permute.dx = &c.dn;
     permute.dprobs = (float *)m->dprobs.at;
-    permute_run(m, GMM_OP_PERMUTE_BWD, gmm_permute_bwd, &permute);
+    RUN(m, gmm_permute_query, GMM_OP_PERMUTE_BWD, gmm_permute_bwd, &permute);
 
-    check(m, gmm_topk_query(m->ctx, GMM_OP_TOPK_BWD, &c.route, &info));
-    need_workspace(m, info.workspace_bytes);
-    check(m, gmm_topk_bwd(m->ctx, &c.route, m->workspace.at, m->workspace.bytes, NULL));
+    RUN(m, gmm_topk_query, GMM_OP_TOPK_BWD, gmm_topk_bwd, &c.route);
     linear_backward(m, l->router, NULL, &l->normed, &m->drouter, &m->dn, 1, tokens);
     rows_pull(m, &m->dn, tokens);
     norm_backward(l->h, l->norm, l->inverse_rms, floats(&m->dn), floats(&m->dh), 1, tokens);
@@ -1536,12 +1454,10 @@ static void moe_backward(model *m, layer *l, int64_t tokens) {
 
 /* The queued weight gradients of all blocks. */
 static void moe_delayed(model *m) {
-    gmm_mlp_config config = m->mlp;
     while (m->queue.count > 0) {
         gmm_info info = GMM_ZERO;
         moe_call c;
         moe_describe(m, &m->layers[0], &c, m->tokens, 1);
-        c.mlp.config = &config;
         check(m, gmm_mlp_query(m->ctx, GMM_OP_MLP_WGRAD, &c.mlp, &info));
         need_workspace(m, info.workspace_bytes);
         check(m, gmm_mlp_wgrad(m->ctx, &m->queue, m->workspace.at, m->workspace.bytes, NULL));
@@ -1649,7 +1565,6 @@ static void configure_mlp(model *m) {
     c->prob = 1;
     c->topk = (int32_t)opt.topk;
     c->delay_wgrad = (int32_t)opt.delay_wgrad;
-    c->source_interleave = 0;
     c->recipe = recipe_of(opt.recipe);
     m->recipe = gmm_recipe_of(c->recipe);
     c->save = save_of(&m->recipe);
@@ -1713,7 +1628,7 @@ static void model_shard(model *m) {
         config.weights += m->params[i]->sharded ? m->params[i]->count : 0;
     }
     config.chains = GMM_GTP_PASSES;
-    config.timeout_ms = 60000; /* a rank may save or evaluate for long */
+    config.timeout_ms = RANK_TIMEOUT_MS;
     config.ctx = m->rank_group->gpus ? m->ctx : m->gtp_ctx;
     config.runtime = &runtime;
     if (gmm_gtp_query(&config, &bytes, &error) || gmm_gtp_init(get(bytes), bytes, &config, &m->gtp, &error))
@@ -1788,16 +1703,16 @@ static void model_shard(model *m) {
 #endif
 }
 
-static void model_make(model *m, const rank_group *t, int rank, gmm_engine engine, memory mem) {
+static void model_make(model *m, const rank_group *group, int rank, gmm_engine engine, memory mem) {
     int64_t tokens, hidden = opt.hidden, inputs = opt.context * opt.embed;
     gmm_config config = GMM_ZERO;
     gmm_error error;
     size_t low;
     if (opt.topk > opt.experts) die("--topk %d exceeds --experts %d", (int)opt.topk, (int)opt.experts);
     memset(m, 0, sizeof *m);
-    m->rank_group = t;
+    m->rank_group = group;
     m->rank = rank;
-    m->ranks = t ? t->size : 1;
+    m->ranks = group ? group->size : 1;
     m->mem = mem;
     m->dtype = dtype_of(opt.dtype);
     m->random = (uint64_t)opt.seed;
@@ -1809,7 +1724,7 @@ static void model_make(model *m, const rank_group *t, int rank, gmm_engine engin
 #endif
     config.engine = engine;
     config.space = m->mem.space;
-    config.device = t && t->gpus ? rank % t->gpus : 0;
+    config.device = group && group->gpus ? rank % group->gpus : 0;
     config.threads = (int32_t)opt.threads;
     config.log.user = m;
     config.log.level = GMM_LOG_INFO;
@@ -2115,7 +2030,7 @@ static void add_pair(metadata_builder *notes, const char *key, const char *forma
     notes->pairs[i].value = notes->values[i];
 }
 
-/* Destinations of a plan's targets: offsets of a file that is being written, or memory. */
+/* Destinations of a plan's targets, in a file that is written (writer, begin, of) or in memory. */
 typedef struct places {
     st_writer *writer;
     int64_t *begin;     /* of each target in the file that is written or read */
@@ -2124,17 +2039,23 @@ typedef struct places {
     st_error error;
 } places;
 
-static int place(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+static int place_in_memory(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
+    const places *to = (const places *)user;
+    memcpy(to->memory[target] + offset, from, (size_t)bytes);
+    return 0;
+}
+
+/* The file has FC1's gate rows before its linear rows, however shards hold them. */
+static int place_in_file(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
     places *to = (places *)user;
-    int64_t done = 0, n;
-    for (; to->writer && done < bytes; done += n) {
-        const param *p = to->of[target];
-        const int64_t row = p->cols * (int64_t)sizeof(float), in = (offset + done) % row;
+    const param *p = to->of[target];
+    const int64_t row = p->cols * (int64_t)sizeof(float);
+    for (int64_t done = 0, n; done < bytes; done += n) {
+        const int64_t in = (offset + done) % row;
         const int64_t at = p->block ? logical_row(p, (offset + done) / row) * row + in : offset + done;
         n = p->block && row - in < bytes - done ? row - in : bytes - done;
         if (!st_write(to->writer, to->begin[target] + at, (const char *)from + done, n, &to->error)) return 1;
     }
-    if (!to->writer) memcpy(to->memory[target] + offset, from, (size_t)bytes);
     return 0;
 }
 
@@ -2217,7 +2138,7 @@ static int move_shards(const model *m, const checkpoint *file, places *to) {
     part.table = table;
     if (!status) status = (file ? gmm_gtp_import : gmm_gtp_export)(&plan, &part, 1, items, n, NULL, &report);
     run.io.user = to;
-    run.io.write = place;
+    run.io.write = file ? place_in_memory : place_in_file;
     run.scratch = get(SCRATCH);
     run.scratch_bytes = SCRATCH;
     if (!status) status = gmm_ckpt_apply(plan, &run, &cursor, error);
@@ -2235,34 +2156,103 @@ static int move_shards(const model *m, const checkpoint *file, places *to) {
     return status == GMM_OK;
 }
 
-/* Every rank writes the rows of its shards; rank 0 also writes replicated tensors. */
-static void save_checkpoint(const model *m, const text *t, const char *path) {
-    int64_t count = matrix_count(m) + delayed_count(m), n = 0, at = 0, sharded = 0;
-    st_tensor *tensors = (st_tensor *)get((size_t)count * sizeof *tensors);
-    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)count * sizeof *names);
-    places to = {NULL, NULL, NULL, NULL, {""}};
-    metadata_builder notes;
-    st_writer writer, *shared[64];
-    st_error error;
-    int ok, created;
-    to.begin = (int64_t *)get((size_t)count * sizeof *to.begin); /* of matrices, which may be more than tensors */
-    to.of = (const param **)get((size_t)count * sizeof *to.of);
-    notes.count = 0;
-    add_pair(&notes, "format", "pt");
-    add_pair(&notes, "producer", "train_moe 1");
-    add_pair(&notes, "gmm.layout", "megatron");
-    add_pair(&notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
-    add_pair(&notes, "step", "%lld", (long long)m->step);
-    add_pair(&notes, "random", "%016llx", (unsigned long long)m->random);
-    add_pair(&notes, "text.bytes", "%lld", (long long)t->size);
-    add_pair(&notes, "text.hash", "%016llx", (unsigned long long)hash_text(t));
+/* The checkpoint's metadata. */
+static void describe_run(metadata_builder *notes, const model *m, const text *t) {
+    notes->count = 0;
+    add_pair(notes, "format", "pt");
+    add_pair(notes, "producer", "train_moe 1");
+    add_pair(notes, "gmm.layout", "megatron");
+    add_pair(notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
+    add_pair(notes, "step", "%lld", (long long)m->step);
+    add_pair(notes, "random", "%016llx", (unsigned long long)m->random);
+    add_pair(notes, "text.bytes", "%lld", (long long)t->size);
+    add_pair(notes, "text.hash", "%016llx", (unsigned long long)hash_text(t));
     for (int i = 0; i < OPTIONS; i++) {
         char key[48], value[48];
         if (!options[i].mark) continue;
         snprintf(key, sizeof key, "config.%s", options[i].name);
         option_text(&options[i], value, sizeof value);
-        add_pair(&notes, key, "%s", value);
+        add_pair(notes, key, "%s", value);
     }
+}
+
+/* Whether no rank has an error; else all get the first one's. */
+static int ranks_succeeded(const model *m, st_error *error) {
+    st_error *all;
+    if (!m->rank_group) return !*error->text;
+    all = (st_error *)get((size_t)m->ranks * sizeof *all);
+    rank_group_gather(m->rank_group, m->rank, error, all, sizeof *all);
+    *error = all[0];
+    for (int r = 1; r < m->ranks && !*error->text; r++) *error = all[r];
+    free(all);
+    return !*error->text;
+}
+
+/* Rank 0 creates the file, the others open it. 0 = it was not created; who cannot open it has an error. */
+static int open_writer(const model *m, st_writer *writer, const char *path, st_tensor *tensors, int64_t count,
+                       const metadata_builder *notes, st_error *error) {
+    st_handle own, *all;
+    memset(&own, 0, sizeof own);
+    if (m->rank == 0 && st_create(writer, path, tensors, count, notes->pairs, notes->count, error) && m->rank_group &&
+        !st_handle_of(writer, &own, error))
+        st_abandon(writer);
+    if (!ranks_succeeded(m, error)) return 0;
+    if (!m->rank_group) return 1;
+    all = (st_handle *)get((size_t)m->ranks * sizeof *all);
+    rank_group_gather(m->rank_group, m->rank, &own, all, sizeof own);
+    if (m->rank > 0) (void)st_join(writer, &all[0], error);
+    free(all);
+    return 1;
+}
+
+/* Writes a rank's part: its shards and, of rank 0, what every rank has. Tensors of delayed scaling stand last. */
+static void write_part(const model *m, st_writer *writer, const st_tensor *delayed, st_error *error) {
+    const size_t matrices = (size_t)matrix_count(m);
+    places to = {writer, NULL, NULL, NULL, {""}};
+    int64_t at = 0, sharded = 0;
+    int ok = 1;
+    to.begin = (int64_t *)get(matrices * sizeof *to.begin);
+    to.of = (const param **)get(matrices * sizeof *to.of);
+    for (int set = 0; set < SETS; set++)
+        for (int i = 0; i < m->param_count; i++) {
+            const param *p = m->params[i];
+            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
+            for (int e = 0; e < p->count; e++, at += bytes) {
+                if (p->sharded) {
+                    to.of[sharded] = p;
+                    to.begin[sharded++] = at;
+                } else if (m->rank == 0)
+                    ok = ok && st_write(writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, error);
+            }
+        }
+    for (int64_t i = 0; m->rank == 0 && ok && i < delayed_count(m); i++) {
+        const int64_t bytes = delayed[i].bytes;
+        float *values = (float *)get((size_t)bytes);
+        if (i % DELAYED == 0) {
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].scale);
+            buffer_pull(&m->mem, &m->layers[i / DELAYED].history);
+        }
+        delayed_move(m, i, values, 0);
+        ok = st_write(writer, at, values, bytes, error);
+        at += bytes;
+        free(values);
+    }
+    if (ok && m->rank_group && !move_shards(m, NULL, &to)) *error = to.error;
+    free(to.begin);
+    free(to.of);
+}
+
+/* All ranks write the same file, each its part. */
+static void save_checkpoint(const model *m, const text *t, const char *path) {
+    const int64_t capacity = matrix_count(m) + delayed_count(m);
+    st_tensor *tensors = (st_tensor *)get((size_t)capacity * sizeof *tensors);
+    char (*names)[NAME_CAPACITY] = (char (*)[NAME_CAPACITY])get((size_t)capacity * sizeof *names);
+    metadata_builder notes;
+    st_writer writer;
+    st_error error = {""};
+    int64_t n = 0;
+    int ok;
+    describe_run(&notes, m, t);
     for (int set = 0; set < SETS; set++)
         for (int i = 0; i < m->param_count; i++) { /* the matrices of a parameter are consecutive, however named */
             const stored_param stored = stored_of(m->params[i], set);
@@ -2270,49 +2260,17 @@ static void save_checkpoint(const model *m, const text *t, const char *path) {
                 stored_tensor(&stored, grouped_keys(), k, &tensors[n], names[n], sizeof names[n]);
         }
     for (int64_t i = 0; i < delayed_count(m); i++) delayed_tensor(&tensors[n + i], names[n + i], i);
-    count = n + delayed_count(m);
-    ok = created = m->rank > 0 || st_create(&writer, path, tensors, count, notes.pairs, notes.count, &error);
-    for (int set = 0; ok && set < SETS; set++)
-        for (int i = 0; ok && i < m->param_count; i++) {
-            const param *p = m->params[i];
-            const int64_t bytes = p->rows * p->cols * (int64_t)sizeof(float);
-            for (int e = 0; ok && e < p->count; e++, at += bytes) {
-                if (p->sharded) {
-                    to.of[sharded] = p;
-                    to.begin[sharded++] = at;
-                } else if (m->rank == 0)
-                    ok = st_write(&writer, at, set_values(p, set) + e * p->rows * p->cols, bytes, &error);
-            }
-        }
-    for (int64_t i = 0; m->rank == 0 && ok && i < delayed_count(m); i++) {
-        const int64_t bytes = tensors[count - delayed_count(m) + i].bytes;
-        float *values = (float *)get((size_t)bytes);
-        if (i % DELAYED == 0) {
-            buffer_pull(&m->mem, &m->layers[i / DELAYED].scale);
-            buffer_pull(&m->mem, &m->layers[i / DELAYED].history);
-        }
-        delayed_move(m, i, values, 0);
-        ok = st_write(&writer, at, values, bytes, &error);
-        at += bytes;
-        free(values);
+    ok = open_writer(m, &writer, path, tensors, n + delayed_count(m), &notes, &error);
+    if (ok) {
+        if (!*error.text) write_part(m, &writer, tensors + n, &error);
+        if (m->rank > 0) st_suspend(&writer);
+        ok = ranks_succeeded(m, &error); /* all have written */
+        if (m->rank == 0 && ok) (void)st_commit(&writer, &error);
+        else if (m->rank == 0) st_abandon(&writer);
+        ok = ok && ranks_succeeded(m, &error); /* no rank continues before the file is in place */
     }
-    if (m->rank_group) {
-        st_writer *own = ok ? &writer : NULL;
-        char done, all[64];
-        rank_group_gather(m->rank_group, m->rank, &own, shared, sizeof own);
-        to.writer = shared[0];
-        if (m->rank == 0 && !ok) to.error = error;
-        done = (char)(to.writer && move_shards(m, NULL, &to));
-        rank_group_gather(m->rank_group, m->rank, &done, all, sizeof done); /* all ranks have finished writing */
-        for (int r = 0; r < m->ranks; r++) ok = ok && all[r];
-        if (!done) error = to.error; /* each rank knows its own reason */
-        else if (!ok) snprintf(error.text, sizeof error.text, "another rank failed");
-    }
-    if (m->rank == 0 && ok) ok = st_commit(&writer, &error);
-    else if (m->rank == 0 && created) st_abandon(&writer);
+    while (!ok && m->rank > 0) (void)pause(); /* rank 0 ends the program, with one message for all */
     if (!ok) die("saving %s: %s", path, error.text);
-    free(to.begin);
-    free(to.of);
     free(names);
     free(tensors);
 }
@@ -2466,13 +2424,18 @@ static void history_add(history *h, double step, double train, double held_out) 
     h->held_out[h->count++] = held_out;
 }
 
+static double layer_load(const double *load, int layer) {
+    double sum = 0;
+    for (int e = 0; e < opt.experts; e++) sum += load[layer * opt.experts + e];
+    return sum;
+}
+
 /* Smallest and largest fraction of a layer's tokens that an expert gets. */
 static void load_range(const double *load, double *low, double *high) {
     *low = 1;
     *high = 0;
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts && sum > 0; e++) {
             double share = load[i * opt.experts + e] / sum;
             *low = share < *low ? share : *low;
@@ -2487,8 +2450,7 @@ static void load_bars(const double *load, char *to, size_t size) {
     size_t used = 0;
     *to = 0;
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts && used + 8 < size; e++) {
             int height = sum > 0 ? (int)(load[i * opt.experts + e] / sum * (double)opt.experts * 4) : 0;
             used += (size_t)snprintf(to + used, size - used, "%s", bars[height > 7 ? 7 : height]);
@@ -2499,25 +2461,12 @@ static void load_bars(const double *load, char *to, size_t size) {
 
 static void print_load(const double *load) {
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         printf("layer %d, load per expert in %%:", i);
         for (int e = 0; e < opt.experts; e++)
             printf(" %.1f", sum > 0 ? 100 * load[i * opt.experts + e] / sum : 0.0);
         printf("\n");
     }
-}
-
-/* Creates the folder of a file; if it cannot be created, opening the file reports the error. */
-static void make_folder_of(const char *path) {
-    char *folder = (char *)get(strlen(path) + 1), *slash;
-    strcpy(folder, path);
-    slash = strrchr(folder, '/');
-    if (slash && slash != folder) {
-        *slash = 0;
-        mkdir(folder, 0777);
-    }
-    free(folder);
 }
 
 static void write_svg(const history *h, const double *load, double bigram_loss, const char *path) {
@@ -2543,8 +2492,7 @@ static void write_svg(const history *h, const double *load, double bigram_loss, 
         series[2].count = 2;
     }
     for (int i = 0; i < opt.layers; i++) {
-        double sum = 0;
-        for (int e = 0; e < opt.experts; e++) sum += load[i * opt.experts + e];
+        const double sum = layer_load(load, i);
         for (int e = 0; e < opt.experts; e++)
             shares[i * opt.experts + e] = sum > 0 ? load[i * opt.experts + e] / sum : 0;
     }
@@ -2646,17 +2594,33 @@ static int train(model *m, const text *t, history *h, double *load_all) {
     return m->step < last;
 }
 
+/* Prints a word as a shell reads it. */
+static void print_quoted(const char *word) {
+    static const char plain_ones[] = "ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789_./+-";
+    const int plain = *word && !word[strspn(word, plain_ones)];
+    if (!plain) putchar('\'');
+    for (const char *at = word; *at; at++)
+        if (*at == '\'') fputs("'\\''", stdout);
+        else putchar(*at);
+    if (!plain) putchar('\'');
+}
+
 /* Prints the command that continues from a checkpoint, without the options that the checkpoint records. */
 static void print_command(const char *program, const char *path) {
-    printf("%s --resume '%s'", program, path);
+    print_quoted(program);
+    printf(" --resume ");
+    print_quoted(path);
     for (int i = 0; i < OPTIONS; i++) {
         const option *o = &options[i];
-        char value[4096];
-        const int repeat = o->given && !o->mark && o->value != &opt.resume;
-        option_text(o, value, sizeof value);
-        if (repeat && o->kind == OPTION_SWITCH && !strcmp(value, "1")) printf(" --%s", o->name);
-        else if (repeat && (o->kind == OPTION_TEXT || !*value)) printf(" --%s '%s'", o->name, value);
-        else if (repeat) printf(" --%s=%s", o->name, value);
+        const int text = o->kind == OPTION_TEXT || o->kind == OPTION_CHOICE;
+        char number[64];
+        if (!o->given || o->mark || o->value == &opt.resume) continue;
+        if (!text) option_text(o, number, sizeof number);
+        if (o->kind == OPTION_SWITCH && !strcmp(number, "0")) continue;
+        printf(" --%s", o->name);
+        if (o->kind == OPTION_SWITCH) continue;
+        putchar(' ');
+        print_quoted(text ? *(const char *const *)o->value : number);
     }
     printf("\n");
 }
@@ -2685,9 +2649,9 @@ static double gradient_distance(const model *m, const model *reference, const pa
         double square = 0, all = 0, share;
         for (int e = 0; e < p->count; e++)
             for (int64_t k = 0; k < p->rows * p->cols; k++) {
-                const double is = floats(&p->grad_halves[e])[k], was = floats(&r->grad_halves[e])[k];
-                square += (is - was) * (is - was);
-                all += was * was;
+                const double g = floats(&p->grad_halves[e])[k], wanted = floats(&r->grad_halves[e])[k];
+                square += (g - wanted) * (g - wanted);
+                all += wanted * wanted;
             }
         share = square == 0 ? 0 : sqrt(square / all);
         if (share <= most) continue;
@@ -2699,9 +2663,10 @@ static double gradient_distance(const model *m, const model *reference, const pa
 }
 
 /* Trains beside the CPU engine, every step from the reference's state, so that what rounding does to one step does not
-   grow over many. Ends the program where the two are further apart than the bounds, which weights that differ by 1%
-   each at random keep: a token whose second expert is no clear choice goes to another one, which moves a router's
-   gradient by 0.2 of its norm, in NVFP4 by 0.4, and losses by 0.0005. A contribution left out moves one by 0.6 to 1. */
+   grow over many. Ends the program where the two are further apart than the bounds. These admit what happens if every
+   weight changes at random by 1%: a token with two nearly equal second experts takes the other one, which moves a
+   router's gradient by 0.2 of its norm, in NVFP4 by 0.4, and losses by 0.0005. A contribution left out moves a gradient
+   by 0.6 to 1 of its norm. */
 static void compare(const text *t) {
     model *m = (model *)get(sizeof *m), *reference = (model *)get(sizeof *reference);
     const gmm_engine engine = engine_of(opt.engine);
@@ -2716,13 +2681,13 @@ static void compare(const text *t) {
     positions = (int64_t *)get((size_t)m->tokens * sizeof *positions);
     if (!opt.quiet) describe(m, t);
     while (m->step < opt.steps) {
-        tally is = {0, 0, 0, NULL, 0, 0}, was = {0, 0, 0, NULL, 0, 0};
+        tally ours = {0, 0, 0, NULL, 0, 0}, theirs = {0, 0, 0, NULL, 0, 0};
         const param *worst = NULL;
-        double gradients, trained, held_out, held_is, held_was;
-        is.load = (double *)get(loads * sizeof *is.load);
-        was.load = (double *)get(loads * sizeof *was.load);
-        train_step(m, t, positions, &is);
-        train_step(reference, t, positions, &was);
+        double gradients, trained, held_out, held_ours, held_reference;
+        ours.load = (double *)get(loads * sizeof *ours.load);
+        theirs.load = (double *)get(loads * sizeof *theirs.load);
+        train_step(m, t, positions, &ours);
+        train_step(reference, t, positions, &theirs);
         gradients = gradient_distance(m, reference, &worst);
         for (int i = 0; i < m->param_count; i++)
             for (int set = 0; set < SETS; set++) {
@@ -2731,17 +2696,18 @@ static void compare(const text *t) {
                        (size_t)(p->count * p->rows * p->cols) * sizeof(float));
             }
         params_publish(m);
-        held_is = evaluate(m, t, n);
-        held_was = evaluate(reference, t, n);
-        trained = fabs(is.loss / was.loss - 1);
-        held_out = fabs(held_is / held_was - 1);
+        held_ours = evaluate(m, t, n);
+        held_reference = evaluate(reference, t, n);
+        trained = fabs(ours.loss / theirs.loss - 1);
+        held_out = fabs(held_ours / held_reference - 1);
         printf("step %lld/%lld  train %.5f, CPU %.5f  held-out %.5f, CPU %.5f  gradients %.5f apart (%s)\n",
-               (long long)m->step, (long long)opt.steps, is.loss, was.loss, held_is, held_was, gradients, worst->name);
+               (long long)m->step, (long long)opt.steps, ours.loss, theirs.loss, held_ours, held_reference, gradients,
+               worst->name);
         if (!(gradients <= bound && trained <= loss_bound && held_out <= loss_bound))
             die("--compare: gradients are %.3g apart, losses %.3g and %.3g; the bounds are %g and %g", gradients,
                 trained, held_out, bound, loss_bound);
-        free(is.load);
-        free(was.load);
+        free(ours.load);
+        free(theirs.load);
     }
     printf("every step: gradients within %g of the CPU engine's, losses within %g\n", bound, loss_bound);
     gmm_destroy(m->ctx);
@@ -2781,7 +2747,8 @@ static void *work(void *argument) {
     j->stopped = train(m, t, &h, load);
     if (j->stopped) save_stopped(m, t, j->program);
     else if (*opt.save) save_checkpoint(m, t, opt.save);
-    if (j->rank == 0) catch_stop_signals(0, 0); /* nothing is left to save, so signals end the program again */
+    /* Nothing is left to save, so signals end the program again; one that was stopped ends by itself. */
+    if (j->rank == 0 && !j->stopped) stop_catch(0, 0);
 
     if (opt.eval_tokens && opt.eval_tokens < n) n = opt.eval_tokens;
     held_out = j->stopped ? 0 : evaluate(m, t, n);
@@ -2863,6 +2830,14 @@ static void check_batch(void) {
     die("--batch %lld is not divisible by --micro-batches %lld: try --batch %lld", batch, parts, more);
 }
 
+/* Refuses values without effect. Those of a checkpoint have been accepted before. */
+static void check_effects(void) {
+    if (opt.save_every && !*opt.save) die("--save-every says when --save FILE is written: not without --save");
+    if (opt.processes && !opt.gtp) die("--processes is for the ranks of --gtp: not without --gtp");
+    if (option_of(&opt.dropout)->given && opt.dropout > 0 && opt.dropout < 1.0 / 256)
+        die("--dropout %g hides nothing: it is rounded down to a multiple of 1/256 (%g)", opt.dropout, 1.0 / 256);
+}
+
 int main(int argc, char **argv) {
     checkpoint resumed;
     option_error error;
@@ -2870,12 +2845,14 @@ int main(int argc, char **argv) {
     rendezvous *own_rendezvous = NULL;
     job whole;
     int rank = 0;
+    program_name = "train_moe";
     if (!options_parse(options, OPTIONS, argc, argv, &error)) die("%s", error.text);
     if (opt.help) {
         print_help();
         return 0;
     }
-    if (!opt.compare) catch_stop_signals(1, SA_RESTART);
+    check_effects();
+    if (!opt.compare) stop_catch(1, SA_RESTART);
 #ifdef GMM_WITH_CPU_RANKS
     if (opt.gtp && opt.processes) rank = rendezvous_begin((int)opt.gtp, &own_rendezvous);
 #endif
@@ -2899,6 +2876,8 @@ int main(int argc, char **argv) {
     if (*opt.resume) open_checkpoint(&resumed, opt.resume);
     fit_micro_batches(*opt.resume ? &resumed.notes : NULL);
     check_batch();
+    if (option_of(&opt.backward)->given && !strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
+        die("--backward %s is for the quantized experts of a --recipe: not with bf16", opt.backward);
     if (opt.gtp && strcmp(opt.recipe, "bf16") && strcmp(opt.backward, "recipe"))
         die("--gtp gathers for backward what its recipe multiplies: not with --backward %s", opt.backward);
     if (opt.compare && (opt.gtp || *opt.save || *opt.resume))

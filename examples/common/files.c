@@ -6,30 +6,31 @@
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
-static int fail(file_error *error, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
+void make_folder_of(const char *path) {
+    const size_t length = folder_length(path);
+    char *folder = (char *)malloc(length + 1);
+    if (!folder) return;
+    memcpy(folder, path, length);
+    folder[length] = 0;
+    if (length) (void)mkdir(folder, 0777);
+    free(folder);
 }
 
 int file_place_of(file_place *place, const char *path) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
-    const size_t length = strlen(path);
+    const size_t length = folder_length(path);
+    const char *name = path + length;
     char *folder = (char *)malloc(length + 2), *real = NULL;
     struct stat about;
     size_t capacity;
     memset(place, 0, sizeof *place);
     if (!folder) return 0;
-    snprintf(folder, length + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    snprintf(folder, length + 2, "%.*s", length ? (int)length : 1, length ? path : ".");
     real = realpath(folder, NULL);
     capacity = (real ? strlen(real) : strlen(folder)) + strlen(name) + 2;
     place->entry = (char *)malloc(capacity);

@@ -1,12 +1,33 @@
-/* files.h - for programs that write files beside those they read: paths compared, and a lock.
+/* files.h - for programs that write files beside those they read: folders, hashes, paths compared, and a lock.
  * SPDX-License-Identifier: MIT
  */
 #ifndef EXAMPLES_COMMON_FILES_H
 #define EXAMPLES_COMMON_FILES_H
 
+#include <stddef.h>
 #include <stdint.h>
+#include <string.h>
 
-typedef struct file_error { char text[768]; } file_error;
+#include "error.h"
+
+typedef common_error file_error;
+
+/* The length of a path's folder, with its slash; 0 = none is named. */
+static inline size_t folder_length(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? (size_t)(slash - path) + 1 : 0;
+}
+
+/* FNV-1a. HASH_BEGIN is the hash of nothing; a further piece continues the hash of those before. */
+#define HASH_BEGIN 14695981039346656037u
+static inline uint64_t hash_bytes(uint64_t hash, const void *data, size_t bytes) {
+    const unsigned char *p = (const unsigned char *)data;
+    for (size_t i = 0; i < bytes; i++) hash = (hash ^ p[i]) * 1099511628211u;
+    return hash;
+}
+
+/* Makes the folder of a path where its parent is there. Where that fails, opening the file says why. */
+void make_folder_of(const char *path);
 
 /* The file that a path names, if it exists, and its directory entry, which may not exist yet. */
 typedef struct file_place {

@@ -2,26 +2,20 @@
 #include "options.h"
 
 #include <errno.h>
-#include <stdarg.h>
 #include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-static int fail(option_error *error, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
-}
-
-/* The item of a list a|b|c that equals `text`; its end is a bar or the list's end. */
-static const char *find_choice(const char *list, const char *text) {
-    size_t n = strlen(text);
-    for (const char *at = list; at && n; at = strchr(at, '|'), at += at != NULL)
-        if (!strncmp(at, text, n) && (at[n] == '|' || !at[n])) return at;
-    return NULL;
+/* Whether `text` is one item of a list a|b|c. */
+static int is_choice(const char *list, const char *text) {
+    const size_t n = strlen(text);
+    for (const char *at = list;; at++) {
+        const size_t length = strcspn(at, "|");
+        if (n && length == n && !memcmp(at, text, n)) return 1;
+        at += length;
+        if (!*at) return 0;
+    }
 }
 
 int option_set(const option *o, const char *text, const char *where, option_error *error) {
@@ -46,7 +40,7 @@ int option_set(const option *o, const char *text, const char *where, option_erro
         *(double *)o->value = real;
         return 1;
     case OPTION_CHOICE:
-        if (!find_choice(o->choices, text))
+        if (!is_choice(o->choices, text))
             return fail(error, "%s%s takes %s, not \"%.100s\"", where, o->name, o->choices, text);
         *(const char **)o->value = text;
         return 1;

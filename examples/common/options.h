@@ -4,6 +4,8 @@
 
 #include <stddef.h>
 
+#include "error.h"
+
 /* What `value` points to: int64_t (INTEGER; SWITCH, which is 0 or 1 and takes no value), double, const char *. */
 typedef enum option_kind {
     OPTION_INTEGER,
@@ -24,7 +26,7 @@ typedef struct option {
     int given;              /* set by options_parse: the command line states it */
 } option;
 
-typedef struct option_error { char text[512]; } option_error;
+typedef common_error option_error;
 
 /* Fills every value from `initial`, then from "--name value", "--name=value" and "--switch". 1, or 0 with an error. */
 int options_parse(option *list, int count, int argc, char **argv, option_error *error);

@@ -10,14 +10,6 @@
 
 enum { NAME_CAPACITY = 200, SHAPE_CAPACITY = 160 };
 
-static int fail(st_error *error, const char *format, ...) {
-    va_list list;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
-}
-
 void resume_note(resume_notes *notes, const char *format, ...) {
     const size_t used = strlen(notes->text);
     va_list list;

@@ -5,10 +5,10 @@
 #define _POSIX_C_SOURCE 200809L
 #endif
 #include "safetensors.h"
+#include "files.h"
 
 #include <errno.h>
 #include <fcntl.h>
-#include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -31,15 +31,6 @@ struct st_inside {
     const st_tensor **by_name;
     void *json; /* owns the strings */
 };
-
-static int fail(st_error *error, const char *format, ...) {
-    va_list list;
-    if (!error) return 0;
-    va_start(list, format);
-    vsnprintf(error->text, sizeof error->text, format, list);
-    va_end(list);
-    return 0;
-}
 
 const char *st_missing(void) {
 #ifdef HAVE_CJSON
@@ -417,8 +408,7 @@ static entry *index_entries(const cJSON *json, int64_t *count, st_error *error) 
 }
 
 static char *beside(const char *path, const char *name) {
-    const char *slash = strrchr(path, '/');
-    const size_t folder = slash ? (size_t)(slash - path) + 1 : 0, capacity = folder + strlen(name) + 1;
+    const size_t folder = folder_length(path), capacity = folder + strlen(name) + 1;
     char *joined = (char *)malloc(capacity);
     if (joined) snprintf(joined, capacity, "%.*s%s", (int)folder, path, name);
     return joined;
@@ -575,13 +565,6 @@ void st_set_close(st_set *set) {
     memset(set, 0, sizeof *set);
 }
 
-static uint64_t hash(const void *data, int64_t bytes) { /* FNV-1a */
-    const unsigned char *p = (const unsigned char *)data;
-    uint64_t h = 14695981039346656037u;
-    for (int64_t i = 0; i < bytes; i++) h = (h ^ p[i]) * 1099511628211u;
-    return h;
-}
-
 static int identify(int descriptor, st_identity *identity, struct stat *about, st_error *error) {
     memset(identity, 0, sizeof *identity);
     if (fstat(descriptor, about)) return fail(error, "cannot read its state: %s", strerror(errno));
@@ -597,7 +580,7 @@ int st_identify(const st_file *file, st_identity *identity, st_error *error) {
     struct stat about;
     if (!identify(in->descriptor, identity, &about, error)) return 0;
     if (about.st_size < (off_t)in->map_bytes) return fail(error, "it became shorter");
-    identity->header = hash((const char *)in->map + 8, in->data_at - 8);
+    identity->header = hash_bytes(HASH_BEGIN, (const char *)in->map + 8, (size_t)in->data_at - 8);
     return 1;
 }
 
@@ -770,11 +753,13 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
     const char *temporary = resume ? resume->temporary : NULL;
     const st_tensor **names;
     text header = {NULL, 0, 0, 0};
+    struct stat about;
     int ok;
     memset(writer, 0, sizeof *writer);
     writer->descriptor = -1;
-    writer->named = temporary != NULL;
     if (st_missing()) return fail(error, "%s", st_missing());
+    /* No file replaces a folder: without this the commit would fail, after all bytes have been written. */
+    if (!stat(path, &about) && S_ISDIR(about.st_mode)) return fail(error, "%.300s is a folder", path);
     for (int64_t i = 0; i < count; i++) {
         tensors[i].bits = st_dtype_bits(tensors[i].dtype);
         tensors[i].begin = writer->data_bytes;
@@ -801,7 +786,7 @@ int st_create_resumable(st_writer *writer, const char *path, const st_resume *re
             if (temporary) strcpy(writer->temporary, temporary);
             else snprintf(writer->temporary, capacity, "%s.%ld.tmp", path, (long)getpid());
         }
-        writer->header = hash(header.bytes + 8, (int64_t)header.size - 8);
+        writer->header = hash_bytes(HASH_BEGIN, header.bytes + 8, header.size - 8);
         if (ok && resume && resume->earlier) reopen(writer, resume, &header, size);
         if (ok && !writer->resumed) {
             if (temporary) unlink(writer->temporary);
@@ -831,6 +816,34 @@ int st_writer_identify(const st_writer *writer, st_identity *identity, st_error 
     return ok;
 }
 
+int st_handle_of(const st_writer *writer, st_handle *handle, st_error *error) {
+    st_identity identity;
+    memset(handle, 0, sizeof *handle);
+    if (strlen(writer->temporary) >= sizeof handle->temporary) return fail(error, "the path is too long");
+    if (!st_writer_identify(writer, &identity, error)) return 0;
+    handle->data_at = writer->data_at;
+    handle->data_bytes = writer->data_bytes;
+    handle->inode = identity.inode;
+    strcpy(handle->temporary, writer->temporary);
+    return 1;
+}
+
+int st_join(st_writer *writer, const st_handle *handle, st_error *error) {
+    st_identity found;
+    struct stat about;
+    memset(writer, 0, sizeof *writer);
+    writer->data_at = handle->data_at;
+    writer->data_bytes = handle->data_bytes;
+    writer->descriptor = open(handle->temporary, O_RDWR | O_NONBLOCK);
+    if (writer->descriptor < 0) return fail(error, "cannot open %.300s: %s", handle->temporary, strerror(errno));
+    if (identify(writer->descriptor, &found, &about, error)) {
+        if (found.inode == handle->inode && found.size == handle->data_at + handle->data_bytes) return 1;
+        fail(error, "another program replaced %.300s", handle->temporary);
+    }
+    st_suspend(writer);
+    return 0;
+}
+
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error) {
     int ok;
     if (at < 0 || bytes < 0 || at > writer->data_bytes || bytes > writer->data_bytes - at)
@@ -858,11 +871,11 @@ static void forget(st_writer *writer) {
 }
 
 int st_sync_folder(const char *path, st_error *error) {
-    const char *slash = strrchr(path, '/');
-    char *folder = (char *)malloc(strlen(path) + 2);
+    const size_t length = folder_length(path);
+    char *folder = (char *)malloc(length + 2);
     int descriptor, ok;
     if (!folder) return fail(error, "out of memory");
-    snprintf(folder, strlen(path) + 2, "%.*s", slash ? (int)(slash - path) + 1 : 1, slash ? path : ".");
+    snprintf(folder, length + 2, "%.*s", length ? (int)length : 1, length ? path : ".");
     descriptor = open(folder, O_RDONLY);
     /* Some file systems cannot sync folders, and some folders may be written but not read: neither is an error. */
     ok = descriptor < 0 ? errno == EACCES : fsync(descriptor) == 0 || errno == EINVAL || errno == ENOTSUP;
@@ -893,8 +906,8 @@ int st_commit(st_writer *writer, st_error *error) {
             ok = fail(error, "cannot finish %.300s: another program removed or replaced %.300s", writer->path,
                       writer->temporary);
         } else if (rename(writer->temporary, writer->path)) {
-            ok = fail(error, "cannot finish %.300s: %s", writer->path, strerror(errno));
-            if (!writer->named) remove_temporary(writer);
+            ok = fail(error, "cannot rename the complete %.300s to %.300s: %s", writer->temporary, writer->path,
+                      strerror(errno));
         } else if (!stands_at(writer->descriptor, writer->path)) {
             ok = fail(error, "another program replaced %.300s as it was put in place", writer->path);
         }

@@ -14,9 +14,11 @@
 
 #include <stdint.h>
 
+#include "error.h"
+
 #define ST_MAX_RANK 8
 
-typedef struct st_error { char text[768]; } st_error;
+typedef common_error st_error;
 
 typedef struct st_tensor {
     const char *name;
@@ -97,7 +99,6 @@ int st_write_index(const char *path, const char *const *files, const st_tensor *
 typedef struct st_writer {
     int descriptor;             /* -1: `path` was found finished */
     int resumed;                /* 1: a file of an earlier run goes on */
-    int named;                  /* 1: the temporary name is the caller's */
     int64_t data_at, data_bytes;
     uint64_t header;            /* hash, as st_identity has it */
     char *path, *temporary;
@@ -122,10 +123,21 @@ int st_writer_identify(const st_writer *writer, st_identity *identity, st_error 
 int st_flush(st_writer *writer, st_error *error);
 void st_suspend(st_writer *writer);
 int st_write(st_writer *writer, int64_t at, const void *data, int64_t bytes, st_error *error);
-/* After an error nothing new stands under `path`, but for one that says so; the temporary file is removed where its
-   bytes did not reach the disk, or where its name is not the caller's. */
+/* After an error nothing new stands under `path`, but for one that says so. The temporary file is removed if its bytes
+   did not reach the disk; if only renaming it failed, it stays, and the error names it. */
 int st_commit(st_writer *writer, st_error *error);
 void st_abandon(st_writer *writer);
+
+/* The file of a writer as values, by which other threads and processes write to it, too: st_join opens it for st_write
+   and st_flush, st_suspend closes it. Who made the file commits it, after the others' last st_write. */
+typedef struct st_handle {
+    int64_t data_at, data_bytes;
+    uint64_t inode;
+    char temporary[4096];
+} st_handle;
+
+int st_handle_of(const st_writer *writer, st_handle *handle, st_error *error);
+int st_join(st_writer *writer, const st_handle *handle, st_error *error);
 
 /* Flushes the entries of path's folder to the disk. */
 int st_sync_folder(const char *path, st_error *error);

@@ -5,10 +5,15 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Time of the host's clock in seconds. */
+/* Seconds since some point in the past, by a clock that does not change when the host's time is set: a timeout must
+   not end then. With -std=c11 glibc does not declare it. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
+#ifdef CLOCK_MONOTONIC
+    (void)clock_gettime(CLOCK_MONOTONIC, &t);
+#else
     (void)timespec_get(&t, TIME_UTC);
+#endif
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 

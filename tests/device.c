@@ -18,11 +18,24 @@ static _Thread_local struct {
 
 static const char *text(cudaError_t e) { return e == cudaSuccess ? NULL : cudaGetErrorString(e); }
 
+/* A machine without a driver reports that its driver is too old, and has version 0. */
+static cudaError_t count_devices(int *count) {
+    int driver = 0;
+    cudaError_t e = cudaGetDeviceCount(count);
+    if (e != cudaSuccess) *count = 0;
+    if (e == cudaErrorInsufficientDriver && cudaDriverGetVersion(&driver) == cudaSuccess && !driver)
+        e = cudaErrorNoDevice;
+    (void)cudaGetLastError();
+    return e == cudaErrorNoDevice ? cudaSuccess : e;
+}
 int device_count(void) {
     int count = 0;
-    if (cudaGetDeviceCount(&count) != cudaSuccess) count = 0;
-    (void)cudaGetLastError();
+    (void)count_devices(&count);
     return count;
+}
+const char *device_uncounted(void) {
+    int count = 0;
+    return text(count_devices(&count));
 }
 
 gmm_stream device_open(size_t bytes, const char **why) {

@@ -5,8 +5,11 @@
 
 #include "gmm.h"
 
-/* Number of GPUs that gmm can use; 0 without a driver. */
+/* Number of GPUs that gmm can use; 0 without a driver, and where CUDA does not count them. */
 int device_count(void);
+/* Why CUDA does not count the GPUs, such as a driver that is too old or a broken device; NULL if it does. A machine
+   without a GPU or without a driver has none, which is no error. */
+const char *device_uncounted(void);
 /* Opens device 0 with an arena of `bytes` and a stream. NULL on failure, with a text. */
 gmm_stream device_open(size_t bytes, const char **why);
 void device_close(void);

@@ -51,6 +51,7 @@ extern _Thread_local struct t_harness {
     long total;       /* cases of all processes */
     int64_t step;     /* of a random case: makes its data, beside seed and name */
     int soak;         /* 1: this thread runs random cases one after another (test_soak.c) */
+    void (*undo)(void);  /* of the running case: its t_finally; NULL: none */
     const char *command; /* what runs a case alone, up to the options of the case */
     /* What a failure of the running case tells. */
     const char *running, *engine_name;
@@ -70,6 +71,7 @@ extern _Thread_local struct t_harness {
 extern struct t_tally {
     atomic_long taken, count[T_OUTCOMES];
     atomic_long cell[T_FAMILIES][T_COLUMNS][T_OUTCOMES];
+    atomic_long begun[T_COLUMNS]; /* cases that were run, also those that crashed */
     atomic_long alone; /* id of the process whose case needs most of the GPU memory; 0: none */
     atomic_long told;  /* seconds since the epoch at which progress was last told where stderr is no terminal */
 } *t_tally;

@@ -67,6 +67,13 @@ void t_add_gpu_alone(void (*run)(int arg), int arg, const char *name, ...) __att
    file that adds such cases sets it; it returns the status of the program. */
 extern int (*t_rank_program)(const char *argument);
 
+/* Calls `undo` when the running case ends, however it does, before anything is reported or freed: for what no function
+   of the harness restores, such as hooks and files. One of each case; it makes no checks. */
+void t_finally(void (*undo)(void));
+
+/* The highest gmm_config.cpu_level that this processor has, as the compiler's __builtin_cpu_supports says. */
+int t_cpu_level(void);
+
 /* Declares how many bytes of t_sparse the case added last needs. A case that needs more than the free GPU memory is
    skipped; one that needs more than a quarter of it runs after all other cases. */
 void t_needs(size_t bytes);
@@ -223,7 +230,8 @@ double *t_floats_get(const float *device, int64_t n);
 #define t_exact(...) t_exact_at(__FILE__, __LINE__, __VA_ARGS__)
 void t_exact_at(const char *file, int line, const char *what, gmm_dtype dtype, const double *got, const double *want,
                 int64_t n);
-/* |got - want| <= bound[i]; --verbose prints the largest error as a fraction of its bound. NaN only where want is NaN.
+/* |got - want| <= bound[i]; --verbose prints the largest error as a fraction of its bound. Where want is NaN or
+   infinite, got equals it.
        t_near(what, got, want, bound, n) */
 #define t_near(...) t_near_at(__FILE__, __LINE__, __VA_ARGS__)
 void t_near_at(const char *file, int line, const char *what, const double *got, const double *want,

@@ -96,11 +96,18 @@ typedef struct plan_run {
     long reads, writes, done;
     int64_t bytes_read;
     long fail_at;            /* number of the I/O call that fails, from 1; 0 = none */
+    const char *failed;      /* the tensor of that call */
 } plan_run;
 
 static int io_read(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes) {
     plan_run *m = (plan_run *)user;
-    if (m->fail_at && ++m->reads + m->writes == m->fail_at) return 7;
+    if (m->fail_at && ++m->reads + m->writes == m->fail_at) {
+        int64_t n, i = 0;
+        const gmm_ckpt_tensor *t = gmm_ckpt_table_tensors(m->parts[part].table, &n);
+        while (i + 1 < n && t[i].storage != storage) i++;
+        m->failed = t[i].name;
+        return 7;
+    }
     m->reads += !m->fail_at;
     m->bytes_read += bytes;
     memcpy(to, m->storages[part][storage] + offset, (size_t)bytes);
@@ -110,7 +117,10 @@ static int io_read(void *user, int32_t part, int32_t storage, int64_t offset, vo
 static int io_write(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
     plan_run *m = (plan_run *)user;
     const int64_t at = gmm_ckpt_table_tensors(m->targets, NULL)[target].offset + offset;
-    if (m->fail_at && m->reads + ++m->writes == m->fail_at) return 8;
+    if (m->fail_at && m->reads + ++m->writes == m->fail_at) {
+        m->failed = gmm_ckpt_table_tensors(m->targets, NULL)[target].name;
+        return 8;
+    }
     m->writes += !m->fail_at;
     memcpy(m->memory + at, from, (size_t)bytes);
     for (int64_t i = 0; i < bytes; i++) m->written[at + i]++;
@@ -1736,10 +1746,10 @@ static void extra_state(int arg) {
 
 /* A conversion with every kind of move: splits, stacks, a transpose, kept tensors. */
 typedef struct fixture { gmm_ckpt_table *t; call c; gmm_ckpt_linear l[2]; const unsigned char *bytes[64];
-                       const unsigned char *const *all[1]; } fixture;
+                       const unsigned char *const *all[1]; int64_t linears; gmm_ckpt_cut cut; } fixture;
 
-static void fixture_add(fixture *s, const char *name, const int64_t *shape) {
-    gmm_ckpt_tensor x = shaped(name, GMM_F32, shape);
+static void fixture_add_of(fixture *s, const char *name, gmm_dtype dtype, const int64_t *shape) {
+    gmm_ckpt_tensor x = shaped(name, dtype, shape);
     gmm_error error;
     gmm_ckpt_report report;
     unsigned char *bytes = (unsigned char *)t_host((size_t)x.bytes);
@@ -1747,6 +1757,9 @@ static void fixture_add(fixture *s, const char *name, const int64_t *shape) {
     T_OK_TEXT(gmm_ckpt_table_add_storage(s->t, NULL, x.bytes, &x.storage, &error), error.text);
     s->bytes[x.storage] = bytes;
     T_OK_TEXT(gmm_ckpt_table_add(s->t, &x, &report), report.error.text);
+}
+static void fixture_add(fixture *s, const char *name, const int64_t *shape) {
+    fixture_add_of(s, name, GMM_F32, shape);
 }
 
 static void fixture_begin(fixture *s) {
@@ -1770,6 +1783,29 @@ static void fixture_begin(fixture *s) {
     s->l[0].gated = 1;
     s->l[1] = linear_of(NULL, 3, 5, 8, 1, 0);
     s->l[1].slot = GMM_CKPT_FC2;
+    s->linears = 2;
+    s->all[0] = s->bytes;
+}
+
+/* Weights that are dequantized, biases that are converted, padding that is zero, and a kept tensor. */
+static void fixture_begin_floats(fixture *s) {
+    memset(s, 0, sizeof *s);
+    s->t = table_new();
+    for (int e = 0; e < 2; e++) {
+        fixture_add_of(s, e ? "fc.weight1" : "fc.weight0", GMM_E4M3, SHAPE(4, 8));
+        fixture_add_of(s, e ? "fc.weight_scale_inv1" : "fc.weight_scale_inv0", GMM_F32, SHAPE(1, 1));
+        fixture_add_of(s, e ? "fc.bias1" : "fc.bias0", GMM_BF16, SHAPE(4));
+    }
+    fixture_add(s, "weightless", SHAPE(3));
+    call_begin(&s->c, s->t, "module", "module");
+    s->c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    s->c.target.dtype = GMM_F16;
+    s->c.target.bias_dtype = GMM_F32;
+    s->c.target.cuts = &s->cut;
+    s->cut.row0 = s->cut.rows = 2;
+    s->cut.stored_rows = 3;
+    s->l[0] = linear_of("fc", 2, 4, 8, 1, 1);
+    s->linears = 1;
     s->all[0] = s->bytes;
 }
 
@@ -1908,19 +1944,21 @@ static void resume(int ranges) {
     gmm_ckpt_table_destroy(s.t);
 }
 
-/* each callback call fails once: the status names the key, and the cursor allows to continue */
+/* each callback call fails once: the message names the key, and the cursor allows to continue */
 static void io_faults(int arg) {
     fixture s;
     plan_run good, m;
     gmm_ckpt_run run = GMM_ZERO;
+    gmm_ckpt_cost cost = GMM_ZERO;
     gmm_error error;
-    char scratch[512];
-    long fail_at = 1, failures = 0;
-    (void)arg;
-    fixture_begin(&s);
-    good = plan_ok(&s.c, s.l, 2);
+    char scratch[512], quoted[100];
+    long fail_at = 1, reads = 0, writes = 0;
+    (arg ? fixture_begin_floats : fixture_begin)(&s);
+    good = plan_ok(&s.c, s.l, s.linears);
     good.storages = s.all;
     apply(&good, -1);
+    T_OK_TEXT(gmm_ckpt_cost_of(good.plan, &cost, &error), error.text);
+    for (int k = GMM_CKPT_COPY; k <= GMM_CKPT_ZERO && arg; k++) T_CHECK(cost.moves[k] > 0, "no move of kind %d", k);
     run.io.read = io_read;
     run.io.write = io_write;
     run.scratch = scratch;
@@ -1935,9 +1973,11 @@ static void io_faults(int arg) {
         run.io.user = &m;
         status = gmm_ckpt_apply(m.plan, &run, &cursor, &error);
         if (status == GMM_OK) break;
-        failures++;
-        T_CHECK(status == GMM_E_IO && strstr(error.text, "weight") && (strstr(error.text, "gave 7") ||
-                strstr(error.text, "gave 8")), "%s: %s", gmm_status_name(status), error.text);
+        reads += strstr(error.text, "io.read gave 7") != NULL;
+        writes += strstr(error.text, "io.write gave 8") != NULL;
+        snprintf(quoted, sizeof quoted, "\"%s\"", m.failed);
+        T_CHECK(status == GMM_E_IO && error.status == GMM_E_IO && reads + writes == fail_at &&
+                strstr(error.text, quoted), "%s: %s", gmm_status_name(status), error.text);
         m.fail_at = 0;
         T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text);
         for (int64_t t = 0; t < count(m.targets); t++) {
@@ -1945,7 +1985,7 @@ static void io_faults(int arg) {
             t_same(x->name, m.memory + x->offset, good.memory + x->offset, (size_t)x->bytes);
         }
     }
-    MUST(failures > 30);
+    T_CHECK(reads > (arg ? 5 : 10) && writes > (arg ? 5 : 10), "%ld reads, %ld writes", reads, writes);
     gmm_ckpt_plan_destroy(good.plan);
     gmm_ckpt_table_destroy(s.t);
 }
@@ -1965,8 +2005,9 @@ static void heap_release(void *user, void *memory) {
     free(memory);
 }
 
-/* Builds, plans and verifies with the counted allocator, up to the first failure. Everything is freed. */
-static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report) {
+/* Builds, plans and verifies with the counted allocator, up to the first failure. Everything is freed. *reasoned: the
+   last call has filled the report's reason. */
+static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report, int *reasoned) {
     gmm_allocator a;
     gmm_ckpt_table *t = NULL;
     gmm_ckpt_plan *plan = NULL;
@@ -1978,11 +2019,13 @@ static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report
     a.user = NULL;
     a.alloc = heap_alloc;
     a.release = heap_release;
+    *reasoned = 0;
     status = gmm_ckpt_table_create(&t, &a, &report->error);
     for (int64_t i = 0; !status && i < count(s->t); i++) {
         gmm_ckpt_tensor x = gmm_ckpt_table_tensors(s->t, NULL)[i];
         const int64_t before = count(t);
         status = gmm_ckpt_table_add_storage(t, NULL, x.bytes, &x.storage, &report->error);
+        *reasoned = !status;
         if (!status) status = gmm_ckpt_table_add(t, &x, report);
         if (status) MUST(count(t) == before);
     }
@@ -1994,7 +2037,7 @@ static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report
         gmm_ckpt_linear l = linear_of("experts.linear_fc1", 2, 4, 0, 1, 0);
         status = gmm_ckpt_normalize_map(&plan, t, &l, 1, GMM_CKPT_UPSTREAM, &a, report);
     }
-    if (!status && plan) status = gmm_ckpt_verify(plan, NULL, 0, &report->error);
+    if (!status && plan) *reasoned = 0, status = gmm_ckpt_verify(plan, NULL, 0, &report->error);
     if (status) T_CHECK(!plan || what != 1, "a plan in spite of an error");
     gmm_ckpt_plan_destroy(plan);
     gmm_ckpt_linears_release(found, &a);
@@ -2004,7 +2047,7 @@ static gmm_status memory_run(const fixture *s, int what, gmm_ckpt_report *report
 
 static void no_memory(int what) {
     fixture s;
-    long fail = 0;
+    long fail = 0, reasons = 0;
     fixture_begin(&s);
     for (int i = 0; i < 400; i++) { /* enough keys for several blocks */
         char name[300];
@@ -2016,15 +2059,19 @@ static void no_memory(int what) {
     for (;; fail++) {
         gmm_ckpt_report report;
         gmm_status status;
+        int reasoned;
         heap.left = fail;
         heap.live = 0;
-        status = memory_run(&s, what, &report);
+        status = memory_run(&s, what, &report, &reasoned);
         T_CHECK(heap.live == 0, "%ld blocks leak after allocation %ld failed", heap.live, fail);
         if (status == GMM_OK) break;
         T_CHECK(status == GMM_E_MEMORY, "%s after allocation %ld failed: %s", gmm_status_name(status), fail,
                 report.error.text);
+        T_CHECK(!reasoned || report.reason == GMM_CKPT_NO_MEMORY, "%s after allocation %ld failed",
+                gmm_ckpt_reason_name(report.reason), fail);
+        reasons += reasoned;
     }
-    MUST(fail > 2);
+    T_CHECK(fail > 2 && reasons > 1, "%ld allocations, %ld of them with a reason", fail, reasons);
     gmm_ckpt_table_destroy(s.t);
 }
 
@@ -2039,6 +2086,7 @@ static void table_rules(int arg) { /* what tables refuse, without a change to th
     T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
     MUST(gmm_ckpt_table_find(t, "a\xC3\xA9\".\\w") == 0 && gmm_ckpt_table_find(t, "a") < 0);
     T_REFUSED_TEXT(GMM_E_KEY, gmm_ckpt_table_add(t, &x, &report), report.error.text, "taken", NULL);
+    MUST(report.reason == GMM_CKPT_DUPLICATE_KEY && !strcmp(report.key, x.name));
     x.name = "b";
 #define REFUSE(status, change, ...) \
     bad = x; change; T_REFUSED_TEXT(status, gmm_ckpt_table_add(t, &bad, &report), report.error.text, __VA_ARGS__, NULL)
@@ -2139,7 +2187,9 @@ static void arguments(int arg) { /* descriptors out of range */
     REFUSE(GMM_CKPT_ARGUMENT, c.target.views = -3, "views -3");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.skip_missing = 9, "skip_missing 9");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 2; c.part[1] = c.part[0], "same rank");
-    REFUSE(GMM_CKPT_DTYPE, c.target.dtype = GMM_E4M3, "e4m3");
+    REFUSE(GMM_CKPT_DTYPE, c.target.dtype = GMM_E4M3, "target.dtype is e4m3");
+    REFUSE(GMM_CKPT_DTYPE, c.target.bias_dtype = GMM_E4M3, "target.bias_dtype is e4m3");
+    REFUSE(GMM_CKPT_DTYPE, c.target.bias_dtype = (gmm_dtype)-1, "target.bias_dtype is ?");
     REFUSE(GMM_CKPT_ARGUMENT, l.path = "", "empty");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.struct_size = 100000, "struct_size");
     REFUSE(GMM_CKPT_MISSING_INDEX, l.path = "other", "other.weight");
@@ -2164,6 +2214,209 @@ static void arguments(int arg) { /* descriptors out of range */
     t = KEYS("module.fc.weight0", "fc.weight0", "fc.weight1"); /* two names of one tensor */
     l = linear_of("fc", 2, 4, 0, 1, 0);
     refused(t, NULL, &l, GMM_CKPT_AMBIGUOUS, "fc.weight0");
+    gmm_ckpt_table_destroy(t);
+}
+
+/* ------------------------------------------------------------------------------------ Dtypes, tags, own schemes --- */
+
+/* target.dtype and target.bias_dtype convert weights and biases, each rounded once; kept tensors stay as they are. */
+static void target_dtypes(int exchanged) {
+    enum { E = 2, N = 4, K = 3 };
+    static const gmm_dtype dtypes[4] = {GMM_NONE, GMM_F32, GMM_F16, GMM_BF16};
+    const gmm_dtype from[2] = {exchanged ? GMM_BF16 : GMM_F32, exchanged ? GMM_F32 : GMM_BF16};
+    gmm_ckpt_table *t = table_new();
+    const gmm_ckpt_linear l = linear_of("fc", E, N, K, 1, 1);
+    double value[2][E * N * K];
+    for (int e = 0; e < E; e++)
+        for (int b = 0; b < 2; b++) {
+            const int n = b ? N : N * K;
+            unsigned char bytes[N * K * 4];
+            char name[16];
+            for (int i = 0; i < n; i++) {
+                value[b][e * n + i] = ref_round(from[b], 3.0 * t_real());
+                ref_store(from[b], bytes, i, value[b][e * n + i]);
+            }
+            snprintf(name, sizeof name, "fc.%s%d", b ? "bias" : "weight", e);
+            add(t, name, from[b], b ? SHAPE(N) : SHAPE(N, K), bytes);
+        }
+    add(t, "norm", GMM_F32, SHAPE(5), NULL);
+    for (int k = 0; k < 16; k++) {
+        const gmm_dtype asked[2] = {dtypes[k / 4], dtypes[k % 4]};
+        gmm_ckpt_cost cost = GMM_ZERO;
+        gmm_error error;
+        call c;
+        plan_run m;
+        int64_t moves, converted = 0;
+        t_about("weights %s, biases %s", gmm_dtype_name(asked[0]), gmm_dtype_name(asked[1]));
+        call_begin(&c, t, "module", "module");
+        c.source.extra = GMM_CKPT_EXTRA_KEEP;
+        c.target.dtype = asked[0];
+        c.target.bias_dtype = asked[1];
+        m = plan_ok(&c, &l, 1);
+        apply(&m, 0);
+        (void)gmm_ckpt_plan_moves(m.plan, &moves);
+        for (int b = 0; b < 2; b++) {
+            const gmm_ckpt_tensor *x = get(m.targets, b ? "fc.bias" : "fc.weight");
+            const gmm_dtype to = asked[b] == GMM_NONE ? from[b] : asked[b];
+            double got[E * N * K];
+            T_CHECK(x->dtype == to, "%s is %s", x->name, gmm_dtype_name(x->dtype));
+            for (int i = 0; i < E * N * (b ? 1 : K); i++) got[i] = ref_load(to, m.memory + x->offset, i);
+            t_exact(x->name, to, got, value[b], E * N * (b ? 1 : K));
+            for (int64_t i = 0; i < moves; i++) {
+                const gmm_ckpt_move *move = &gmm_ckpt_plan_moves(m.plan, NULL)[i];
+                if (move->dst != gmm_ckpt_table_find(m.targets, x->name)) continue;
+                T_CHECK(move->kind == (to == from[b] ? GMM_CKPT_COPY : GMM_CKPT_CONVERT), "kind %d", (int)move->kind);
+                converted += to != from[b];
+            }
+        }
+        MUST(get(m.targets, "norm")->dtype == GMM_F32);
+        t_same("norm", m.memory + get(m.targets, "norm")->offset, source_bytes(t, "norm"), 20);
+        T_OK_TEXT(gmm_ckpt_cost_of(m.plan, &cost, &error), error.text);
+        T_CHECK(cost.moves[GMM_CKPT_CONVERT] == converted, "%lld converted", (long long)cost.moves[GMM_CKPT_CONVERT]);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+/* A caller's own moves convert between floats alone. */
+static void own_moves(int arg) {
+    static const float values[5] = {1.0f, -2.00390625f, 3e38f, 0x1p-140f, -0.0f};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_tensor target = shaped("converted", GMM_BF16, SHAPE(5));
+    gmm_ckpt_move move = GMM_ZERO;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_report report;
+    plan_run m;
+    double want[5], got[5];
+    (void)arg;
+    memset(&m, 0, sizeof m);
+    add(t, "codes", GMM_U8, SHAPE(5), NULL);
+    add(t, "floats", GMM_F32, SHAPE(5), values);
+    part.table = t;
+    move.kind = GMM_CKPT_CONVERT;
+    move.scale = -1;
+    move.loops = 1;
+    move.count[0] = 5;
+    move.src_step[0] = move.dst_step[0] = 1;
+    T_REFUSED_TEXT(GMM_E_STATE, gmm_ckpt_plan_of_moves(&m.plan, &part, 1, &target, 1, &move, 1, 0, NULL, &report),
+                   report.error.text, "moves[0]", "it converts what is no float", NULL);
+    MUST(report.reason == GMM_CKPT_ARGUMENT && !m.plan);
+    move.src = 1;
+    T_OK_TEXT(gmm_ckpt_plan_of_moves(&m.plan, &part, 1, &target, 1, &move, 1, 0, NULL, &report), report.error.text);
+    m.parts = &part;
+    apply(&m, 0);
+    for (int i = 0; i < 5; i++) {
+        want[i] = (double)values[i];
+        got[i] = ref_load(GMM_BF16, m.memory, i);
+    }
+    t_exact("converted", GMM_BF16, got, want, 5);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
+/* The caller's tag of a tensor that is kept arrives at its target, by plans and by normalizers. */
+static void tags(int arg) {
+    static const char *const names[4] = {"norm", "fc.weight0", "fc.weight1", "other"};
+    gmm_ckpt_table *t = table_new();
+    const gmm_ckpt_linear l = linear_of("fc", 2, 4, 3, 1, 0);
+    gmm_ckpt_report report;
+    gmm_error error;
+    call c;
+    (void)arg;
+    for (int i = 0; i < 4; i++) {
+        gmm_ckpt_tensor x = shaped(names[i], GMM_F32, SHAPE(4, 3));
+        x.tag = i == 0 ? INT64_MIN + 7 : 1000 + i;
+        T_OK_TEXT(gmm_ckpt_table_add_storage(t, NULL, x.bytes, &x.storage, &error), error.text);
+        T_OK_TEXT(gmm_ckpt_table_add(t, &x, &report), report.error.text);
+        MUST(get(t, names[i])->tag == x.tag);
+    }
+    call_begin(&c, t, "module", "module");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    for (int k = 0; k < 4; k++) {
+        plan_run m = k == 0 ? plan_ok(&c, &l, 1) : normalize(t, k == 3 ? "fc." : NULL, &l, 1, (gmm_ckpt_parity)(k % 2));
+        MUST(count(m.targets) == 3);
+        T_CHECK(get(m.targets, "norm")->tag == INT64_MIN + 7 && get(m.targets, "other")->tag == 1003, "%lld, %lld",
+                (long long)get(m.targets, "norm")->tag, (long long)get(m.targets, "other")->tag);
+        gmm_ckpt_plan_destroy(m.plan);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Values beside the scales, by the kinds that a caller's own scheme gives to their names: exchanged kinds exchange the
+   targets. */
+static void own_scheme(int arg) {
+    static const float values[2][2] = {{1.5f, 2.5f}, {100.0f, 200.0f}};
+    (void)arg;
+    for (int exchanged = 0; exchanged < 2; exchanged++) {
+        const gmm_ckpt_row rows[4] = {
+            {"{p}.w{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, GMM_SCALING_128X128},
+            {"{p}.s{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_SCALE, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0, GMM_SCALING_128X128},
+            {"{p}.t{e}", GMM_CKPT_SLOT_ANY, exchanged ? GMM_CKPT_AMAX : GMM_CKPT_TENSOR_SCALE, GMM_CKPT_BOTH,
+             GMM_CKPT_EACH, 0, GMM_SCALING_128X128},
+            {"{p}.a{e}", GMM_CKPT_SLOT_ANY, exchanged ? GMM_CKPT_TENSOR_SCALE : GMM_CKPT_AMAX, GMM_CKPT_BOTH,
+             GMM_CKPT_EACH, 0, GMM_SCALING_128X128}};
+        const gmm_ckpt_scheme scheme = {"own", rows, 4, 0, 0, 0};
+        gmm_ckpt_table *t = table_new();
+        const gmm_ckpt_linear l = linear_of("fc", 2, 4, 32, 1, 0);
+        call c;
+        plan_run m;
+        for (int e = 0; e < 2; e++) {
+            add(t, e ? "fc.w1" : "fc.w0", GMM_E2M1, SHAPE(4, 32), NULL);
+            add(t, e ? "fc.s1" : "fc.s0", GMM_E4M3, SHAPE(4, 2), NULL);
+            add(t, e ? "fc.t1" : "fc.t0", GMM_F32, SHAPE(1), &values[0][e]);
+            add(t, e ? "fc.a1" : "fc.a0", GMM_F32, SHAPE(1), &values[1][e]);
+        }
+        call_begin(&c, t, "module", "module");
+        c.source.scheme = &scheme;
+        m = plan_ok(&c, &l, 1);
+        apply(&m, 0);
+        MUST(count(m.targets) == 4);
+        t_same("codes", m.memory + get(m.targets, "fc.weight")->offset + 64, source_bytes(t, "fc.w1"), 64);
+        t_same("tensor scales", m.memory + get(m.targets, "fc.weight_tensor_scale")->offset, values[exchanged], 8);
+        t_same("amaxes", m.memory + get(m.targets, "fc.weight_amax")->offset, values[!exchanged], 8);
+        gmm_ckpt_plan_destroy(m.plan);
+        gmm_ckpt_table_destroy(t);
+    }
+}
+
+/* Two targets of one name: of a caller's, of shards, and of a plan whose kept tensor has the name of a weight. */
+static void same_names(int arg) {
+    const gmm_ckpt_tensor twice[2] = {shaped("fc.weight", GMM_BF16, SHAPE(4)), shaped("fc.weight", GMM_BF16, SHAPE(4))};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 1, 4, 2, 1, 0);
+    gmm_ckpt_plan *plan = NULL;
+    gmm_ckpt_part part = GMM_ZERO;
+    gmm_ckpt_report report;
+    gmm_shard whole = GMM_ZERO;
+    gmm_gtp_stored stored = GMM_ZERO;
+    gmm_gtp_item items[2] = GMM_ZERO;
+    call c;
+    (void)arg;
+    add(t, HL "mlp.experts.0.down_proj.weight", GMM_BF16, SHAPE(4, 2), NULL);
+    add(t, ML "linear_fc2.weight", GMM_BF16, SHAPE(4, 2), NULL);
+    part.table = t;
+    T_REFUSED_TEXT(GMM_E_KEY, gmm_ckpt_plan_of_moves(&plan, &part, 1, twice, 2, NULL, 0, 1, NULL, &report),
+                   report.error.text, "gmm_ckpt_plan_of_moves", "fc.weight", NULL);
+    T_CHECK(report.reason == GMM_CKPT_DUPLICATE_KEY && !strcmp(report.key, "fc.weight") && !plan, "%s of \"%s\"",
+            gmm_ckpt_reason_name(report.reason), report.key);
+    whole.dtype = GMM_BF16;
+    whole.rows = 4;
+    whole.cols = 2;
+    whole.unit = 1;
+    stored.shard = &whole;
+    stored.scale = -1;
+    items[0].name = items[1].name = "w";
+    items[0].shard = items[1].shard = &whole;
+    items[0].stored = items[1].stored = &stored;
+    items[0].stored_count = items[1].stored_count = 1;
+    T_REFUSED_TEXT(GMM_E_KEY, gmm_gtp_export(&plan, &part, 1, items, 2, NULL, &report), report.error.text,
+                   "\"w\"", NULL);
+    T_CHECK(report.reason == GMM_CKPT_DUPLICATE_KEY && !strcmp(report.key, "w") && !plan, "%s of \"%s\"",
+            gmm_ckpt_reason_name(report.reason), report.key);
+    call_begin(&c, t, "qwen3-moe", "megatron");
+    c.source.extra = GMM_CKPT_EXTRA_KEEP;
+    l.slot = GMM_CKPT_FC2;
+    plan_refused(&c, &l, 1, GMM_CKPT_DUPLICATE_KEY, ML "linear_fc2.weight");
     gmm_ckpt_table_destroy(t);
 }
 
@@ -3581,6 +3834,13 @@ void tests_checkpoint(void) {
     t_add_host(gtp_sources, 0, "checkpoint GTP shards come together");
     t_add_host(verify_finds, 0, "checkpoint verify finds what is wrong");
     t_add_host(io_faults, 0, "checkpoint every callback fails");
+    t_add_host(io_faults, 1, "checkpoint every callback fails, other dtypes and padding");
+    t_add_host(target_dtypes, 0, "checkpoint dtypes of weights and biases");
+    t_add_host(target_dtypes, 1, "checkpoint dtypes of weights and biases, exchanged");
+    t_add_host(own_moves, 0, "checkpoint moves of the caller");
+    t_add_host(tags, 0, "checkpoint tags of kept tensors");
+    t_add_host(own_scheme, 0, "checkpoint tensor scales and amaxes of an own scheme");
+    t_add_host(same_names, 0, "checkpoint two tensors of one name");
     t_add_host(arguments, 0, "checkpoint arguments out of range");
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");

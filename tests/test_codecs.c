@@ -113,11 +113,24 @@ static void names(int arg) {
 #define X(name, value, text) T_CHECK(name == value && !strcmp(gmm_engine_name(name), #text), #name);
     GMM_ENGINE_LIST(X)
 #undef X
+#define X(name, value, text) T_CHECK(name == value && !strcmp(gmm_recipe_name(name), text), #name);
+    GMM_RECIPE_LIST(X)
+#undef X
+#define X(name, value, text, status) \
+    T_CHECK(name == value && !strcmp(gmm_ckpt_reason_name(name), #text), #name);
+    GMM_CKPT_REASON_LIST(X)
+#undef X
     T_CHECK(gmm_dtype_bits((gmm_dtype)99) == 0 && !strcmp(gmm_dtype_name((gmm_dtype)99), "?"), "unknown dtype");
     T_CHECK(!strcmp(gmm_scaling_name((gmm_scaling)99), "?"), "unknown scaling");
     T_CHECK(!strcmp(gmm_status_name((gmm_status)99), "?") && gmm_status_string((gmm_status)99)[0], "unknown status");
     T_CHECK(!strcmp(gmm_op_name(GMM_OP_COUNT), "?") && !strcmp(gmm_engine_name((gmm_engine)99), "?"),
             "unknown op, engine");
+    T_CHECK(!strcmp(gmm_recipe_name((gmm_recipe_kind)99), "?") && !strcmp(gmm_recipe_name((gmm_recipe_kind)-1), "?"),
+            "unknown recipe");
+    T_CHECK(!strcmp(gmm_ckpt_reason_name((gmm_ckpt_reason)99), "?"), "unknown reason");
+    /* programs take these on their command lines and write them to files */
+    T_CHECK(!strcmp(gmm_recipe_name(GMM_RECIPE_FP8_BLOCK), "fp8-block"), "fp8-block");
+    T_CHECK(!strcmp(gmm_ckpt_reason_name(GMM_CKPT_DUPLICATE_KEY), "duplicate_key"), "duplicate_key");
     T_CHECK(sizeof(((gmm_error *)0)->text) + sizeof(gmm_status) == sizeof(gmm_error), "gmm_error");
 }
 

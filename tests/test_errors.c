@@ -2,6 +2,10 @@
    argument (descriptor name and field, as declared) and value; it enqueues and writes nothing. */
 #include "linear_case.h"
 
+#ifdef HAVE_CUDA
+#include "device.h"
+#endif
+
 #include <stdarg.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -76,7 +80,7 @@ static void shapes(bad_call *b) { /* the message must contain the shapes of the 
     X(workspace_short, ALL) X(workspace_zero, ALL) X(workspace_null, ALL) X(workspace_misaligned, ALL) \
     X(workspace_at_128, ALL) X(stream_set, ALL) \
     X(engine_mma, ALL) X(engine_wgmma, ALL) X(engine_cublaslt, ALL) X(engine_unknown, ALL) X(engine_negative, ALL) \
-    X(sm_limit_negative, ALL) \
+    X(sm_limit_negative, ALL) X(nondeterminism_two, ALL) \
     X(linear_newer, ALL) X(groups_newer, ALL) X(options_newer, ALL) X(act_newer, ALL) X(weight_newer, ALL) \
     X(grad_newer, WGRAD | BGRAD) X(linear_tiny, ALL)
 
@@ -539,6 +543,12 @@ static void sm_limit_negative(bad_call *b) {
     expect(b, GMM_E_ARG, 1);
     needle(b, ": linear.options.sm_limit: -64");
 }
+static void nondeterminism_two(bad_call *b) {
+    b->r.options.allow_nondeterminism = 2;
+    b->d->options = &b->r.options;
+    expect(b, GMM_E_ARG, 1);
+    needle(b, ": linear.options.allow_nondeterminism: 2");
+}
 static void newer(bad_call *b, uint32_t *size, size_t now, const char *name) {
     *size = (uint32_t)now + 8;
     expect(b, GMM_E_VERSION, 1);
@@ -633,6 +643,24 @@ static void valid(int arg) {
     lin_check(&b.r);
 }
 
+/* Engines are deterministic also where they need not be: the same bits, whatever the option says. */
+static void nondeterminism(int op) {
+    bad_call first, b;
+    t_reseed(1);
+    prepare(&first, op);
+    T_OK(calls[op](first.ctx, first.linear, first.workspace, first.bytes, first.stream));
+    for (int i = 0; i < 4; i++) {
+        t_reseed(1);
+        prepare(&b, op);
+        b.r.options.allow_nondeterminism = 1;
+        b.d->options = &b.r.options;
+        T_OK(calls[op](b.ctx, b.linear, b.workspace, b.bytes, b.stream));
+        lin_check(&b.r);
+        t_same("with and without nondeterminism", t_mat_bits(&b.r.out), t_mat_bits(&first.r.out),
+               (size_t)(first.r.out.count * first.r.out.rows * first.r.out.cols * ref_bytes(first.r.out.dtype)));
+    }
+}
+
 static void query_errors(int arg) {
     bad_call b;
     gmm_info info = GMM_ZERO;
@@ -688,8 +716,24 @@ static void offsets_errors(int arg) {
     T_REFUSED(GMM_E_VERSION, gmm_offsets(T.ctx, &groups, out, T.stream), "gmm_offsets", "4096", NULL);
 }
 
-/* Status codes that no linear call returns. GMM_E_BUILD, GMM_E_DEVICE and GMM_E_MEMORY are in test_context.c; CAPTURE,
-   CUDA and COMM need a GPU or a communicator. */
+#ifdef HAVE_CUDA
+/* A CUDA call that fails is GMM_E_CUDA with CUDA's words, and is not found again by the calls behind it. CUDA limits
+   pitches to 2^31 - 1. */
+static void cuda_errors(int arg) {
+    unsigned char *a = (unsigned char *)t_alloc(64), *b = (unsigned char *)t_alloc(64);
+    gmm_runtime rt = GMM_ZERO;
+    (void)arg;
+    if (device_emulated()) t_skip("the emulator takes every pitch");
+    T_OK(gmm_runtime_of(T.ctx, &rt));
+    T_REFUSED(GMM_E_CUDA, rt.copy2d(rt.self, a, (size_t)1 << 40, b, 8, 8, 2, T.stream), "gmm_runtime.copy2d", "invalid",
+              NULL);
+    T_OK(rt.copy2d(rt.self, a, 16, b, 8, 8, 2, T.stream));
+    valid(0);
+}
+#endif
+
+/* Status codes that no linear call returns. GMM_E_BUILD, GMM_E_DEVICE and GMM_E_MEMORY are in test_context.c; CAPTURE
+   and COMM need a GPU or a communicator. */
 static void other_codes(int arg) {
     gmm_pad_in in = GMM_ZERO;
     gmm_wgrad_in decide = GMM_ZERO;
@@ -714,7 +758,11 @@ void tests_errors(void) {
         for (int k = 0; k < 4; k++)
             if (violations[i].ops >> k & 1)
                 t_add(violate, i * 4 + k, "errors %s %s", functions[k], violations[i].name);
+    for (int k = 0; k < 4; k++) t_add(nondeterminism, k, "errors %s may be nondeterministic", functions[k]);
     t_add(query_errors, 0, "errors gmm_linear_query");
     t_add(offsets_errors, 0, "errors gmm_offsets");
     t_add(other_codes, 0, "errors other status codes");
+#ifdef HAVE_CUDA
+    t_add_gpu(cuda_errors, 0, "errors of CUDA");
+#endif
 }

@@ -505,9 +505,10 @@ static void cpu_levels(int arg) {
         gmm_status status;
         config.cpu_level = level;
         status = gmm_create(&ctx, &config, &error);
-        if (status == GMM_E_DEVICE && level > 1) { /* the error text names the level */
+        if (level > t_cpu_level()) { /* the error text names the level */
             char digit[2] = {(char)('0' + level), 0};
-            T_CHECK(strstr(error.text, "cpu_level") && strstr(error.text, digit) && !ctx, "\"%s\"", error.text);
+            T_CHECK(status == GMM_E_DEVICE && strstr(error.text, "cpu_level") && strstr(error.text, digit) && !ctx,
+                    "\"%s\"", error.text);
             continue;
         }
         gmm_destroy(ctx);

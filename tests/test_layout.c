@@ -1,4 +1,4 @@
-/* test_layout.c - gmm_layout_of and the swizzled scale order (vectors 111-113, 116) */
+/* test_layout.c - gmm_layout_of: sizes of data and scales, where the scales of a group begin, the swizzled order */
 #include "test.h"
 
 #include <string.h>

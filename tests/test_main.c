@@ -170,6 +170,7 @@ static void t_injected(int arg) {
     const double got = 1.0 + (double)arg, want = 1.0;
     t_exact("injected", GMM_F32, &got, &want, 1);
 }
+static const t_case t_injected_case = {t_injected, 1, T_HOST_ONLY, T_FAMILY_INJECTED, 0, 0, "injected failure"};
 
 /* Options of the command line. */
 enum { T_FILTERS = 128, T_ROUNDS = 300 };
@@ -209,12 +210,29 @@ static void t_fits(const t_case *c) {
                total);
 }
 
+void t_finally(void (*undo)(void)) { H.undo = undo; }
+static void t_undo(void) {
+    void (*const undo)(void) = H.undo;
+    H.undo = NULL;
+    if (undo) undo();
+}
+
+int t_cpu_level(void) {
+#if defined(__x86_64__)
+    __builtin_cpu_init();
+    if (__builtin_cpu_supports("avx512f")) return 3;
+    if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) return 2;
+#endif
+    return 1;
+}
+
 void t_run(const t_case *c) {
     gmm_context *const ctx = T.ctx; /* the case may use one of t_context instead */
     struct timespec start, end;
     double seconds;
     int left;
     t_report_begin();
+    t_tally->begun[H.column]++;
     H.running = c->name;
     H.needs = c->bytes;
     H.sparse = 0;
@@ -229,8 +247,10 @@ void t_run(const t_case *c) {
         t_check_guards_at("at the end of the case", 0);
         if (T.checks == 0) t_fail("at the end of the case", 0, "the case made no check");
         t_count(c->family, T_PASSED);
-    } else if (left == 2) t_report_skip(c);
-    else t_report_failure(c);
+    }
+    t_undo();
+    if (left == 2) t_report_skip(c);
+    else if (left) t_report_failure(c);
     t_free_all();
     T.ctx = ctx;
     t_together();
@@ -280,12 +300,22 @@ static int t_gpus(void) {
 #endif
 }
 
+/* Why CUDA does not count this machine's GPUs; NULL: it does, or this build has no CUDA engines. */
+static const char *t_gpus_uncounted(void) {
+#ifdef HAVE_CUDA
+    return device_uncounted();
+#else
+    return NULL;
+#endif
+}
+
 static const char t_usage[] =
     "usage: tests [--list] [--filter SUBSTRING]... [--case NAME]... [--seed N] [--engine NAME] [--threads N]\n"
     "             [--cpu-level N] [--arena MIB] [--memory MIB] [--jobs N] [--verbose] [--times] [--rounds N]\n"
     "             [--inject-failure] [--step N] [--soak SECONDS | --soak-steps N] [--soak-threads N]\n"
     "Runs the cases whose names hold SUBSTRING or are NAME, or one of several, on every engine present or on the one\n"
-    "named, and ends with a table of passed, failed and skipped cases by test file and engine.\n"
+    "named, and ends with a table of passed, failed and skipped cases by test file and engine. A SUBSTRING or NAME of\n"
+    "no case, and an engine named that runs none of its cases, are errors: the status is 2.\n"
     "--jobs: N processes share them, and the processors. --times: prints the seconds of each. --rounds: replays of a\n"
     "graph, 300 by default, of a whole layer's a tenth. --arena: MiB of GPU memory for a process's buffers, 4096 by\n"
     "default. --memory: MiB that the engines' memory is taken to have; by default what the GPU has.\n"
@@ -301,9 +331,13 @@ static long t_number(const char *flag, const char *text) {
     return n;
 }
 
+/* Whether filter i selects this case. */
+static int t_selects(int i, const char *name) {
+    return O.exact[i] ? !strcmp(name, O.filters[i]) : strstr(name, O.filters[i]) != NULL;
+}
 int t_wanted(const char *name) {
     for (int i = 0; i < O.filter_count; i++)
-        if (O.exact[i] ? !strcmp(name, O.filters[i]) : strstr(name, O.filters[i]) != NULL) return 1;
+        if (t_selects(i, name)) return 1;
     return O.filter_count == 0;
 }
 
@@ -314,11 +348,10 @@ static void t_turn(const t_case *c) {
     H.mine = atomic_fetch_add(&t_tally->taken, 1);
 }
 
+static int t_engine_named(size_t e) { return !O.engine || !strcmp(O.engine, gmm_engine_name(t_engines[e].name)); }
+static int t_cpu_alone(void) { return O.engine && !strcmp(O.engine, gmm_engine_name(GMM_ENGINE_CPU)); }
 /* Whether engine e is wanted, and can be there. */
-int t_engine_wanted(size_t e) {
-    return (!O.engine || !strcmp(O.engine, gmm_engine_name(t_engines[e].name))) &&
-           (t_engines[e].space == GMM_SPACE_CPU || t_gpus());
-}
+int t_engine_wanted(size_t e) { return t_engine_named(e) && (t_engines[e].space == GMM_SPACE_CPU || t_gpus()); }
 
 /* Whether a case runs on an engine; `later`: another GPU engine has run the cases that run on one alone. */
 static int t_runs_on(const t_case *c, int gpu, int later) {
@@ -345,6 +378,36 @@ static long t_cases_wanted(void) {
         later |= gpu;
     }
     return n;
+}
+
+/* Says which filters select no case that the other options allow, on whatever machine; 2 where there is one. */
+static int t_unmatched(void) {
+    const int cpu = t_cpu_alone(), soak = O.soak || O.soak_steps;
+    int status = 0;
+    for (int i = 0; i < O.filter_count; i++) {
+        int found = O.inject && t_selects(i, t_injected_case.name);
+        for (size_t k = 0; k < H.count && !found; k++) {
+            const t_case *c = &H.cases[k];
+            found = t_selects(i, c->name) && (!soak || c->weight) &&
+                    (!cpu || c->where == T_ANY_ENGINE || c->where == T_HOST_ONLY);
+        }
+        if (found) continue;
+        fprintf(stderr, "tests: no %scase%s%s %s '%s'\n", soak ? "random " : "", cpu ? " for engine " : "",
+                cpu ? O.engine : "", O.exact[i] ? "is called" : "has a name with", O.filters[i]);
+        status = 2;
+    }
+    return status;
+}
+
+/* 2, and a message, where the engine that the command line names has run none of the cases chosen for it. */
+static int t_engine_idle(void) {
+    for (size_t e = 0; e < T_ENGINES && O.engine; e++) {
+        const long n = t_cases_on(t_engines[e].space != GMM_SPACE_CPU, 0);
+        if (!t_engine_named(e) || !n || t_tally->begun[1 + e]) continue;
+        fprintf(stderr, "tests: engine %s has run none of the %ld cases chosen for it\n", O.engine, n);
+        return 2;
+    }
+    return 0;
 }
 
 int t_open(size_t e) {
@@ -395,14 +458,13 @@ static void t_catch_crashes(void) {
 /* Runs this process's share of the selected cases on all engines; the last process runs those that must run alone.
    Returns 0, or 2 where an engine has no context. */
 static int t_process(int first) {
-    static const t_case injected = {t_injected, 1, T_HOST_ONLY, T_FAMILY_INJECTED, 0, 0, "injected failure"};
     int later = 0;
     t_catch_crashes();
     H.mine = atomic_fetch_add(&t_tally->taken, 1);
     H.total = t_cases_wanted();
     H.engine_name = "host";
     H.column = T_HOST_COLUMN;
-    if (O.inject && !H.last) t_turn(&injected);
+    if (O.inject && !H.last) t_turn(&t_injected_case);
     for (size_t i = 0; i < H.count && !H.last; i++)
         if (H.cases[i].where == T_HOST_ONLY && t_wanted(H.cases[i].name)) t_turn(&H.cases[i]);
     for (size_t e = 0; e < T_ENGINES; e++) {
@@ -410,7 +472,12 @@ static int t_process(int first) {
         H.engine_name = gmm_engine_name(t_engines[e].name);
         H.column = 1 + (int)e;
         if (!t_engine_wanted(e)) {
-            if (first && gpu && !t_gpus() && (!O.engine || !strcmp(O.engine, H.engine_name)))
+            const char *why = t_engine_named(e) ? t_gpus_uncounted() : NULL;
+            if (why) {
+                fprintf(stderr, "tests: engine %s not tested, CUDA does not count the GPUs: %s\n", H.engine_name, why);
+                return 2;
+            }
+            if (first && t_engine_named(e))
                 printf("no GPU, or no CUDA engines in this build: engine %s not tested\n", H.engine_name);
             continue;
         }
@@ -524,7 +591,7 @@ static const char *t_command(const char *program) {
 
 int main(int argc, char **argv) {
     const long processors = sysconf(_SC_NPROCESSORS_ONLN);
-    int status;
+    int status, idle;
     T.rounds = T_ROUNDS;
     H.jobs = 1;
     O.arena = 4096;
@@ -535,6 +602,7 @@ int main(int argc, char **argv) {
     H.command = t_command(argv[0]);
     if (H.jobs == 1) t_ready_for_ranks();
     status = t_register();
+    if (!status) status = t_unmatched();
     if (O.list)
         for (size_t i = 0; i < H.count; i++)
             if (t_wanted(H.cases[i].name)) printf("%s\n", H.cases[i].name);
@@ -548,12 +616,15 @@ int main(int argc, char **argv) {
     t_tally->told = (long)time(NULL);
     first_harness = &H;
     if (O.soak || O.soak_steps) {
+        const char *why = t_cpu_alone() ? NULL : t_gpus_uncounted();
         t_catch_crashes();
-        status = t_soak((double)O.soak, (int64_t)O.soak_steps, O.soak_threads ? (int)O.soak_threads : 8);
+        if (why) fprintf(stderr, "tests: CUDA does not count the GPUs: %s\n", why);
+        status = why ? 2 : t_soak((double)O.soak, (int64_t)O.soak_steps, O.soak_threads ? (int)O.soak_threads : 8);
         free(H.cases);
         return status;
     }
     status = H.jobs > 1 ? t_processes() : t_process(1);
+    idle = t_engine_idle();
     t_report_begin();
     free(H.cases);
     t_progress_clear();
@@ -565,5 +636,5 @@ int main(int argc, char **argv) {
     }
     t_report_table();
     t_report_totals();
-    return t_tally->count[T_FAILED] ? 1 : 0;
+    return t_tally->count[T_FAILED] ? 1 : idle;
 }

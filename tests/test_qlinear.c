@@ -1031,7 +1031,7 @@ static void poison_padding(const qrun *r, const qcase *c, const operand *o, gmm_
     t_upload(im.m->scale, scale, scale_bytes);
 }
 
-/* Vector 120: padding of elements and scales has no effect on results. */
+/* Padding of elements and scales has no effect on results. */
 static void padding(int arg) {
     EACH_OP(i, arg) {
         const qcase c = { .op = ops[i], .setup = arg, .groups = 5, .sizes = ragged, .K = 96, .N = 160, .extra = 30,

@@ -1,6 +1,5 @@
-/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer, bit for bit; numbers in comments
-   are those of the test vectors. References: values in double, and NVIDIA's host conversions where the CUDA headers are
-   installed. */
+/* test_quant.c - codecs of 8 and 4 bits, scale rules, recipes and the host quantizer, bit for bit.
+   References: values in double, and NVIDIA's host conversions where the CUDA headers are installed. */
 #include "test.h"
 
 #include <math.h>
@@ -160,7 +159,8 @@ static void e8m0(int arg) {
     for (uint64_t u = 0; u < 0x100000000u; u += 1009) e8m0_one((uint32_t)u);
 }
 
-/* Vectors 1 to 57, as fp32 bits and the codes with and without saturation. */
+/* Exact values, ties and their neighbours, subnormals, overflow, Inf and NaN, as fp32 bits and the codes with and
+   without saturation. */
 static void vectors_codecs(int arg) {
     static const uint32_t e4m3[][3] = {
         { 0x00000000, 0x00, 0x00 }, { 0x80000000, 0x80, 0x80 }, { 0x3A800000, 0x00, 0x00 }, { 0x3A800001, 0x01, 0x01 },
@@ -341,7 +341,7 @@ static void scales_mx_floats(int arg) {
     T_CHECK(met > 0, "the exception was not met");
 }
 
-static void scales_tensor(int arg) { /* 66 to 73, and every bf16 amax */
+static void scales_tensor(int arg) { /* named amaxes, with scales of fp32 and of powers of two; every bf16 amax */
     static const struct { uint32_t amax, scale, inverse, scale2, inverse2; } rows[] = {
         { 0x3F800000, 0x43E00000, 0x3B124925, 0x43800000, 0x3B800000 },
         { 0x40400000, 0x43155555, 0x3BDB6DB7, 0x43000000, 0x3C000000 },
@@ -362,10 +362,10 @@ static void scales_tensor(int arg) { /* 66 to 73, and every bf16 amax */
                     bits_of(gmm_scale_inverse(s)) == (pow2 ? rows[i].inverse2 : rows[i].inverse),
                     "scale %d, pow2 %d: %08x %08x", i, pow2, bits_of(s), bits_of(gmm_scale_inverse(s)));
         }
-    T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F7FFFFFu)) == 0x10, "71");
-    T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F000000u)) == 0x08, "71 pow2");
-    T_CHECK(bits_of(gmm_scale_from_amax(1.0f, 57344.0f, 1.0f, 0.0f, 0)) == 0x47600000u, "73");
-    T_CHECK(bits_of(gmm_scale_from_amax(3.0f, 57344.0f, 1.0f, 0.0f, 0)) == 0x46955555u, "73");
+    T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F7FFFFFu)) == 0x10, "the largest scale");
+    T_CHECK(gmm_f32_to_e4m3(float_of(0x00010000u) * float_of(0x7F000000u)) == 0x08, "the largest power of two");
+    T_CHECK(bits_of(gmm_scale_from_amax(1.0f, 57344.0f, 1.0f, 0.0f, 0)) == 0x47600000u, "e5m2 of 1");
+    T_CHECK(bits_of(gmm_scale_from_amax(3.0f, 57344.0f, 1.0f, 0.0f, 0)) == 0x46955555u, "e5m2 of 3");
     T_CHECK(gmm_scale_from_amax(1e-6f, 448.0f, 1.0f, 1e-4f, 0) == 448.0f / 1e-4f, "eps");
     T_CHECK(gmm_scale_from_amax(0.0f, 448.0f, 1.0f, 1e-4f, 0) == 448.0f / 1e-4f, "eps of zero");
     for (uint32_t u = 1; u < 0x7F80u; u++) {
@@ -374,7 +374,7 @@ static void scales_tensor(int arg) { /* 66 to 73, and every bf16 amax */
     }
 }
 
-static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
+static void scales_nv(int arg) { /* of amax: S, 1 / S, S / 6; of blocks: the code and its encoding factor */
     static const struct { uint32_t amax, scale, inverse, mult; } globals[] = {
         { 0x3F800000, 0x45280000, 0x39C30C31, 0x43E00000 }, { 0x40400000, 0x44600000, 0x3A924925, 0x43155556 },
         { 0x40C00000, 0x43E00000, 0, 0 }, { 0x45280000, 0x3F800000, 0, 0x3E2AAAAB },
@@ -404,11 +404,11 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
         T_CHECK(gmm_f32_to_e2m1(gmm__fmul(blocks[i].block, gmm_nv_encode(&n, sf))) == 7, "block %d: code", i);
     }
     n = gmm_nv_global_of(1.0f, 448.0f);
-    T_CHECK(gmm_nv_scale(&n, float_of(0x36124926u)) == 1 && gmm_nv_scale(&n, float_of(0x36124925u)) == 0, "92");
-    T_CHECK(gmm_nv_scale(&n, 0.0f) == 0, "93");
+    T_CHECK(gmm_nv_scale(&n, float_of(0x36124926u)) == 1 && gmm_nv_scale(&n, float_of(0x36124925u)) == 0, "code 1");
+    T_CHECK(gmm_nv_scale(&n, 0.0f) == 0, "zero block");
     T_CHECK(gmm_nv_decode(0, 1.0f, 448.0f) == 0.0f && gmm_nv_decode(0, 3e38f, 448.0f) == 0.0f, "decoded 0");
-    T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 448.0f)) == 0x39C30C31u, "96");
-    T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 256.0f)) == bits_of(1.0f / 1536.0f), "96 of 256");
+    T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 448.0f)) == 0x39C30C31u, "decoded 1");
+    T_CHECK(bits_of(gmm_nv_decode(0x38, 1.0f, 256.0f)) == bits_of(1.0f / 1536.0f), "decoded 1, with codes to 256");
     T_CHECK(bits_of(1.0f / (2688.0f * 2688.0f)) == 0x34149B93u, "the factor of products"); /* exact_nv */
     {
         int64_t pairs = 0;
@@ -438,7 +438,7 @@ static void scales_nv(int arg) { /* 86 to 92, 96, 97 */
 
 /* --------------------------------------------------------------------------- Hadamard, random numbers, rounding --- */
 
-static void hadamard(int arg) { /* 98 to 102 */
+static void hadamard(int arg) { /* a unit vector, ones, a ramp; products and the inverse */
     static const float ones[16] = { -1, 0, 1, 0, 1, 0, -1, 0, 1, 2, 1, 0, 1, 0, 1, -2 };
     static const float ramp[16] = { -14.5f, -7.5f, 6.5f, -.5f, 6.5f, -.5f, -14.5f, 8.5f,
                                     7.5f, 14.5f, .5f, 1.5f, .5f, -2.5f, 9.5f, -15.5f };
@@ -469,7 +469,7 @@ static void hadamard(int arg) { /* 98 to 102 */
             double sum = 0.0;
             for (int j = 0; j < 16; j++) sum += (__builtin_popcount((unsigned)(i & j)) & 1 ? -1.0 : 1.0) * (double)x[j];
             back[i] = (float)(sum * 0.25) * (GMM_HADAMARD_SIGNS >> i & 1 ? -1.0f : 1.0f);
-            T_CHECK(back[i] == a[i], "101");
+            T_CHECK(back[i] == a[i], "not its own inverse");
         }
     }
 }
@@ -527,7 +527,7 @@ static int random_code(double v, unsigned byte) {
     if (q > 6.0) q = 6.0;
     return nearest_of(&formats[2], signbit(v) ? -q : q);
 }
-static void stochastic(int arg) { /* 104 to 109 */
+static void stochastic(int arg) { /* the random byte at which each value is rounded up; codes, NaN and Inf stay */
     (void)arg;
     for (unsigned u = 0; u < 256; u++) {
         T_CHECK(gmm_f32_to_e2m1_random(1.9f, u) == (u <= 51 ? 3 : 4), "%u", u);
@@ -565,26 +565,26 @@ static void stochastic(int arg) { /* 104 to 109 */
 
 /* --------------------------------------------------------------------------------------------- Delayed scaling --- */
 
-static void delayed(int arg) { /* 78 to 84 */
+static void delayed(int arg) { /* histories, margin, powers of two, Inf, overflow, one entry */
     float h[4] = { 5, 1, 2, 3 };
     float s;
     (void)arg;
     s = gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, 1.0f);
-    T_CHECK(bits_of(s) == 0x42B33333u && h[0] == 0 && h[1] == 2 && h[2] == 3 && h[3] == 5, "78");
-    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s && h[1] == 2 && h[2] == 3 && h[3] == 5, "80");
+    T_CHECK(bits_of(s) == 0x42B33333u && h[0] == 0 && h[1] == 2 && h[2] == 3 && h[3] == 5, "largest of a history");
+    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s && h[1] == 2 && h[2] == 3 && h[3] == 5, "zeros");
     h[0] = 5; h[1] = 1; h[2] = 2; h[3] = 3;
-    T_CHECK(bits_of(gmm_delayed_scale(h, 1, 4, 448.0f, 2, 0, 0.0f, 1.0f)) == 0x41B33333u, "79"); /* 22.4 */
+    T_CHECK(bits_of(gmm_delayed_scale(h, 1, 4, 448.0f, 2, 0, 0.0f, 1.0f)) == 0x41B33333u, "margin 2"); /* 22.4 */
     h[0] = INFINITY; h[1] = h[2] = h[3] = 1;
     s = 7.0f;
     for (int i = 0; i < 4; i++, h[0] = 1.0f)
         T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s, "update %d", i);
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == 448.0f, "thaw");
     h[0] = 5; h[1] = 9;
-    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 1, 0.0f, 1.0f) == 448.0f / 5.0f, "82");
+    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 1, 0.0f, 1.0f) == 448.0f / 5.0f, "newest alone");
     h[0] = 1e-38f; h[1] = h[2] = h[3] = 0;
-    T_CHECK(bits_of(gmm_delayed_scale(h, 1, 4, 57344.0f, 0, 0, 0.0f, 1.0f)) == 0x7F7FFFFFu, "83");
+    T_CHECK(bits_of(gmm_delayed_scale(h, 1, 4, 57344.0f, 0, 0, 0.0f, 1.0f)) == 0x7F7FFFFFu, "overflow");
     h[0] = 2;
-    T_CHECK(gmm_delayed_scale(h, 1, 1, 448.0f, 0, 0, 0.0f, 1.0f) == 224.0f && h[0] == 0, "84");
+    T_CHECK(gmm_delayed_scale(h, 1, 1, 448.0f, 0, 0, 0.0f, 1.0f) == 224.0f && h[0] == 0, "history of one");
     h[0] = 2; h[1] = h[2] = h[3] = 0;
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 8.0f, 1.0f) == 56.0f && h[3] == 8, "reduced amax");
     h[0] = NAN;
@@ -715,14 +715,16 @@ static line_result line(const gmm_format *f, const float *x, int n, float amax) 
     return r;
 }
 
-static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
+/* Blocks whose codes and scales follow by hand: of MXFP8, FP8 of 128 elements, NVFP4 and its 4-over-6; with subnormals,
+   NaN, Inf, zeros, and fewer elements than the block has. */
+static void tile_vectors(int arg) {
     gmm_format f = gmm_recipe_of(GMM_RECIPE_MXFP8).input;
     float x[160] = { 0 };
     line_result r;
     (void)arg;
     for (int i = 0; i < 32; i++) x[i] = i == 0 ? 448.0f : 1.0f + (float)i / 16.0f;
     r = line(&f, x, 32, 0.0f);
-    T_CHECK(r.scale[0] == 127 && r.scale[1] == 0xEEEEEEEEu, "61");
+    T_CHECK(r.scale[0] == 127 && r.scale[1] == 0xEEEEEEEEu, "MXFP8");
     for (int i = 0; i < 32; i++) T_CHECK(r.code[i] == gmm_f32_to_e4m3(x[i]), "element %d", i);
     for (int i = 0; i < 32; i++) x[i] = float_of(0x00010000u);
     r = line(&f, x, 32, 0.0f);
@@ -730,8 +732,8 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     T_CHECK((double)gmm_e4m3_to_f32(0x08) * (double)gmm_e8m0_to_f32(0) == (double)x[5], "exact");
     for (int i = 0; i < 32; i++) x[i] = i == 7 ? NAN : 1.0f;
     r = line(&f, x, 32, 0.0f);
-    T_CHECK(r.scale[0] == 0x77 && r.code[7] == 0x7F && r.code[6] == 0x78, "63");
-    for (int i = 0; i < 32; i++) x[i] = i == 7 ? -INFINITY : 1.0f; /* 2.8: Inf saturates, the others become 0 */
+    T_CHECK(r.scale[0] == 0x77 && r.code[7] == 0x7F && r.code[6] == 0x78, "NaN in MXFP8");
+    for (int i = 0; i < 32; i++) x[i] = i == 7 ? -INFINITY : 1.0f; /* Inf saturates, the others become 0 */
     r = line(&f, x, 32, 0.0f);
     T_CHECK(r.scale[0] == 254 && r.code[7] == 0xFE && r.code[6] == 0x00, "Inf in MXFP8");
 
@@ -742,7 +744,7 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     T_CHECK(r.scale[0] == 0x3F800000u && r.code[0] == gmm_f32_to_e4m3(3.0f) && r.code[1] == 0x7E, "Inf in a block");
     x[1] = 1.0f;
     r = line(&f, x, 2, 0.0f); /* two elements of a ragged block */
-    T_CHECK(r.scale[0] == 0x3C000000u && r.code[0] == gmm_f32_to_e4m3(3.0f * 128.0f), "76");
+    T_CHECK(r.scale[0] == 0x3C000000u && r.code[0] == gmm_f32_to_e4m3(3.0f * 128.0f), "ragged block");
     x[0] = x[1] = 0.0f;
     r = line(&f, x, 2, 0.0f);
     T_CHECK(r.scale[0] == 0x3F800000u && r.code[0] == 0, "zero block");
@@ -752,11 +754,11 @@ static void tile_vectors(int arg) { /* vectors 61 to 63, 76, 93, 94, 110 */
     f.scaling = GMM_SCALING_NV16;
     memset(x, 0, sizeof x);
     r = line(&f, x, 16, 1.0f);
-    T_CHECK(r.scale[0] == 0 && r.code[3] == 0, "93");
+    T_CHECK(r.scale[0] == 0 && r.code[3] == 0, "zero block of NVFP4");
     x[0] = 1e-30f;
     x[1] = -1e-30f;
     r = line(&f, x, 16, 1.0f);
-    T_CHECK(r.scale[0] == 0 && r.code[0] == 7 && r.code[1] == 15 && r.code[2] == 0, "94");
+    T_CHECK(r.scale[0] == 0 && r.code[0] == 7 && r.code[1] == 15 && r.code[2] == 0, "scale 0 of NVFP4");
 
     f.four_over_six = 1;
     f.e4m3_256 = 1;

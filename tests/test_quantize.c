@@ -1334,7 +1334,7 @@ static void refusals(int arg) {
         T_REFUSED(GMM_E_DTYPE, gmm_dequantize(T.ctx, &q, NULL, 0, T.stream), "src", "none", NULL);
     }
 #undef QREFUSED
-    { /* vector 116 by gmm_scale_base, and 115: how many scale rows a split can need */
+    { /* where the scales of groups of 0, 128, 256, 0 and 384 rows begin; how many scale rows a split can need */
         static const int64_t rows[] = { 0, 128, 256, 0, 384 }, mx[] = { 0, 0, 1024, 3072, 3072 };
         static const int64_t nv[] = { 0, 0, 2048, 6144, 6144 }, fp8[] = { 0, 0, 256, 768, 768 };
         int64_t start = 0;

@@ -99,10 +99,13 @@ void t_near_at(const char *file, int line, const char *what, const double *got, 
     for (int64_t i = n; i-- > 0;) {
         const double error = fabs(got[i] - want[i]);
         if (t_equal(got[i], want[i])) continue;
-        if (!(error <= bound[i])) first = i, wrong++;
+        if (!isfinite(want[i]) || !(error <= bound[i])) first = i, wrong++;
         else if (error / bound[i] > H.worst) H.worst = error / bound[i];
     }
     T.checks += n > 0;
+    if (wrong && !isfinite(want[first]))
+        t_fail(file, line, "%s%s is %.9g instead of %.9g; %lld of %lld are wrong", what,
+               t_place(got, first, sizeof *got), got[first], want[first], (long long)wrong, (long long)n);
     if (wrong)
         t_fail(file, line, "%s%s is %.9g instead of %.9g: %.3g times the bound %.3g; %lld of %lld are wrong", what,
                t_place(got, first, sizeof *got), got[first], want[first],

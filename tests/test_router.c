@@ -3,6 +3,7 @@
 #include "test.h"
 
 #include <math.h>
+#include <stdio.h>
 #include <string.h>
 
 #ifdef HAVE_CUDA
@@ -17,6 +18,7 @@ typedef struct router_case {
     int32_t normalize, bias;
     float scale, aux, z;
     int32_t groups, group_topk, group_sum, sinkhorn, sequences, sequence_first, padding;
+    float tolerance; /* of sinkhorn */
 } router_case;
 
 static const router_case cases[] = {
@@ -56,6 +58,10 @@ static const router_case cases[] = {
      .sinkhorn = 7, .sequences = 1},
     {"sinkhorn to the end", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 700, .experts = 33, .topk = 1,
      .score = GMM_SCORE_SIGMOID, .aux = 1.0f, .sinkhorn = 100, .sequences = 1},
+    {"sinkhorn of a coarse tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 150, .experts = 8, .topk = 2,
+     .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 0.5f},
+    {"sinkhorn of a fine tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 300, .experts = 8, .topk = 1,
+     .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 1e-7f},
     {"sinkhorn of groups, padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 90, .experts = 24, .topk = 4,
      .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 6, .group_topk = 3, .sinkhorn = 20, .sequences = 3,
      .sequence_first = 1, .padding = 1},
@@ -108,8 +114,9 @@ static double z_factor(const reference *r) {
 static double *sinkhorn(const reference *r) {
     const router_case *c = r->c;
     double *b = doubles(c->experts), *x = doubles(c->experts), *sums = doubles(c->experts), change = 1.0;
+    const double tolerance = c->tolerance > 0.0f ? (double)c->tolerance : 1e-4;
     for (int32_t e = 0; e < c->experts; e++) b[e] = 1.0;
-    for (int32_t i = 0; i < c->sinkhorn && change > 1e-4; i++) {
+    for (int32_t i = 0; i < c->sinkhorn && change > tolerance; i++) {
         for (int32_t e = 0; e < c->experts; e++) sums[e] = 0.0;
         for (int64_t t = 0; t < c->tokens; t++) {
             const double *logits = r->logits + t * c->experts;
@@ -128,6 +135,27 @@ static double *sinkhorn(const reference *r) {
         }
     }
     return b;
+}
+
+/* Gives token 0 two large logits whose experts are chosen in one order by the case's tolerance, in the other by the
+   usual one. The token itself changes the factors a little. */
+static void place_between_tolerances(reference *r) {
+    const router_case *c = r->c;
+    router_case usual = *c;
+    reference other = *r;
+    int32_t first = 0, second = 0;
+    usual.tolerance = 0.0f;
+    other.c = &usual;
+    for (int i = 0; i < 8; i++) {
+        const double *b = sinkhorn(r), *w = sinkhorn(&other);
+        for (int32_t e = 0; e < c->experts && i == 0; e++) {
+            if (b[e] / w[e] > b[first] / w[first]) first = e;
+            if (b[e] / w[e] < b[second] / w[second]) second = e;
+        }
+        for (int32_t e = 0; e < c->experts; e++) r->logits[e] = -6.0;
+        r->logits[first] = 1.0;
+        r->logits[second] = ref_round(c->dtype, 1.0 + 0.5 * log(b[first] / b[second] * w[first] / w[second]));
+    }
 }
 
 /* The indices of the k largest values, of equal ones the lower index. Those of `not` are left out. */
@@ -179,8 +207,9 @@ static reference reference_of(const router_case *c) {
         r.valid[B] += !r.padding[t];
     }
     for (int64_t i = 0; i < c->tokens * E; i++)
-        r.logits[i] = r.padding[i / E] ? NAN : ref_round(c->dtype, 4.0 * t_real());
+        r.logits[i] = r.padding[i / E] ? NAN : ref_round(c->dtype, (c->tolerance > 0.0f ? 16.0 : 4.0) * t_real());
     for (int64_t e = 0; e < E; e++) r.bias[e] = c->bias ? ref_round(GMM_F32, 0.3 * t_real()) : 0.0;
+    if (c->tolerance > 0.0f) place_between_tolerances(&r);
     if (c->sinkhorn) b = sinkhorn(&r);
     for (int64_t t = 0; t < c->tokens; t++) {
         int32_t *indices = r.indices + t * c->topk;
@@ -206,6 +235,26 @@ static reference reference_of(const router_case *c) {
     return r;
 }
 
+/* A case with a tolerance says something of it only if the usual one chooses other experts. */
+static void tolerance(int arg) {
+    const reference ref = reference_of(&cases[arg]);
+    const int64_t E = ref.c->experts, topk = ref.c->topk;
+    router_case usual = *ref.c;
+    reference r = ref;
+    int32_t *indices = (int32_t *)t_host((size_t)topk * sizeof *indices), others = 0;
+    double *v = doubles(E), *b;
+    usual.tolerance = 0.0f;
+    r.c = &usual;
+    b = sinkhorn(&r);
+    for (int64_t t = 0; t < usual.tokens; t++) {
+        for (int64_t e = 0; e < E; e++) v[e] = b[e] * exp(ref.logits[t * E + e]);
+        choose(&usual, v, indices);
+        others += memcmp(indices, ref.indices + t * topk, (size_t)topk * sizeof *indices) != 0;
+    }
+    T_CHECK(others > 0, "%s: the usual tolerance gives the same routing", usual.name);
+    if (T.verbose) printf("%s: %d tokens of %d have other experts\n", usual.name, others, usual.tokens);
+}
+
 /* ----------------------------------------------------------------------------------------------------- Calls --- */
 
 static int32_t *ints_out(int64_t n) { return (int32_t *)t_alloc((size_t)n * sizeof(int32_t)); }
@@ -229,6 +278,7 @@ static gmm_route route_of(const reference *ref, const t_mat *logits) {
     r.group_topk = c->group_topk;
     r.group_sum = c->group_sum;
     r.sinkhorn = c->sinkhorn;
+    r.sinkhorn_tolerance = c->tolerance;
     r.sequences = c->sequences;
     r.sequence_first = c->sequence_first;
     r.logits = logits ? &logits->mat : NULL;
@@ -794,6 +844,7 @@ void tests_router(void) {
         t_add(repeated, i, "router repeated %s", cases[i].name);
         if (cases[i].dtype == GMM_F32) t_add(doubles_equal_floats, i, "router fp64 logits %s", cases[i].name);
         t_add(round_trip, i, "router dense round trip %s", cases[i].name);
+        if (cases[i].tolerance > 0.0f) t_add_host(tolerance, i, "router tolerance of %s", cases[i].name);
     }
     t_add(ties, 0, "router ties and NaN in groups");
     for (int i = 1; i <= 70; i += 23) {

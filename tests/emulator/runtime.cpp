@@ -344,6 +344,10 @@ cudaError_t cudaGetDeviceCount(int *count) {
     *count = 1;
     return result(cudaSuccess);
 }
+cudaError_t cudaDriverGetVersion(int *version) {
+    *version = CUDART_VERSION;
+    return result(cudaSuccess);
+}
 cudaError_t cudaGetDevice(int *device) {
     *device = 0;
     return result(cudaSuccess);

@@ -612,7 +612,7 @@ check "train_moe computes on its engine what it computes on the host's operands"
 
 injected() { # in one process, and in one of two
     for jobs in 1 2; do
-        if $B/gmm_tests --jobs $jobs --inject-failure --filter 'no case has this name' > "$W/injected"; then
+        if $B/gmm_tests --jobs $jobs --inject-failure --case 'injected failure' > "$W/injected"; then
             echo "gmm_tests --jobs $jobs --inject-failure ends with 0"
             return 1
         fi
@@ -620,6 +620,18 @@ injected() { # in one process, and in one of two
     done
 }
 check "an injected failure fails the tests" injected
+
+# A filter of no case beside one that has some, and without a GPU an engine that is not there.
+unused() {
+    $B/gmm_tests --filter 'codecs named' --case 'no case has this name' 2>&1 > /dev/null |
+        grep -q "no case is called 'no case has this name'" || { echo "a name of no case is accepted"; return 1; }
+    [ -z "$gpu" ] || return 0
+    for engine in mma wgmma; do
+        $B/gmm_tests --engine $engine --filter 'codecs named' --filter 'pad 300 groups' > "$W/unused" 2>&1
+        [ $? = 2 ] || { echo "--engine $engine without a GPU does not end with 2"; cat "$W/unused"; return 1; }
+    done
+}
+check "filters of no case, and engines that are not there, fail the tests" unused
 
 # Cases of 40 GiB beside small ones, where the memory is said to be: too little for them, enough for one of them
 # alone, enough for some at a time. Alone they come last.

@@ -648,13 +648,13 @@ static void nondeterminism(int op) {
     bad_call first, b;
     t_reseed(1);
     prepare(&first, op);
-    T_OK(calls[op](first.ctx, first.linear, first.workspace, first.bytes, first.stream));
+    T_OK(t_linear_functions[op](first.ctx, first.linear, first.workspace, first.bytes, first.stream));
     for (int i = 0; i < 4; i++) {
         t_reseed(1);
         prepare(&b, op);
         b.r.options.allow_nondeterminism = 1;
         b.d->options = &b.r.options;
-        T_OK(calls[op](b.ctx, b.linear, b.workspace, b.bytes, b.stream));
+        T_OK(t_linear_functions[op](b.ctx, b.linear, b.workspace, b.bytes, b.stream));
         lin_check(&b.r);
         t_same("with and without nondeterminism", t_mat_bits(&b.r.out), t_mat_bits(&first.r.out),
                (size_t)(first.r.out.count * first.r.out.rows * first.r.out.cols * ref_bytes(first.r.out.dtype)));

@@ -589,6 +589,104 @@ static void box_rows(void) {
         1e-12 * (double)BUFFER_BYTES / seconds(run_load_boxes, 2), "TB/s");
 }
 
+/* ------------------------------------------------------------------------------------------- Gathered rows --- */
+
+/* Stages of 160 rows of 128 bytes, the rows in random order, as a product with gathered rows reads them: 64 stages of
+   each 160 rows. One way is a TMA box per row, which lands swizzled without a fence; the other copies of 16 bytes by
+   cp.async, eight lanes to a row. The rows are in the L2. Each word of memory has its own index, and block 0 counts the
+   chunks of 16 bytes of its last stage that lie where a swizzle of 128 bytes has them. */
+enum { GATHERED = 160, GATHER_STAGES = 8, GATHER_BYTES = GATHERED * 128, GATHER_ROWS = 2048, GATHER_STEPS = 512 };
+enum { GATHER_SHARED = GATHER_STAGES * (GATHER_BYTES + 8) };
+static __device__ __forceinline__ int gathered_row(int step, int line) {
+    uint32_t v = (uint32_t)(blockIdx.x * 4096 + step / 64 * GATHERED + line) * 2654435761u;
+    v = (v ^ v >> 15) * 2246822519u;
+    return (int)((v ^ v >> 13) % GATHER_ROWS);
+}
+static __device__ __forceinline__ void tma_load_row(uint32_t to, const CUtensorMap *map, uint32_t bar, int x, int row) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("cp.async.bulk.tensor.2d.shared::cluster.global.mbarrier::complete_tx::bytes"
+                 " [%0], [%1, {%3, %4}], [%2];" : : "r"(to), "l"(map), "r"(bar), "r"(x), "r"(row) : "memory");
+#endif
+}
+static __device__ __forceinline__ void copy_chunks(uint32_t to, const char *from, uint32_t bar, int step) {
+#if __CUDA_ARCH__ >= 900
+    const int chunk = (int)threadIdx.x % 8;
+    for (int i = (int)threadIdx.x / 8; i < GATHERED; i += (int)blockDim.x / 8)
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;"
+                     : : "r"(to + 128 * i + 16 * (chunk ^ i % 8)),
+                     "l"(from + (int64_t)gathered_row(step, i) * PITCH + step % 64 * 128 + 16 * chunk) : "memory");
+    asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" : : "r"(bar) : "memory");
+#endif
+}
+static __global__ void fill_gathered(uint32_t *to) {
+    const uint32_t i = blockIdx.x * 256 + threadIdx.x;
+    to[i] = i;
+}
+template <int by_tma>
+static __global__ void gather_rows(const __grid_constant__ CUtensorMap map, const char *from, int64_t *ticks) {
+    extern __shared__ __align__(1024) char shared[];
+    const uint32_t stages = shared_at(shared), bars = stages + GATHER_STAGES * GATHER_BYTES;
+    int64_t begin, right = 0;
+    if (threadIdx.x < GATHER_STAGES) mbarrier_init(bars + 8 * threadIdx.x, by_tma ? 1 : blockDim.x);
+    fence_shared();
+    __syncthreads();
+    begin = clock64();
+    for (int step = 0; step < GATHER_STEPS + GATHER_STAGES; step++) {
+        const uint32_t s = step % GATHER_STAGES, bar = bars + 8 * s, to = stages + GATHER_BYTES * s;
+        if (step >= GATHER_STAGES) mbarrier_wait(bar, (step / GATHER_STAGES & 1) ^ 1);
+        if (step >= GATHER_STEPS) continue; /* waits for the last ones */
+        if (by_tma) {
+            if (threadIdx.x == 0) mbarrier_expect_tx(bar, GATHER_BYTES);
+            for (int i = (int)threadIdx.x; i < GATHERED; i += (int)blockDim.x)
+                tma_load_row(to + 128 * i, &map, bar, step % 64 * 64, gathered_row(step, i));
+        } else {
+            copy_chunks(to, from, bar, step);
+        }
+    }
+    if (blockIdx.x || threadIdx.x) return;
+    ticks[0] = clock64() - begin;
+    for (int i = 0; i < 8 * GATHERED; i++) {
+        const int step = GATHER_STEPS - 1, line = i / 8, chunk = i % 8;
+        const char *const at = shared + step % GATHER_STAGES * GATHER_BYTES + 128 * line + 16 * (chunk ^ line % 8);
+        right += *(const int *)at == gathered_row(step, line) * (PITCH / 4) + step % 64 * 32 + 4 * chunk;
+    }
+    ticks[1] = right;
+}
+static unsigned gather_blocks, gather_threads;
+template <int by_tma> static void run_gather(void) {
+    gather_rows<by_tma><<<gather_blocks, gather_threads, GATHER_SHARED, P.stream>>>(P.map, P.a, P.ticks);
+}
+static void gathered_rows(void) {
+    static const struct { int by_tma; unsigned threads; const char *what, *alone, *all; } METHODS[] = {
+        {1, 32, "160 gathered rows of 128 bytes, a TMA box each, one warp", "320 to 1300 clocks", "700 to 1300 clocks"},
+        {1, 128, "  four warps", "320 to 1300 clocks", "700 to 1300 clocks"},
+        {0, 64, "  by cp.async, two warps", "640 clocks", "900 clocks"},
+        {0, 128, "  by cp.async, four warps", "640 clocks", "800 clocks"}};
+    const cuuint64_t dims[2] = {PITCH / 2, GATHER_ROWS}, strides[1] = {PITCH};
+    const cuuint32_t box[2] = {64, 1}, one[2] = {1, 1};
+    int64_t right[2];
+    fill_gathered<<<GATHER_ROWS * (PITCH / 1024), 256, 0, P.stream>>>((uint32_t *)P.a);
+    if (P.encode(&P.map, CU_TENSOR_MAP_DATA_TYPE_UINT16, 2, P.a, dims, strides, box, one, CU_TENSOR_MAP_INTERLEAVE_NONE,
+                 CU_TENSOR_MAP_SWIZZLE_128B, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE) !=
+        CUDA_SUCCESS)
+        cuda(cudaErrorInvalidValue, "a tensor map");
+    cuda(cudaFuncSetAttribute((const void *)gather_rows<0>, cudaFuncAttributeMaxDynamicSharedMemorySize, GATHER_SHARED),
+         "shared memory");
+    cuda(cudaFuncSetAttribute((const void *)gather_rows<1>, cudaFuncAttributeMaxDynamicSharedMemorySize, GATHER_SHARED),
+         "shared memory");
+    for (size_t i = 0; i < sizeof METHODS / sizeof *METHODS; i++) {
+        void (*const run)(void) = METHODS[i].by_tma ? run_gather<1> : run_gather<0>;
+        gather_threads = METHODS[i].threads;
+        gather_blocks = 1;
+        row(METHODS[i].what, METHODS[i].alone, clocks(run) / GATHER_STEPS, "clocks");
+        gather_blocks = (unsigned)P.processors;
+        row("    on all multiprocessors", METHODS[i].all, clocks(run) / GATHER_STEPS, "clocks");
+        run();
+        fetch(right);
+        row("    chunks of 16 bytes in their places", "1280", (double)right[1], "");
+    }
+}
+
 /* ------------------------------------------------------------------------------- Maps that change on the way --- */
 
 /* A warp loads boxes of 8 KiB, which are in the L2, one after another: by a tensor map that is a kernel parameter or in
@@ -834,6 +932,7 @@ int main(void) {
         fp8_rows();
         open_maps();
         box_rows();
+        gathered_rows();
         switch_rows();
     }
     cuda(cudaDeviceSynchronize(), "the end");

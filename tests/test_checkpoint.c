@@ -2231,7 +2231,7 @@ static void target_dtypes(int exchanged) {
         for (int b = 0; b < 2; b++) {
             const int n = b ? N : N * K;
             unsigned char bytes[N * K * 4];
-            char name[16];
+            char name[24];
             for (int i = 0; i < n; i++) {
                 value[b][e * n + i] = ref_round(from[b], 3.0 * t_real());
                 ref_store(from[b], bytes, i, value[b][e * n + i]);

@@ -1,122 +1,41 @@
 /* test_route.c - top-k routing against fp64 references: choice, probabilities, counts, losses, gradients */
-#include "test.h"
+#include "route_case.h"
 
 #include <math.h>
 #include <string.h>
 
-typedef struct route_case {
-    gmm_dtype dtype, dlogits;
-    int64_t tokens;
-    int32_t experts, topk;
-    gmm_score score;
-    int32_t normalize, bias;
-    float scale, aux, z;
-    int64_t pad; /* unused elements after each row of logits and dlogits */
-} route_case;
-
 static const route_case cases[] = {
-    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, 0},
-    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.01f, 0.001f, 3},
-    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 0.01f, 0.0f, 0},
-    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 1, 1, 2.5f, 0.5f, 0.25f, 1},
-    {GMM_F32, GMM_BF16, 37, 64, 8, GMM_SCORE_SIGMOID, 1, 1, 1.0f, 1.0f, 0.0f, 0},
-    {GMM_BF16, GMM_F32, 37, 64, 8, GMM_SCORE_SOFTMAX, 1, 1, -0.5f, 1.0f, 1.0f, 0},
-    {GMM_BF16, GMM_BF16, 40, 17, 17, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.1f, 0.0f, 5},
-    {GMM_F16, GMM_F16, 40, 5, 4, GMM_SCORE_SIGMOID, 0, 1, 0.0f, 0.0f, 1e-3f, 0},
-    {GMM_F16, GMM_F32, 16, 128, 6, GMM_SCORE_SOFTMAX, 1, 0, 16.0f, 0.001f, 0.0f, 0},
-    {GMM_F32, GMM_F32, 1, 1, 1, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0},
-    {GMM_F32, GMM_F32, 17, 1, 1, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 1.0f, 1.0f, 0},
-    {GMM_F32, GMM_F32, 3, 300, 300, GMM_SCORE_SOFTMAX, 0, 1, 0.0f, 1.0f, 1.0f, 0},
-    {GMM_F32, GMM_F32, 2, 1500, 3, GMM_SCORE_SIGMOID, 1, 0, 0.0f, 1.0f, 1.0f, 0},
-    {GMM_F32, GMM_F32, 4111, 16, 4, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.01f, 0.001f, .pad = 3},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 0.01f, 0.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 100, 8, 2, GMM_SCORE_SIGMOID, 1, 1, 2.5f, 0.5f, 0.25f, .pad = 1},
+    {GMM_F32, GMM_BF16, 37, 64, 8, GMM_SCORE_SIGMOID, 1, 1, 1.0f, 1.0f, 0.0f, .pad = 0},
+    {GMM_BF16, GMM_F32, 37, 64, 8, GMM_SCORE_SOFTMAX, 1, 1, -0.5f, 1.0f, 1.0f, .pad = 0},
+    {GMM_BF16, GMM_BF16, 40, 17, 17, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.1f, 0.0f, .pad = 5},
+    {GMM_F16, GMM_F16, 40, 5, 4, GMM_SCORE_SIGMOID, 0, 1, 0.0f, 0.0f, 1e-3f, .pad = 0},
+    {GMM_F16, GMM_F32, 16, 128, 6, GMM_SCORE_SOFTMAX, 1, 0, 16.0f, 0.001f, 0.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 1, 1, 1, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 17, 1, 1, GMM_SCORE_SIGMOID, 0, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 3, 300, 300, GMM_SCORE_SOFTMAX, 0, 1, 0.0f, 1.0f, 1.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 2, 1500, 3, GMM_SCORE_SIGMOID, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
+    {GMM_F32, GMM_F32, 4111, 16, 4, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
 };
 
 /* A row of the table; -1: the case that was drawn. */
 static _Thread_local route_case drawn_case;
 static const route_case *case_of(int arg) { return arg < 0 ? &drawn_case : &cases[arg]; }
 
-/* ------------------------------------------------------------------------------------------------- Reference --- */
-
-/* Scores, the probabilities q that the auxiliary loss sums, and logsumexp of one row. */
-static double scores(const route_case *c, const double *logits, double *s, double *q) {
-    double top = -INFINITY, sum = 0.0, all = 0.0;
-    for (int32_t e = 0; e < c->experts; e++) top = fmax(top, logits[e]);
-    for (int32_t e = 0; e < c->experts; e++) sum += exp(logits[e] - top);
-    for (int32_t e = 0; e < c->experts; e++) {
-        s[e] = c->score == GMM_SCORE_SIGMOID ? 1.0 / (1.0 + exp(-logits[e])) : exp(logits[e] - top) / sum;
-        all += s[e];
-    }
-    for (int32_t e = 0; e < c->experts; e++) q[e] = c->score == GMM_SCORE_SIGMOID ? s[e] / all : s[e];
-    return top + log(sum);
-}
-
-static double scale_of(const route_case *c) { return c->scale == 0.0f ? 1.0 : (double)c->scale; }
-
-static void probabilities(const route_case *c, const double *s, const int32_t *indices, double *probs) {
-    double sum = c->score == GMM_SCORE_SIGMOID ? 1e-20 : 0.0;
-    for (int32_t i = 0; i < c->topk; i++) sum += s[indices[i]];
-    for (int32_t i = 0; i < c->topk; i++)
-        probs[i] = scale_of(c) * s[indices[i]] / (c->normalize ? sum : 1.0);
-}
-
-static double aux_factor(const route_case *c) {
-    return (double)c->aux * c->experts / (c->topk * (double)c->tokens * (double)c->tokens);
-}
-
-/* One token's part of  sum dprobs probs + dloss[0] aux_loss + dloss[1] z_loss. */
-static double objective(const route_case *c, const double *logits, const int32_t *indices, const int32_t *counts,
-                        const double *dprobs, const double *dloss, double *s, double *q, double *probs) {
-    const double lse = scores(c, logits, s, q);
-    double sum = dloss[1] * (double)c->z / (double)c->tokens * lse * lse;
-    probabilities(c, s, indices, probs);
-    for (int32_t i = 0; i < c->topk; i++) sum += dprobs[i] * probs[i];
-    for (int32_t e = 0; e < c->experts; e++) sum += dloss[0] * aux_factor(c) * counts[e] * q[e];
-    return sum;
-}
-
 /* ----------------------------------------------------------------------------------------------------- Calls --- */
 
 static gmm_route route_of(const route_case *c) {
-    gmm_route r = GMM_ZERO;
     t_about("%s, %lld tokens, %d experts, topk %d, %s, normalize %d, scale %g", gmm_dtype_name(c->dtype),
             (long long)c->tokens, (int)c->experts, (int)c->topk,
             c->score == GMM_SCORE_SIGMOID ? "sigmoid" : "softmax", (int)c->normalize, (double)c->scale);
-    r.experts = c->experts;
-    r.tokens = c->tokens;
-    r.topk = c->topk;
-    r.score = c->score;
-    r.normalize = c->normalize;
-    r.scale = c->scale;
-    r.aux_coeff = c->aux;
-    r.z_coeff = c->z;
-    return r;
+    return route_scalars(c);
 }
 
-static int32_t *ints_out(int64_t n) { return (int32_t *)t_alloc((size_t)n * sizeof(int32_t)); }
 static int32_t *ints_get(const int32_t *device, int64_t n) {
     return (int32_t *)t_get(device, (size_t)n * sizeof(int32_t));
-}
-
-/* Runs op on ctx with a workspace of exactly the queried size. */
-static void call(gmm_context *ctx, gmm_op op, const gmm_route *r) {
-    gmm_info info = GMM_ZERO;
-    void *workspace;
-    T_OK_TEXT(gmm_topk_query(ctx, op, r, &info), gmm_last_error(ctx));
-    workspace = t_workspace(info.workspace_bytes);
-    if (op == GMM_OP_TOPK_FWD)
-        T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
-    else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
-}
-#define call(...) T_CALL(call, __VA_ARGS__)
-
-static void outputs(gmm_route *r) {
-    const int64_t slots = r->tokens * r->topk;
-    r->indices = ints_out(slots);
-    r->probs = t_floats_out(slots);
-    r->counts = ints_out(r->experts);
-    r->offsets = ints_out(r->experts + 1);
-    r->aux_loss = t_floats_out(1);
-    r->z_loss = t_floats_out(1);
 }
 
 static t_mat logits_of(const route_case *c, double size) {
@@ -131,11 +50,6 @@ static double *reals(int64_t n, double size) {
     for (int64_t i = 0; i < n; i++) v[i] = ref_round(GMM_F32, size * t_real());
     return v;
 }
-static double *zeros(int64_t n) { return (double *)t_host((size_t)n * sizeof(double)); }
-
-/* Relative error of a probability in units of 2^-24: 6 of exp, 8 from the rounding of its argument (at most 16 in
-   size), 10 of the operations around them, and the sums over the experts (in 16 lanes) and over the chosen. */
-static double relative(const route_case *c) { return (c->experts / 16 + c->topk + 24) * 0x1p-24; }
 
 /* --------------------------------------------------------------------------------------------------- Forward --- */
 
@@ -144,21 +58,21 @@ static void forward(int arg) {
     const int64_t slots = c->tokens * c->topk;
     const t_mat logits = logits_of(c, 8.0);
     const double *bias = reals(c->experts, 0.5);
-    double *s = zeros(c->experts), *q = zeros(c->experts), *sums = zeros(c->experts), *want = zeros(slots);
-    double *bound = zeros(slots), aux = 0.0, z = 0.0, near;
+    double *s = route_doubles(c->experts), *q = route_doubles(c->experts), *sums = route_doubles(c->experts);
+    double *want = route_doubles(slots), *bound = route_doubles(slots), aux = 0.0, z = 0.0, near;
     int32_t *counts = (int32_t *)t_host((size_t)c->experts * sizeof *counts), first = 0, *got;
     const int32_t *indices;
     gmm_route r = route_of(c);
     r.logits = &logits.mat;
     if (c->bias) r.expert_bias = t_floats_in(bias, c->experts);
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     indices = ints_get(r.indices, slots);
 
     for (int64_t t = 0; t < c->tokens; t++) {
         const int32_t *chosen = indices + t * c->topk;
         unsigned char *taken = (unsigned char *)t_host((size_t)c->experts);
-        const double lse = scores(c, logits.v + t * c->experts, s, q), close = relative(c);
+        const double lse = route_scores(c, logits.v + t * c->experts, s, q), close = route_relative(c);
         double last = INFINITY;
         for (int32_t i = 0; i < c->topk; i++) { /* in descending order, unless the values are equal in fp32 */
             double value;
@@ -176,10 +90,10 @@ static void forward(int arg) {
                     (long long)t, value, e, last);
             sums[e] += q[e];
         }
-        probabilities(c, s, chosen, want + t * c->topk);
+        route_probabilities(c, s, chosen, want + t * c->topk);
         z += lse * lse;
     }
-    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * relative(c) * fabs(want[i]);
+    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * route_relative(c) * fabs(want[i]);
     t_near("probs", t_floats_get(r.probs, slots), want, bound, slots);
     got = ints_get(r.counts, c->experts);
     t_same("counts", got, counts, (size_t)c->experts * sizeof *counts);
@@ -187,14 +101,14 @@ static void forward(int arg) {
     for (int32_t e = 0; e < c->experts; e++) {
         T_CHECK(got[e] == first, "offset %d of expert %d instead of %d", got[e], e, first);
         first += counts[e];
-        aux += aux_factor(c) * counts[e] * sums[e];
+        aux += route_aux_factor(c, (double)c->tokens) * counts[e] * sums[e];
     }
     T_CHECK(got[c->experts] == first && first == slots, "last offset %d", got[c->experts]);
-    z *= (double)c->z / (double)c->tokens;
+    z *= route_z_factor(c, (double)c->tokens);
     /* sums over tokens: chunks of at most 17 tokens here */
-    near = (relative(c) + 32 * 0x1p-24) * fabs(aux);
+    near = (route_relative(c) + 32 * 0x1p-24) * fabs(aux);
     t_near("aux_loss", t_floats_get(r.aux_loss, 1), &aux, &near, 1);
-    near = 2.0 * (relative(c) + 32 * 0x1p-24) * fabs(z);
+    near = 2.0 * (route_relative(c) + 32 * 0x1p-24) * fabs(z);
     t_near("z_loss", t_floats_get(r.z_loss, 1), &z, &near, 1);
     (void)t_mat_get(&logits);
 }
@@ -208,52 +122,35 @@ static void backward(int arg) {
     const t_mat logits = logits_of(c, 4.0);
     const double *bias = reals(c->experts, 0.5), *dprobs = reals(slots, 1.0), dloss[2] = {0.75, -1.25};
     const t_mat dlogits = t_mat_make(c->dlogits, 1, c->tokens, c->experts, c->pad, 0, T_PACKED, T_POISON);
-    double *s = zeros(c->experts), *q = zeros(c->experts), *probs = zeros(c->topk), *row = zeros(c->experts);
-    double *want = zeros(total), *bound = zeros(total), *got;
-    const int32_t *indices, *counts;
+    double *want = route_doubles(total), *bound = route_doubles(total), *got;
+    route_token token = route_token_of(c);
+    const int32_t *indices;
     gmm_route r = route_of(c);
     r.logits = &logits.mat;
     if (c->bias) r.expert_bias = t_floats_in(bias, c->experts);
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     indices = ints_get(r.indices, slots);
-    counts = ints_get(r.counts, c->experts);
+    token.counts = ints_get(r.counts, c->experts);
+    token.aux = dloss[0] * route_aux_factor(c, (double)c->tokens);
+    token.z = dloss[1] * route_z_factor(c, (double)c->tokens);
     r.dprobs = t_floats_in(dprobs, slots);
     r.dloss = t_floats_in(dloss, 2);
     r.dlogits = &dlogits.mat;
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&dlogits);
 
     for (int64_t t = 0; t < c->tokens; t++) {
-        const int32_t *chosen = indices + t * c->topk;
-        const double *g = dprobs + t * c->topk, h = 1e-5;
-        double size = 0.0, most = 0.0, lse;
+        const int64_t first = t * c->experts;
         if (t % step) {
-            for (int64_t i = t * c->experts; i < (t + 1) * c->experts; i++)
+            for (int64_t i = first; i < first + c->experts; i++)
                 want[i] = isfinite(got[i]) ? got[i] : 0.0; /* not compared, but written */
             continue;
         }
-        memcpy(row, logits.v + t * c->experts, (size_t)c->experts * sizeof *row);
-        lse = scores(c, row, s, q);
-        for (int32_t i = 0; i < c->topk; i++) size += fabs(scale_of(c) * g[i]);
-        for (int32_t e = 0; e < c->experts; e++) most = fmax(most, counts[e]);
-        /* the sum of the magnitudes of a gradient's terms: each is a product of probabilities of at most 1 */
-        size = 2.0 * size + 2.0 * fabs(dloss[0] * aux_factor(c)) * most +
-               2.0 * fabs(dloss[1] * (double)c->z / (double)c->tokens) * (fabs(lse) + 1.0);
-        for (int32_t e = 0; e < c->experts; e++) {
-            const double at = row[e];
-            const int64_t i = t * c->experts + e;
-            double up, down;
-            row[e] = at + h;
-            up = objective(c, row, chosen, counts, g, dloss, s, q, probs);
-            row[e] = at - h;
-            down = objective(c, row, chosen, counts, g, dloss, s, q, probs);
-            row[e] = at;
-            want[i] = (up - down) / (2.0 * h);
-            /* fp32 arithmetic, the difference quotient (h^2 and 2^-52 / h), the store */
-            bound[i] = (2.0 * relative(c) + 1e-9) * size + ref_roundoff(c->dlogits) * 1.01 * fabs(want[i]) +
-                       ref_tiny(c->dlogits);
-        }
+        token.logits = logits.v + first;
+        token.dprobs = dprobs + t * c->topk;
+        token.indices = indices + t * c->topk;
+        route_gradient(&token, 0, 1, got + first, want + first, bound + first);
     }
     t_near("dlogits", got, want, bound, total);
 }
@@ -261,16 +158,16 @@ static void backward(int arg) {
 /* The gradient of all inputs is the sum of the gradients of each alone; NULL means zeros for gradients and ones for
    losses. */
 static void backward_parts(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 19, 12, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.25f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 19, 12, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.25f, .pad = 0};
     const int64_t slots = c.tokens * c.topk, total = c.tokens * c.experts;
     const t_mat logits = logits_of(&c, 3.0);
     const double *dprobs = reals(slots, 1.0), ones[2] = {1.0, 1.0};
-    double *part[4], *sum = zeros(total), *bound = zeros(total), *none = zeros(total);
+    double *part[4], *sum = route_doubles(total), *bound = route_doubles(total), *none = route_doubles(total);
     t_mat d = t_mat_out(GMM_F32, 1, c.tokens, c.experts);
     gmm_route r = route_of(&c);
     r.logits = &logits.mat;
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     r.dlogits = &d.mat;
     for (int i = 0; i < 4; i++) { /* all, probs, aux, z */
         gmm_route one = r;
@@ -280,11 +177,11 @@ static void backward_parts(int arg) {
         one.counts = i == 0 || i == 2 ? r.counts : NULL;
         one.z_coeff = i == 0 || i == 3 ? r.z_coeff : 0.0f;
         t_mat_poison(&d);
-        call(T.ctx, GMM_OP_TOPK_BWD, &one);
+        route_call(T.ctx, GMM_OP_TOPK_BWD, &one);
         part[i] = t_mat_get(&d);
         one.dloss = t_floats_in(ones, 2);
         t_mat_poison(&d);
-        call(T.ctx, GMM_OP_TOPK_BWD, &one);
+        route_call(T.ctx, GMM_OP_TOPK_BWD, &one);
         t_same("dloss of ones", part[i], t_mat_get(&d), (size_t)total * sizeof(double));
     }
     for (int64_t i = 0; i < total; i++) {
@@ -295,13 +192,13 @@ static void backward_parts(int arg) {
     r.aux_coeff = r.z_coeff = 0.0f;
     r.indices = r.counts = NULL;
     t_mat_poison(&d);
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     t_exact("no gradient", GMM_F32, t_mat_get(&d), none, total);
 }
 
 /* Indices out of range are ignored. */
 static void backward_wild(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 5, 6, 3, (gmm_score)arg, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 5, 6, 3, (gmm_score)arg, 0, 0, 0.0f, 0.0f, 0.0f, .pad = 0};
     const t_mat logits = logits_of(&c, 3.0);
     const t_mat d = t_mat_out(GMM_F32, 1, c.tokens, c.experts);
     int32_t wild[15], tame[15];
@@ -317,10 +214,10 @@ static void backward_wild(int arg) {
     r.dlogits = &d.mat;
     r.indices = (int32_t *)t_in(tame, sizeof tame);
     r.dprobs = t_floats_in(g, 15);
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     want = t_mat_get(&d);
     r.indices = (int32_t *)t_in(wild, sizeof wild);
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&d);
     t_exact("dlogits", GMM_F32, got, want, c.tokens * c.experts);
 }
@@ -333,7 +230,8 @@ static void ties(int arg) {
     const int32_t experts = 1 + arg;
     for (int32_t topk = 1; topk <= experts; topk += 1 + experts / 6)
         for (int score = 0; score < 2; score++) {
-            const route_case c = {GMM_BF16, GMM_BF16, 21, experts, topk, (gmm_score)score, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+            const route_case c = {GMM_BF16, GMM_BF16, 21, experts, topk, (gmm_score)score, 0, 0, 0.0f, 0.0f, 0.0f,
+                                  .pad = 0};
             t_mat logits = logits_of(&c, 1.0);
             gmm_route r = route_of(&c);
             const int32_t *got;
@@ -343,8 +241,8 @@ static void ties(int arg) {
             }
             t_mat_put(&logits);
             r.logits = &logits.mat;
-            outputs(&r);
-            call(T.ctx, GMM_OP_TOPK_FWD, &r);
+            route_outputs(&r);
+            route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
             got = ints_get(r.indices, c.tokens * topk);
             for (int64_t t = 0; t < c.tokens; t++) {
                 const double *row = logits.v + t * experts;
@@ -365,7 +263,7 @@ static void ties(int arg) {
 /* A NaN logit makes all softmax scores of its token NaN, so that the lower indices are chosen; other tokens are
    unaffected. A NaN bias ranks its expert last, after a bias of -infinity. */
 static void nan_rows(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 3, 5, 5, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 3, 5, 5, GMM_SCORE_SOFTMAX, 0, 0, 0.0f, 0.0f, 0.0f, .pad = 0};
     const double bias[5] = {0.0, NAN, -INFINITY, 0.0, NAN};
     static const int32_t plain[15] = {4, 3, 2, 1, 0, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4};
     static const int32_t biased[15] = {3, 0, 2, 1, 4, 0, 1, 2, 3, 4, 0, 3, 2, 1, 4};
@@ -380,35 +278,35 @@ static void nan_rows(int arg) {
     }
     t_mat_put(&logits);
     r.logits = &logits.mat;
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_same("indices", ints_get(r.indices, 15), plain, sizeof plain);
     probs = t_floats_get(r.probs, 15);
     for (int i = 0; i < 15; i++) T_CHECK(!isnan(probs[i]) == (i / 5 != 1), "prob %d is %g", i, probs[i]);
     r.expert_bias = t_floats_in(bias, 5);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_same("indices with bias", ints_get(r.indices, 15), biased, sizeof biased);
 }
 
 /* Logits whose exponentials overflow or underflow fp32. */
 static void extreme(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 4, 4, 4, (gmm_score)arg, 1, 0, 0.0f, 1.0f, 1e-6f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 4, 4, 4, (gmm_score)arg, 1, 0, 0.0f, 1.0f, 1e-6f, .pad = 0};
     static const double v[16] = {1e4, 9999.0, -1e4, -INFINITY, 3e38, -3e38, 0.0, 1.0,
                                  -100.0, -100.5, -101.0, -102.0, -80.0, 80.0, 0.0, 88.9};
     t_mat logits = logits_of(&c, 1.0);
     const t_mat d = t_mat_out(GMM_F32, 1, 4, 4);
-    double *s = zeros(4), *q = zeros(4), *want = zeros(16), *bound = zeros(16), *got;
+    double *s = route_doubles(4), *q = route_doubles(4), *want = route_doubles(16), *bound = route_doubles(16), *got;
     const int32_t *indices;
     gmm_route r = route_of(&c);
     for (int i = 0; i < 16; i++) logits.v[i] = ref_round(GMM_F32, v[i]);
     t_mat_put(&logits);
     r.logits = &logits.mat;
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     indices = ints_get(r.indices, 16);
     for (int t = 0; t < 4; t++) {
-        (void)scores(&c, logits.v + 4 * t, s, q);
-        probabilities(&c, s, indices + 4 * t, want + 4 * t);
+        (void)route_scores(&c, logits.v + 4 * t, s, q);
+        route_probabilities(&c, s, indices + 4 * t, want + 4 * t);
     }
     /* the third token's sigmoids are subnormal: multiples of 2^-149, or 0 on a GPU; the denominator 1e-20 magnifies
        their error */
@@ -420,7 +318,7 @@ static void extreme(int arg) {
     r.z_coeff = 0.0f;
     r.dprobs = t_floats_in(reals(16, 1.0), 16);
     r.dlogits = &d.mat;
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&d);
     for (int i = 0; i < 16; i++) T_CHECK(isfinite(got[i]), "dlogits[%d] is %g", i, got[i]);
 }
@@ -428,51 +326,51 @@ static void extreme(int arg) {
 /* ----------------------------------------------------------------------------------------- Nothing, optional --- */
 
 static void no_tokens(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 0, 9, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 0, 9, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0};
     static const int32_t none[10] = {0};
     gmm_mat logits = gmm_mat_packed(GMM_F32, NULL), dlogits = logits;
     gmm_route r = route_of(&c);
     (void)arg;
     r.logits = &logits;
     r.dlogits = &dlogits;
-    r.counts = ints_out(9);
-    r.offsets = ints_out(10);
+    r.counts = route_ints_out(9);
+    r.offsets = route_ints_out(10);
     r.aux_loss = t_floats_out(1);
     r.z_loss = t_floats_out(1);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_same("counts", ints_get(r.counts, 9), none, 9 * sizeof *none);
     t_same("offsets", ints_get(r.offsets, 10), none, 10 * sizeof *none);
     T_CHECK(t_floats_get(r.aux_loss, 1)[0] == 0.0 && t_floats_get(r.z_loss, 1)[0] == 0.0, "losses");
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
 }
 
 /* Outputs that are NULL do not change the others; coefficients of 0 give losses of 0. */
 static void optional(int arg) {
-    const route_case c = {GMM_BF16, GMM_F32, 50, 11, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.5f, 0};
+    const route_case c = {GMM_BF16, GMM_F32, 50, 11, 3, (gmm_score)arg, 1, 0, 0.0f, 0.5f, 0.5f, .pad = 0};
     const t_mat logits = logits_of(&c, 3.0);
     gmm_route r = route_of(&c), all;
     r.logits = &logits.mat;
-    outputs(&r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_outputs(&r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     all = r;
-    outputs(&r);
+    route_outputs(&r);
     r.counts = r.offsets = NULL;
     r.z_loss = NULL;
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_same("indices", ints_get(r.indices, 150), ints_get(all.indices, 150), 150 * sizeof(int32_t));
     t_same("probs", t_get(r.probs, 600), t_get(all.probs, 600), 600);
     t_same("aux_loss", t_get(r.aux_loss, 4), t_get(all.aux_loss, 4), 4);
     r.aux_coeff = r.z_coeff = 0.0f;
     r.z_loss = t_floats_out(1);
-    r.offsets = ints_out(12);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    r.offsets = route_ints_out(12);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     T_CHECK(t_floats_get(r.aux_loss, 1)[0] == 0.0 && t_floats_get(r.z_loss, 1)[0] == 0.0, "losses");
     t_same("offsets", ints_get(r.offsets, 12), ints_get(all.offsets, 12), 12 * sizeof(int32_t));
 }
 
 /* Bitwise the same for any number of threads. */
 static void threads(int arg) {
-    const route_case c = {GMM_BF16, GMM_BF16, 1003, 70, 5, (gmm_score)arg, 1, 1, 0.0f, 0.5f, 0.5f, 0};
+    const route_case c = {GMM_BF16, GMM_BF16, 1003, 70, 5, (gmm_score)arg, 1, 1, 0.0f, 0.5f, 0.5f, .pad = 0};
     const int64_t slots = c.tokens * c.topk;
     const t_mat logits = logits_of(&c, 5.0);
     const double *bias = reals(c.experts, 0.5), *dprobs = reals(slots, 1.0);
@@ -490,11 +388,11 @@ static void threads(int arg) {
         ctx = t_context(&config);
         r.logits = &logits.mat;
         r.expert_bias = t_floats_in(bias, c.experts);
-        outputs(&r);
-        call(ctx, GMM_OP_TOPK_FWD, &r);
+        route_outputs(&r);
+        route_call(ctx, GMM_OP_TOPK_FWD, &r);
         r.dprobs = t_floats_in(dprobs, slots);
         r.dlogits = &d.mat;
-        call(ctx, GMM_OP_TOPK_BWD, &r);
+        route_call(ctx, GMM_OP_TOPK_BWD, &r);
         got[0] = r.indices;
         got[1] = r.probs;
         got[2] = r.counts;
@@ -512,7 +410,7 @@ static void threads(int arg) {
 /* ---------------------------------------------------------------------------------------------------- Errors --- */
 
 static void errors(int arg) {
-    const route_case c = {GMM_F32, GMM_F32, 6, 4, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.5f, 0.5f, 0};
+    const route_case c = {GMM_F32, GMM_F32, 6, 4, 2, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 0.5f, 0.5f, .pad = 0};
     const t_mat logits = logits_of(&c, 1.0), d = t_mat_out(GMM_F32, 1, 6, 4);
     const int bwd = arg;
     const gmm_op op = bwd ? GMM_OP_TOPK_BWD : GMM_OP_TOPK_FWD;
@@ -525,9 +423,9 @@ static void errors(int arg) {
     size_t bytes;
     good.logits = &logits.mat;
     good.dlogits = &d.mat;
-    outputs(&good);
+    route_outputs(&good);
     good.dprobs = t_floats_in(reals(12, 1.0), 12);
-    call(T.ctx, GMM_OP_TOPK_FWD, &good);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &good);
     T_OK(gmm_topk_query(T.ctx, op, &good, &info));
     bytes = info.workspace_bytes;
     workspace = (char *)t_workspace(bytes + 256);

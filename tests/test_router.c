@@ -1,6 +1,6 @@
 /* test_router.c - routers of current models against fp64 references: group-limited choice, Sinkhorn, losses by
    sequence, padding, fp64 logits; dense routings; the update of expert biases */
-#include "test.h"
+#include "route_case.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -10,66 +10,55 @@
 #include "device.h"
 #endif
 
-typedef struct router_case {
-    const char *name;
-    gmm_dtype dtype, dlogits;
-    int32_t tokens, experts, topk;
-    gmm_score score;
-    int32_t normalize, bias;
-    float scale, aux, z;
-    int32_t groups, group_topk, group_sum, sinkhorn, sequences, sequence_first, padding;
-    float tolerance; /* of sinkhorn */
-} router_case;
-
-static const router_case cases[] = {
-    {"dsv3", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 96, .experts = 256, .topk = 8,
+static const route_case cases[] = {
+    {.name = "dsv3", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 96, .experts = 256, .topk = 8,
      .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .scale = 2.5f, .aux = 0.5f, .groups = 8,
      .group_topk = 4, .sequences = 3},
-    {"dsv2", .dtype = GMM_BF16, .dlogits = GMM_F32, .tokens = 50, .experts = 160, .topk = 6, .scale = 16.0f,
+    {.name = "dsv2", .dtype = GMM_BF16, .dlogits = GMM_F32, .tokens = 50, .experts = 160, .topk = 6, .scale = 16.0f,
      .aux = 1.0f, .groups = 8, .group_topk = 3, .group_sum = 1, .sequences = 1},
-    {"groups of uneven warps", .dtype = GMM_F32, .dlogits = GMM_BF16, .tokens = 33, .experts = 105, .topk = 5,
+    {.name = "groups of uneven warps", .dtype = GMM_F32, .dlogits = GMM_BF16, .tokens = 33, .experts = 105, .topk = 5,
      .score = GMM_SCORE_SIGMOID, .bias = 1, .z = 0.5f, .groups = 35, .group_topk = 4, .group_sum = 2},
-    {"every group", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 20, .experts = 12, .topk = 12, .normalize = 1,
-     .aux = 1.0f, .z = 1.0f, .groups = 4, .group_topk = 4, .group_sum = 3, .sequences = 1},
-    {"one expert a group", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 20, .experts = 40, .topk = 3,
+    {.name = "every group", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 20, .experts = 12, .topk = 12,
+     .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 4, .group_topk = 4, .group_sum = 3, .sequences = 1},
+    {.name = "one expert a group", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 20, .experts = 40, .topk = 3,
      .normalize = 1, .bias = 1, .aux = 1.0f, .z = 1.0f, .groups = 40, .group_topk = 3, .sequences = 1},
-    {"many experts in groups", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 9, .experts = 14000, .topk = 4,
+    {.name = "many experts in groups", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 9, .experts = 14000, .topk = 4,
      .score = GMM_SCORE_SIGMOID, .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 100, .group_topk = 2,
      .sequences = 3},
-    {"sequences", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16, .topk = 4, .normalize = 1,
+    {.name = "sequences", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16, .topk = 4, .normalize = 1,
      .aux = 1.0f, .z = 1.0f, .sequences = 4},
-    {"sequences of the second index", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16, .topk = 4,
-     .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .aux = 1.0f, .z = 1.0f, .sequences = 5,
+    {.name = "sequences of the second index", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16,
+     .topk = 4, .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .aux = 1.0f, .z = 1.0f, .sequences = 5,
      .sequence_first = 1},
-    {"sequences without an auxiliary loss", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16,
+    {.name = "sequences without an auxiliary loss", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 120, .experts = 16,
      .topk = 4, .normalize = 1, .z = 1.0f, .sequences = 4},
-    {"sequences of one token", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 70, .experts = 10, .topk = 2,
+    {.name = "sequences of one token", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 70, .experts = 10, .topk = 2,
      .aux = 1.0f, .z = 1.0f, .sequences = 70},
-    {"long sequences", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 5200, .experts = 8, .topk = 2, .aux = 1.0f,
-     .z = 1.0f, .sequences = 4, .sequence_first = 1, .padding = 1},
-    {"padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 77, .experts = 16, .topk = 4,
+    {.name = "long sequences", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 5200, .experts = 8, .topk = 2,
+     .aux = 1.0f, .z = 1.0f, .sequences = 4, .sequence_first = 1, .padding = 1},
+    {.name = "padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 77, .experts = 16, .topk = 4,
      .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .aux = 1.0f, .z = 1.0f, .sequences = 1,
      .padding = 1},
-    {"padding of sequences", .dtype = GMM_BF16, .dlogits = GMM_BF16, .tokens = 96, .experts = 24, .topk = 3,
+    {.name = "padding of sequences", .dtype = GMM_BF16, .dlogits = GMM_BF16, .tokens = 96, .experts = 24, .topk = 3,
      .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 4, .group_topk = 2, .sequences = 6, .padding = 1},
-    {"all padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 30, .experts = 8, .topk = 2, .normalize = 1,
+    {.name = "all padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 30, .experts = 8, .topk = 2, .normalize = 1,
      .aux = 1.0f, .z = 1.0f, .sinkhorn = 3, .sequences = 2, .padding = 2},
-    {"sinkhorn", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 150, .experts = 16, .topk = 2, .z = 1.0f,
+    {.name = "sinkhorn", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 150, .experts = 16, .topk = 2, .z = 1.0f,
      .sinkhorn = 7, .sequences = 1},
-    {"sinkhorn to the end", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 700, .experts = 33, .topk = 1,
+    {.name = "sinkhorn to the end", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 700, .experts = 33, .topk = 1,
      .score = GMM_SCORE_SIGMOID, .aux = 1.0f, .sinkhorn = 100, .sequences = 1},
-    {"sinkhorn of a coarse tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 150, .experts = 8, .topk = 2,
-     .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 0.5f},
-    {"sinkhorn of a fine tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 300, .experts = 8, .topk = 1,
-     .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 1e-7f},
-    {"sinkhorn of groups, padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 90, .experts = 24, .topk = 4,
-     .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 6, .group_topk = 3, .sinkhorn = 20, .sequences = 3,
+    {.name = "sinkhorn of a coarse tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 150, .experts = 8,
+     .topk = 2, .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 0.5f},
+    {.name = "sinkhorn of a fine tolerance", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 300, .experts = 8,
+     .topk = 1, .z = 1.0f, .sinkhorn = 100, .sequences = 1, .tolerance = 1e-7f},
+    {.name = "sinkhorn of groups, padding", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 90, .experts = 24,
+     .topk = 4, .normalize = 1, .aux = 1.0f, .z = 1.0f, .groups = 6, .group_topk = 3, .sinkhorn = 20, .sequences = 3,
      .sequence_first = 1, .padding = 1},
 };
 
 /* A routing in double precision. */
 typedef struct reference {
-    const router_case *c;
+    const route_case *c;
     double *logits, *bias;
     uint8_t *padding;
     int32_t *indices, *counts, *sequence_counts;
@@ -77,43 +66,16 @@ typedef struct reference {
     double aux_loss, z_loss;
 } reference;
 
-static int32_t sequences_of(const router_case *c) { return c->sequences ? c->sequences : 1; }
-static int64_t sequence_of(const router_case *c, int64_t t) {
-    return c->sequence_first ? t % sequences_of(c) : t / (c->tokens / sequences_of(c));
+static int64_t sequence_of(const route_case *c, int64_t t) {
+    return c->sequence_first ? t % route_sequences(c) : t / (c->tokens / route_sequences(c));
 }
-static double *doubles(int64_t n) { return (double *)t_host((size_t)(n + 1) * sizeof(double)); }
-
-static double scores(const router_case *c, const double *logits, double *s, double *q) {
-    double top = -INFINITY, sum = 0.0, all = 0.0;
-    for (int32_t e = 0; e < c->experts; e++) top = fmax(top, logits[e]);
-    for (int32_t e = 0; e < c->experts; e++) sum += exp(logits[e] - top);
-    for (int32_t e = 0; e < c->experts; e++) {
-        s[e] = c->score == GMM_SCORE_SIGMOID ? 1.0 / (1.0 + exp(-logits[e])) : exp(logits[e] - top) / sum;
-        all += s[e];
-    }
-    for (int32_t e = 0; e < c->experts; e++) q[e] = c->score == GMM_SCORE_SIGMOID ? s[e] / all : s[e];
-    return top + log(sum);
-}
-static double scale_of(const router_case *c) { return c->scale == 0.0f ? 1.0 : (double)c->scale; }
-static void probabilities(const router_case *c, const double *s, const int32_t *indices, double *probs) {
-    double sum = c->score == GMM_SCORE_SIGMOID ? 1e-20 : 0.0;
-    for (int32_t i = 0; i < c->topk; i++) sum += s[indices[i]];
-    for (int32_t i = 0; i < c->topk; i++) probs[i] = scale_of(c) * s[indices[i]] / (c->normalize ? sum : 1.0);
-}
-static double aux_factor(const reference *r, int64_t b) {
-    const router_case *c = r->c;
-    const double n = r->valid[b];
-    return n == 0 ? 0 : (double)c->aux * c->experts / (c->topk * n * n) / sequences_of(c);
-}
-static double z_factor(const reference *r) {
-    const double n = r->valid[sequences_of(r->c)];
-    return n == 0 ? 0 : (double)r->c->z / n;
-}
+static double z_factor(const reference *r) { return route_z_factor(r->c, r->valid[route_sequences(r->c)]); }
 
 /* Factors of experts by Sinkhorn's iteration. */
 static double *sinkhorn(const reference *r) {
-    const router_case *c = r->c;
-    double *b = doubles(c->experts), *x = doubles(c->experts), *sums = doubles(c->experts), change = 1.0;
+    const route_case *c = r->c;
+    double *b = route_doubles(c->experts), *x = route_doubles(c->experts), *sums = route_doubles(c->experts);
+    double change = 1.0;
     const double tolerance = c->tolerance > 0.0f ? (double)c->tolerance : 1e-4;
     for (int32_t e = 0; e < c->experts; e++) b[e] = 1.0;
     for (int32_t i = 0; i < c->sinkhorn && change > tolerance; i++) {
@@ -125,7 +87,7 @@ static double *sinkhorn(const reference *r) {
             for (int32_t e = 0; e < c->experts; e++) top = fmax(top, logits[e]);
             for (int32_t e = 0; e < c->experts; e++) row += b[e] * (x[e] = exp(logits[e] - top));
             for (int32_t e = 0; e < c->experts; e++)
-                sums[e] += x[e] / (r->valid[sequences_of(c)] * (row + 1e-8));
+                sums[e] += x[e] / (r->valid[route_sequences(c)] * (row + 1e-8));
         }
         change = 0.0;
         for (int32_t e = 0; e < c->experts; e++) {
@@ -140,8 +102,8 @@ static double *sinkhorn(const reference *r) {
 /* Gives token 0 two large logits whose experts are chosen in one order by the case's tolerance, in the other by the
    usual one. The token itself changes the factors a little. */
 static void place_between_tolerances(reference *r) {
-    const router_case *c = r->c;
-    router_case usual = *c;
+    const route_case *c = r->c;
+    route_case usual = *c;
     reference other = *r;
     int32_t first = 0, second = 0;
     usual.tolerance = 0.0f;
@@ -169,11 +131,11 @@ static void largest(const double *v, int32_t n, const uint8_t *not_these, int32_
         taken[indices[i]] = 1;
     }
 }
-static void choose(const router_case *c, const double *v, int32_t *indices) {
+static void choose(const route_case *c, const double *v, int32_t *indices) {
     const int32_t members = c->groups > 1 ? c->experts / c->groups : 0;
     const int32_t count = c->group_sum ? c->group_sum : c->group_topk ? c->topk / c->group_topk : 0;
     uint8_t *out = (uint8_t *)t_host((size_t)c->experts);
-    double *sums = doubles(c->groups);
+    double *sums = route_doubles(c->groups);
     int32_t *best = (int32_t *)t_host((size_t)(c->groups + c->experts) * sizeof *best);
     if (c->groups > 1) {
         for (int32_t g = 0; g < c->groups; g++) {
@@ -187,20 +149,21 @@ static void choose(const router_case *c, const double *v, int32_t *indices) {
     largest(v, c->experts, out, c->topk, indices);
 }
 
-static reference reference_of(const router_case *c) {
-    const int64_t E = c->experts, B = sequences_of(c), slots = (int64_t)c->tokens * c->topk;
-    double *s = doubles(E), *q = doubles(E), *v = doubles(E), *sums = doubles(B * E), *b = NULL;
+static reference reference_of(const route_case *c) {
+    const int64_t E = c->experts, B = route_sequences(c), slots = c->tokens * c->topk;
+    double *s = route_doubles(E), *q = route_doubles(E), *v = route_doubles(E), *sums = route_doubles(B * E);
+    double *b = NULL;
     reference r;
     memset(&r, 0, sizeof r);
     r.c = c;
-    r.logits = doubles(c->tokens * E);
-    r.bias = doubles(E);
+    r.logits = route_doubles(c->tokens * E);
+    r.bias = route_doubles(E);
     r.padding = (uint8_t *)t_host((size_t)c->tokens + 1);
     r.indices = (int32_t *)t_host((size_t)(slots + 1) * sizeof(int32_t));
     r.counts = (int32_t *)t_host((size_t)E * sizeof(int32_t));
     r.sequence_counts = (int32_t *)t_host((size_t)(B * E) * sizeof(int32_t));
-    r.probs = doubles(slots);
-    r.valid = doubles(B);
+    r.probs = route_doubles(slots);
+    r.valid = route_doubles(B + 1);
     for (int64_t t = 0; t < c->tokens; t++) {
         r.padding[t] = c->padding == 2 || (c->padding && (t % 5 == 1 || sequence_of(c, t) == 2)) ? 1 + t % 200 : 0;
         r.valid[sequence_of(c, t)] += !r.padding[t];
@@ -217,21 +180,22 @@ static reference reference_of(const router_case *c) {
         double lse, top = -INFINITY;
         for (int32_t i = 0; i < c->topk && r.padding[t]; i++) indices[i] = -1;
         if (r.padding[t]) continue;
-        lse = scores(c, r.logits + t * E, s, q);
+        lse = route_scores(c, r.logits + t * E, s, q);
         for (int64_t e = 0; e < E; e++) top = fmax(top, r.logits[t * E + e]);
         for (int64_t e = 0; e < E; e++) {
             v[e] = b ? b[e] * exp(r.logits[t * E + e] - top) : s[e] + r.bias[e];
             sums[sequence * E + e] += q[e];
         }
         choose(c, v, indices);
-        probabilities(c, s, indices, r.probs + t * c->topk);
+        route_probabilities(c, s, indices, r.probs + t * c->topk);
         for (int32_t i = 0; i < c->topk; i++) {
             r.counts[indices[i]]++;
             r.sequence_counts[sequence * E + indices[i]]++;
         }
         r.z_loss += z_factor(&r) * lse * lse;
     }
-    for (int64_t i = 0; i < B * E; i++) r.aux_loss += aux_factor(&r, i / E) * r.sequence_counts[i] * sums[i];
+    for (int64_t i = 0; i < B * E; i++)
+        r.aux_loss += route_aux_factor(c, r.valid[i / E]) * r.sequence_counts[i] * sums[i];
     return r;
 }
 
@@ -239,10 +203,10 @@ static reference reference_of(const router_case *c) {
 static void tolerance(int arg) {
     const reference ref = reference_of(&cases[arg]);
     const int64_t E = ref.c->experts, topk = ref.c->topk;
-    router_case usual = *ref.c;
+    route_case usual = *ref.c;
     reference r = ref;
     int32_t *indices = (int32_t *)t_host((size_t)topk * sizeof *indices), others = 0;
-    double *v = doubles(E), *b;
+    double *v = route_doubles(E), *b;
     usual.tolerance = 0.0f;
     r.c = &usual;
     b = sinkhorn(&r);
@@ -252,86 +216,50 @@ static void tolerance(int arg) {
         others += memcmp(indices, ref.indices + t * topk, (size_t)topk * sizeof *indices) != 0;
     }
     T_CHECK(others > 0, "%s: the usual tolerance gives the same routing", usual.name);
-    if (T.verbose) printf("%s: %d tokens of %d have other experts\n", usual.name, others, usual.tokens);
+    if (T.verbose) printf("%s: %d tokens of %lld have other experts\n", usual.name, others, (long long)usual.tokens);
 }
 
 /* ----------------------------------------------------------------------------------------------------- Calls --- */
 
-static int32_t *ints_out(int64_t n) { return (int32_t *)t_alloc((size_t)n * sizeof(int32_t)); }
-
 static gmm_route route_of(const reference *ref, const t_mat *logits) {
-    const router_case *c = ref->c;
-    const int64_t slots = (int64_t)c->tokens * c->topk;
-    int64_t *totals = (int64_t *)t_host((size_t)c->experts * sizeof *totals);
-    gmm_route r = GMM_ZERO;
+    const route_case *c = ref->c;
+    const size_t bytes = (size_t)c->experts * sizeof(int64_t);
+    int64_t *totals = (int64_t *)t_host(bytes);
+    gmm_route r = route_scalars(c);
     t_about("%s", c->name);
     for (int32_t e = 0; e < c->experts; e++) totals[e] = 5000000000 + e;
-    r.experts = c->experts;
-    r.tokens = c->tokens;
-    r.topk = c->topk;
-    r.score = c->score;
-    r.normalize = c->normalize;
-    r.scale = c->scale;
-    r.aux_coeff = c->aux;
-    r.z_coeff = c->z;
-    r.groups = c->groups;
-    r.group_topk = c->group_topk;
-    r.group_sum = c->group_sum;
-    r.sinkhorn = c->sinkhorn;
-    r.sinkhorn_tolerance = c->tolerance;
-    r.sequences = c->sequences;
-    r.sequence_first = c->sequence_first;
     r.logits = logits ? &logits->mat : NULL;
     if (c->bias) r.expert_bias = t_floats_in(ref->bias, c->experts);
     if (c->padding) r.padding = (const uint8_t *)t_in(ref->padding, (size_t)c->tokens);
-    r.indices = ints_out(slots);
-    r.probs = t_floats_out(slots);
-    r.counts = ints_out(c->experts);
-    r.offsets = ints_out(c->experts + 1);
-    r.total_counts = (int64_t *)t_alloc((size_t)c->experts * sizeof(int64_t));
-    t_upload(r.total_counts, totals, (size_t)c->experts * sizeof(int64_t));
-    if (sequences_of(c) > 1) r.sequence_counts = ints_out((int64_t)c->sequences * c->experts);
-    r.aux_loss = t_floats_out(1);
-    r.z_loss = t_floats_out(1);
+    route_outputs(&r);
+    r.total_counts = (int64_t *)t_alloc(bytes);
+    t_upload(r.total_counts, totals, bytes);
+    if (route_sequences(c) > 1) r.sequence_counts = route_ints_out((int64_t)c->sequences * c->experts);
     return r;
 }
 static t_mat logits_of(const reference *ref) {
-    const router_case *c = ref->c;
+    const route_case *c = ref->c;
     t_mat m = t_mat_make(c->dtype, 1, c->tokens, c->experts, 3, 0, T_PACKED, T_REALS);
-    memcpy(m.v, ref->logits, (size_t)((int64_t)c->tokens * c->experts) * sizeof *m.v);
+    memcpy(m.v, ref->logits, (size_t)(c->tokens * c->experts) * sizeof *m.v);
     t_mat_put(&m);
     return m;
 }
-/* Runs op with a workspace of exactly the queried size. */
-static void call(gmm_context *ctx, gmm_op op, const gmm_route *r) {
-    gmm_info info = GMM_ZERO;
-    void *workspace;
-    T_OK_TEXT(gmm_topk_query(ctx, op, r, &info), gmm_last_error(ctx));
-    workspace = t_workspace(info.workspace_bytes);
-    if (op == GMM_OP_TOPK_FWD)
-        T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
-    else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
-}
-#define call(...) T_CALL(call, __VA_ARGS__)
-
-/* Relative error of a probability: see test_route.c. */
-static double relative(const router_case *c) { return (c->experts / 16 + c->topk + 24) * 0x1p-24; }
 
 /* ------------------------------------------------------------------------------------------ Forward, backward --- */
 
 static void forward(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t E = c->experts, slots = (int64_t)c->tokens * c->topk, B = sequences_of(c);
+    const route_case *c = &cases[arg];
+    const int64_t E = c->experts, slots = c->tokens * c->topk, B = route_sequences(c);
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref);
     const gmm_route r = route_of(&ref, &logits);
-    double *bound = doubles(slots), near;
+    double *bound = route_doubles(slots), near;
     int64_t *totals;
     int32_t *offsets, first = 0;
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_matrix(ref.indices, 1, c->tokens, c->topk, sizeof(int32_t));
     t_same("indices", t_get(r.indices, (size_t)slots * 4), ref.indices, (size_t)slots * 4);
-    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * relative(c) * fabs(ref.probs[i]);
+    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * route_relative(c) * fabs(ref.probs[i]);
     t_near("probs", t_floats_get(r.probs, slots), ref.probs, bound, slots);
     t_same("counts", t_get(r.counts, (size_t)E * 4), ref.counts, (size_t)E * 4);
     if (B > 1)
@@ -345,87 +273,61 @@ static void forward(int arg) {
         first += ref.counts[e];
         T_CHECK(totals[e] == 5000000000 + e + ref.counts[e], "total %lld of expert %d", (long long)totals[e], e);
     }
-    near = (relative(c) + 400 * 0x1p-24) * fabs(ref.aux_loss);
+    near = (route_relative(c) + 400 * 0x1p-24) * fabs(ref.aux_loss);
     t_near("aux_loss", t_floats_get(r.aux_loss, 1), &ref.aux_loss, &near, 1);
-    near = 2.0 * (relative(c) + 400 * 0x1p-24) * fabs(ref.z_loss);
+    near = 2.0 * (route_relative(c) + 400 * 0x1p-24) * fabs(ref.z_loss);
     t_near("z_loss", t_floats_get(r.z_loss, 1), &ref.z_loss, &near, 1);
 }
 
-/* One token's part of  sum dprobs probs + dloss[0] aux_loss + dloss[1] z_loss. */
-static double objective(const reference *r, const double *logits, int64_t t, const double *dprobs, const double *dloss,
-                        double *s, double *q, double *probs) {
-    const router_case *c = r->c;
-    const int64_t b = sequence_of(c, t);
-    const double lse = scores(c, logits, s, q);
-    double sum = dloss[1] * z_factor(r) * lse * lse;
-    probabilities(c, s, r->indices + t * c->topk, probs);
-    for (int32_t i = 0; i < c->topk; i++) sum += dprobs[i] * probs[i];
-    for (int32_t e = 0; e < c->experts; e++)
-        sum += dloss[0] * aux_factor(r, b) * r->sequence_counts[b * c->experts + e] * q[e];
-    return sum;
-}
-
 static void backward(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t E = c->experts, slots = (int64_t)c->tokens * c->topk, total = (int64_t)c->tokens * E;
+    const route_case *c = &cases[arg];
+    const int64_t E = c->experts, slots = c->tokens * c->topk, total = c->tokens * E;
     const int64_t step = total > 20000 ? t_step(total, 2000, E) : 1; /* elements compared */
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref);
     const t_mat d = t_mat_make(c->dlogits, 1, c->tokens, E, 1, 0, T_PACKED, T_POISON);
     const double dloss[2] = {0.75, -1.25};
-    double *dprobs = doubles(slots), *s = doubles(E), *q = doubles(E), *probs = doubles(c->topk), *row = doubles(E);
-    double *want = doubles(total), *bound = doubles(total), *got;
+    double *dprobs = route_doubles(slots), *want = route_doubles(total), *bound = route_doubles(total), *got;
+    route_token token = route_token_of(c);
     gmm_route r = route_of(&ref, &logits);
     for (int64_t i = 0; i < slots; i++) dprobs[i] = ref_round(GMM_F32, t_real());
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     r.dprobs = t_floats_in(dprobs, slots);
     r.dloss = t_floats_in(dloss, 2);
     r.dlogits = &d.mat;
-    if (sequences_of(c) > 1) r.counts = NULL; /* sequence_counts are read */
+    if (route_sequences(c) > 1) r.counts = NULL; /* sequence_counts are read */
     if (c->aux == 0.0f) r.counts = r.sequence_counts = NULL; /* neither is read */
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&d);
-    for (int64_t i = 0; i < total; i++) {
-        const int64_t t = i / E, e = i % E, b = sequence_of(c, t);
-        const double *g = dprobs + t * c->topk, h = 1e-5;
-        double size = 0.0, most = 0.0, up, down, lse;
+    token.z = dloss[1] * z_factor(&ref);
+    for (int64_t t = 0; t < c->tokens; t++) {
+        const int64_t b = sequence_of(c, t), first = t * E;
         if (ref.padding[t]) continue; /* want is 0 */
-        if (i % step) {
-            want[i] = isfinite(got[i]) ? got[i] : 0.0; /* not compared, but written */
-            continue;
-        }
-        memcpy(row, ref.logits + t * E, (size_t)E * sizeof *row);
-        lse = scores(c, row, s, q);
-        for (int32_t k = 0; k < c->topk; k++) size += fabs(scale_of(c) * g[k]);
-        for (int32_t k = 0; k < E; k++) most = fmax(most, ref.sequence_counts[b * E + k]);
-        size = 2.0 * size + 2.0 * fabs(dloss[0] * aux_factor(&ref, b)) * most +
-               2.0 * fabs(dloss[1] * z_factor(&ref)) * (fabs(lse) + 1.0);
-        row[e] += h;
-        up = objective(&ref, row, t, g, dloss, s, q, probs);
-        row[e] -= 2.0 * h;
-        down = objective(&ref, row, t, g, dloss, s, q, probs);
-        want[i] = (up - down) / (2.0 * h);
-        bound[i] = (2.0 * relative(c) + 1e-9) * size + ref_roundoff(c->dlogits) * 1.01 * fabs(want[i]) +
-                   ref_tiny(c->dlogits);
+        token.logits = ref.logits + first;
+        token.dprobs = dprobs + t * c->topk;
+        token.indices = ref.indices + t * c->topk;
+        token.counts = ref.sequence_counts + b * E;
+        token.aux = dloss[0] * route_aux_factor(c, ref.valid[b]);
+        route_gradient(&token, first, step, got + first, want + first, bound + first);
     }
     t_near("dlogits", got, want, bound, total);
 }
 
 /* fp64 logits give the bits of the same logits rounded to fp32; fp64 gradients are those of fp32. */
 static void doubles_equal_floats(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t total = (int64_t)c->tokens * c->experts, slots = (int64_t)c->tokens * c->topk;
+    const route_case *c = &cases[arg];
+    const int64_t total = c->tokens * c->experts, slots = c->tokens * c->topk;
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref), d = t_mat_out(GMM_F32, 1, c->tokens, c->experts);
-    double *wide = doubles(total), *got, *want;
+    double *wide = route_doubles(total), *got, *want;
     gmm_mat in, out;
     gmm_route r = route_of(&ref, &logits), w = route_of(&ref, NULL);
     for (int64_t i = 0; i < total; i++) wide[i] = ref.logits[i] * (1.0 + 0x1p-30 * t_real());
     in = gmm_mat_packed(GMM_F64, t_in(wide, (size_t)total * sizeof *wide));
     out = gmm_mat_packed(GMM_F64, t_alloc((size_t)total * sizeof *wide));
     w.logits = &in;
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
-    call(T.ctx, GMM_OP_TOPK_FWD, &w);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &w);
     t_same("indices", t_get(r.indices, (size_t)slots * 4), t_get(w.indices, (size_t)slots * 4), (size_t)slots * 4);
     t_same("probs", t_get(r.probs, (size_t)slots * 4), t_get(w.probs, (size_t)slots * 4), (size_t)slots * 4);
     t_same("aux_loss", t_get(r.aux_loss, 4), t_get(w.aux_loss, 4), 4);
@@ -433,8 +335,8 @@ static void doubles_equal_floats(int arg) {
     r.dlogits = &d.mat;
     w.dlogits = &out;
     r.dprobs = w.dprobs = r.probs;
-    call(T.ctx, GMM_OP_TOPK_BWD, &r);
-    call(T.ctx, GMM_OP_TOPK_BWD, &w);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &w);
     want = t_mat_get(&d);
     got = (double *)t_get(out.data, (size_t)total * sizeof *got);
     t_same("dlogits", got, want, (size_t)total * sizeof *got);
@@ -442,8 +344,8 @@ static void doubles_equal_floats(int arg) {
 
 /* The same bits twice, on one multiprocessor, for any number of threads, and without the outputs that may be NULL. */
 static void repeated(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t slots = (int64_t)c->tokens * c->topk, total = (int64_t)c->tokens * c->experts;
+    const route_case *c = &cases[arg];
+    const int64_t slots = c->tokens * c->topk, total = c->tokens * c->experts;
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref);
     const size_t sizes[5] = {(size_t)slots * 4, (size_t)slots * 4, 4, 4, (size_t)total * 4};
@@ -464,10 +366,10 @@ static void repeated(int arg) {
         bwd = r;
         if (n == 1) r.total_counts = NULL;
         if (n == 1) r.offsets = NULL;
-        call(ctx, GMM_OP_TOPK_FWD, &r);
+        route_call(ctx, GMM_OP_TOPK_FWD, &r);
         bwd.dprobs = r.probs;
         bwd.dlogits = &d.mat;
-        call(ctx, GMM_OP_TOPK_BWD, &bwd);
+        route_call(ctx, GMM_OP_TOPK_BWD, &bwd);
         got[0] = r.indices;
         got[1] = r.probs;
         got[2] = r.aux_loss;
@@ -483,8 +385,8 @@ static void repeated(int arg) {
 
 /* Of equal groups and experts the lower ones are chosen; NaN ranks last. */
 static void ties(int arg) {
-    static const router_case c = {"ties", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 3, .experts = 8, .topk = 3,
-                                  .score = GMM_SCORE_SIGMOID, .groups = 4, .group_topk = 2};
+    static const route_case c = {.name = "ties", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 3, .experts = 8,
+                                 .topk = 3, .score = GMM_SCORE_SIGMOID, .groups = 4, .group_topk = 2};
     static const int32_t want[9] = {0, 1, 2, 2, 3, 6, 4, 5, 0};
     reference ref = reference_of(&c);
     t_mat logits;
@@ -498,7 +400,7 @@ static void ties(int arg) {
     }
     logits = logits_of(&ref);
     r = route_of(&ref, &logits);
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     t_same("indices", t_get(r.indices, sizeof want), want, sizeof want);
 }
 
@@ -519,7 +421,7 @@ static void to_dense(int experts) {
     enum { TOKENS = 45, TOPK = 5 };
     const size_t elements = (size_t)(TOKENS * experts);
     int32_t indices[TOKENS * TOPK];
-    double probs[TOKENS * TOPK], *want = doubles(TOKENS * experts), *bound = doubles(TOKENS * experts);
+    double probs[TOKENS * TOPK], *want = route_doubles(TOKENS * experts), *bound = route_doubles(TOKENS * experts);
     double back[TOKENS * TOPK];
     uint8_t *map = (uint8_t *)t_host(elements);
     gmm_dense_route d = dense_of(TOKENS, experts, TOPK);
@@ -556,7 +458,7 @@ static void from_dense(int experts) {
     enum { TOKENS = 61, TOPK = 6 };
     const size_t elements = (size_t)(TOKENS * experts);
     uint8_t *map = (uint8_t *)t_host(elements);
-    double *values = doubles(TOKENS * experts), probs[TOKENS * TOPK];
+    double *values = route_doubles(TOKENS * experts), probs[TOKENS * TOPK];
     int32_t want[TOKENS * TOPK], *counts = (int32_t *)t_host((size_t)experts * 4), first = 0;
     const int32_t *offsets;
     gmm_dense_route d = dense_of(TOKENS, experts, TOPK);
@@ -577,10 +479,10 @@ static void from_dense(int experts) {
     }
     d.map = (uint8_t *)t_in(map, elements);
     d.values = t_floats_in(values, TOKENS * experts);
-    d.indices = ints_out(TOKENS * TOPK);
+    d.indices = route_ints_out(TOKENS * TOPK);
     d.probs = t_floats_out(TOKENS * TOPK);
-    d.counts = ints_out(experts);
-    d.offsets = ints_out(experts + 1);
+    d.counts = route_ints_out(experts);
+    d.offsets = route_ints_out(experts + 1);
     T_OK(gmm_route_from_dense(T.ctx, &d, T.stream));
     t_matrix(want, 1, TOKENS, TOPK, sizeof *want);
     t_same("indices", t_get(d.indices, sizeof want), want, sizeof want);
@@ -596,24 +498,24 @@ static void from_dense(int experts) {
 
 /* A router's choice by way of the dense matrices, as a permutation of the same rows needs it. */
 static void round_trip(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t slots = (int64_t)c->tokens * c->topk, total = (int64_t)c->tokens * c->experts;
+    const route_case *c = &cases[arg];
+    const int64_t slots = c->tokens * c->topk, total = c->tokens * c->experts;
     const reference ref = reference_of(c);
     const t_mat logits = logits_of(&ref);
     const gmm_route r = route_of(&ref, &logits);
     gmm_dense_route d = dense_of(c->tokens, c->experts, c->topk), back;
     int32_t *got;
     double *probs, *values;
-    call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
     d.indices = r.indices;
     d.probs = r.probs;
     d.map = (uint8_t *)t_alloc((size_t)total);
     d.values = t_floats_out(total);
     T_OK(gmm_route_to_dense(T.ctx, &d, T.stream));
     back = d;
-    back.indices = ints_out(slots);
+    back.indices = route_ints_out(slots);
     back.probs = t_floats_out(slots);
-    back.counts = ints_out(c->experts);
+    back.counts = route_ints_out(c->experts);
     T_OK(gmm_route_from_dense(T.ctx, &back, T.stream));
     t_same("counts", t_get(back.counts, (size_t)c->experts * 4), t_get(r.counts, (size_t)c->experts * 4),
            (size_t)c->experts * 4);
@@ -635,7 +537,7 @@ static void expert_bias(int experts) {
     enum { LAYERS = 3 };
     const int n = LAYERS * experts;
     int64_t *counts = (int64_t *)t_host((size_t)n * sizeof *counts);
-    double *bias = doubles(n), *want = doubles(n);
+    double *bias = route_doubles(n), *want = route_doubles(n);
     gmm_expert_bias u = GMM_ZERO;
     for (int l = 0; l < LAYERS; l++) {
         int64_t sum = 0;
@@ -673,8 +575,8 @@ static void expert_bias(int experts) {
 #ifdef HAVE_CUDA
 /* A graph of all of it reads new logits and padding at each replay. */
 static void graph(int arg) {
-    const router_case *c = &cases[arg];
-    const int64_t slots = (int64_t)c->tokens * c->topk;
+    const route_case *c = &cases[arg];
+    const int64_t slots = c->tokens * c->topk;
     const reference ref = reference_of(c), other = reference_of(c);
     t_mat logits = logits_of(&ref);
     gmm_route r = route_of(&ref, &logits);
@@ -684,7 +586,7 @@ static void graph(int arg) {
     const char *error;
     gmm_status s;
     float bias[64] = {0};
-    call(T.ctx, GMM_OP_TOPK_FWD, &r); /* loads the code */
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r); /* loads the code */
     u.experts = c->experts;
     u.rate = 1.0f;
     u.total_counts = r.total_counts;
@@ -701,7 +603,7 @@ static void graph(int arg) {
     T_CHECK(!error && s == GMM_OK, "%s %s", error ? error : "", gmm_last_error(T.ctx));
     for (int i = 0; i < 3; i++) {
         const reference *now = i % 2 ? &ref : &other;
-        memcpy(logits.v, now->logits, (size_t)((int64_t)c->tokens * c->experts) * sizeof *logits.v);
+        memcpy(logits.v, now->logits, (size_t)(c->tokens * c->experts) * sizeof *logits.v);
         t_mat_put(&logits);
         error = device_replay(captured);
         T_CHECK(!error, "%s", error);
@@ -716,7 +618,7 @@ static void graph(int arg) {
 /* ---------------------------------------------------------------------------------------------------- Errors --- */
 
 static void route_errors(int arg) {
-    static const router_case c = {"errors", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 6, .experts = 12,
+    static const route_case c = {.name = "errors", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 6, .experts = 12,
                                   .topk = 4, .score = GMM_SCORE_SIGMOID, .normalize = 1, .bias = 1, .aux = 1, .z = 1,
                                   .groups = 4, .group_topk = 2, .sequences = 3, .padding = 1};
     const gmm_op op = arg ? GMM_OP_TOPK_BWD : GMM_OP_TOPK_FWD;
@@ -765,14 +667,14 @@ static void route_errors(int arg) {
     }
 #undef REFUSED
 #undef RUN
-    call(T.ctx, GMM_OP_TOPK_FWD, &good);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &good);
 }
 
 static void other_errors(int arg) {
     gmm_dense_route good = dense_of(6, 4, 2), d;
     gmm_expert_bias u = GMM_ZERO, v;
     (void)arg;
-    good.indices = ints_out(12);
+    good.indices = route_ints_out(12);
     t_upload(good.indices, (const int32_t[12]){0, 1, 2, 3, 0, 1, 2, 3, 0, 1, 2, 3}, 48);
     good.probs = t_floats_out(12);
     good.map = (uint8_t *)t_alloc(24);
@@ -794,9 +696,9 @@ static void other_errors(int arg) {
     d.indices = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "indices", "12 values");
     d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_to_dense, GMM_E_NULL, "map is NULL", "nothing is asked");
     d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "map is NULL", "values");
-    d.counts = ints_out(4); REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "counts", "no map");
-    d.offsets = ints_out(5); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "offsets", "without counts");
-    d.map = NULL; d.counts = ints_out(4); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "counts", "no map");
+    d.counts = route_ints_out(4); REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "counts", "no map");
+    d.offsets = route_ints_out(5); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "offsets", "without counts");
+    d.map = NULL; d.counts = route_ints_out(4); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "counts", "no map");
     d.values = (float *)(void *)((char *)good.values + 2); REFUSED(gmm_route_to_dense, GMM_E_ALIGN, "values");
     d.map = (uint8_t *)good.probs; REFUSED(gmm_route_to_dense, GMM_E_ARG, "overlaps");
     T_REFUSED(GMM_E_NULL, gmm_route_to_dense(T.ctx, NULL, T.stream), "gmm_route_to_dense", "dense", NULL);

@@ -60,4 +60,13 @@ double *route_doubles(int64_t n); /* on the host, zero */
 #define route_call(...) T_CALL(route_call, __VA_ARGS__)
 void (route_call)(gmm_context *ctx, gmm_op op, const gmm_route *r);
 
+/* The library's counts equal `counts`, [experts]; its offsets are their sums. */
+#define route_check_counts(...) T_CALL(route_check_counts, __VA_ARGS__)
+void (route_check_counts)(const int32_t *got, const int32_t *offsets, const int32_t *counts, int32_t experts);
+/* Probabilities, counts, offsets and losses of a forward pass; `sums` is the error of the losses' sums over tokens, in
+   units of 2^-24. */
+#define route_check(...) T_CALL(route_check, __VA_ARGS__)
+void (route_check)(const route_case *c, const gmm_route *r, const double *probs, const int32_t *counts, double aux_loss,
+                   double z_loss, int sums);
+
 #endif

@@ -59,8 +59,8 @@ static void forward(int arg) {
     const t_mat logits = logits_of(c, 8.0);
     const double *bias = reals(c->experts, 0.5);
     double *s = route_doubles(c->experts), *q = route_doubles(c->experts), *sums = route_doubles(c->experts);
-    double *want = route_doubles(slots), *bound = route_doubles(slots), aux = 0.0, z = 0.0, near;
-    int32_t *counts = (int32_t *)t_host((size_t)c->experts * sizeof *counts), first = 0, *got;
+    double *want = route_doubles(slots), aux = 0.0, z = 0.0;
+    int32_t *counts = (int32_t *)t_host((size_t)c->experts * sizeof *counts);
     const int32_t *indices;
     gmm_route r = route_of(c);
     r.logits = &logits.mat;
@@ -93,23 +93,9 @@ static void forward(int arg) {
         route_probabilities(c, s, chosen, want + t * c->topk);
         z += lse * lse;
     }
-    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * route_relative(c) * fabs(want[i]);
-    t_near("probs", t_floats_get(r.probs, slots), want, bound, slots);
-    got = ints_get(r.counts, c->experts);
-    t_same("counts", got, counts, (size_t)c->experts * sizeof *counts);
-    got = ints_get(r.offsets, c->experts + 1);
-    for (int32_t e = 0; e < c->experts; e++) {
-        T_CHECK(got[e] == first, "offset %d of expert %d instead of %d", got[e], e, first);
-        first += counts[e];
-        aux += route_aux_factor(c, (double)c->tokens) * counts[e] * sums[e];
-    }
-    T_CHECK(got[c->experts] == first && first == slots, "last offset %d", got[c->experts]);
+    for (int32_t e = 0; e < c->experts; e++) aux += route_aux_factor(c, (double)c->tokens) * counts[e] * sums[e];
     z *= route_z_factor(c, (double)c->tokens);
-    /* sums over tokens: chunks of at most 17 tokens here */
-    near = (route_relative(c) + 32 * 0x1p-24) * fabs(aux);
-    t_near("aux_loss", t_floats_get(r.aux_loss, 1), &aux, &near, 1);
-    near = 2.0 * (route_relative(c) + 32 * 0x1p-24) * fabs(z);
-    t_near("z_loss", t_floats_get(r.z_loss, 1), &z, &near, 1);
+    route_check(c, &r, want, counts, aux, z, 32); /* sums over tokens: chunks of at most 17 tokens here */
     (void)t_mat_get(&logits);
 }
 

@@ -132,3 +132,25 @@ void (route_call)(gmm_context *ctx, gmm_op op, const gmm_route *r) {
         T_OK_TEXT(gmm_topk_fwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
     else T_OK_TEXT(gmm_topk_bwd(ctx, r, workspace, info.workspace_bytes, T.stream), gmm_last_error(ctx));
 }
+
+void (route_check_counts)(const int32_t *got, const int32_t *offsets, const int32_t *counts, int32_t experts) {
+    const size_t bytes = (size_t)experts * sizeof(int32_t);
+    int32_t first = 0;
+    t_same("counts", t_get(got, bytes), counts, bytes);
+    offsets = (const int32_t *)t_get(offsets, bytes + sizeof(int32_t));
+    for (int32_t e = 0; e <= experts; first += e < experts ? counts[e] : 0, e++)
+        T_CHECK(offsets[e] == first, "offset %d of expert %d instead of %d", offsets[e], e, first);
+}
+
+void (route_check)(const route_case *c, const gmm_route *r, const double *probs, const int32_t *counts, double aux_loss,
+                   double z_loss, int sums) {
+    const int64_t slots = c->tokens * c->topk;
+    double *bound = route_doubles(slots), near;
+    for (int64_t i = 0; i < slots; i++) bound[i] = 2.0 * route_relative(c) * fabs(probs[i]);
+    t_near("probs", t_floats_get(r->probs, slots), probs, bound, slots);
+    route_check_counts(r->counts, r->offsets, counts, c->experts);
+    near = (route_relative(c) + sums * 0x1p-24) * fabs(aux_loss);
+    t_near("aux_loss", t_floats_get(r->aux_loss, 1), &aux_loss, &near, 1);
+    near = 2.0 * (route_relative(c) + sums * 0x1p-24) * fabs(z_loss);
+    t_near("z_loss", t_floats_get(r->z_loss, 1), &z_loss, &near, 1);
+}

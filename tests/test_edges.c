@@ -49,16 +49,22 @@ static void compare(const lin_run *r) {
 
 static const gmm_op ops[] = {GMM_OP_LINEAR_FWD, GMM_OP_LINEAR_DGRAD, GMM_OP_LINEAR_WGRAD};
 static const gmm_dtype dtypes[] = {GMM_BF16, GMM_F16, GMM_F32};
+static const int rests[] = {1, 63, 64, 127}; /* rows of the last tile */
+
+/* The argument of a case: a row of each table. */
+static int case_arg(int rest, int op, int dtype) { return (rest * 3 + op) * 3 + dtype; }
+static int rest_of(int arg) { return rests[arg / 9]; }
+static gmm_op op_of(int arg) { return ops[arg / 3 % 3]; }
+static gmm_dtype dtype_of(int arg) { return dtypes[arg % 3]; }
 
 /* Last tiles of 1, 63, 64 and 127 rows, and of as many columns and further multiples of 8, which WGMMA needs. The first
-   and the last group are empty or not. arg: operation, dtype, rows of the last tile. */
+   and the last group are empty or not. */
 static void linear(int arg) {
-    static const int64_t rests[] = {1, 63, 64, 127};
-    const int64_t rest = rests[arg / 9];
+    const int64_t rest = rest_of(arg);
     int64_t sizes[4] = {0, 129, rest, 0};
     lin_run r;
     for (int k = 0; k < 4; k++) {
-        lin_spec s = {.op = ops[arg / 3 % 3], .in = dtypes[arg % 3], .out = dtypes[arg % 3], .groups = 4, .K = 128 + 8,
+        lin_spec s = {.op = op_of(arg), .in = dtype_of(arg), .out = dtype_of(arg), .groups = 4, .K = 128 + 8,
                       .N = 128 + rest, .sizes = sizes, .fill = T_REALS};
         if (k % 2) s.N = 256 + (rest + 7) / 8 * 8, s.K = 64 + (rest + 7) / 8 * 8;
         sizes[0] = k / 2 ? 5 : 0;
@@ -81,8 +87,7 @@ static void two_groups(int arg) {
     lin_check(&r);
 }
 
-/* Products of copies quantized by 1x128 and 128x128: codes and scales at an edge each. arg: operation, rows of the last
-   tile. */
+/* Products of copies quantized by 1x128 and 128x128: codes and scales at an edge each. */
 typedef struct operand {
     gmm_format format;
     size_t data_bytes, scale_bytes;
@@ -119,10 +124,9 @@ static void move(operand *o, int at_end) {
     o->edge.scale = edge_of(o->copy.scale, o->scale_bytes, at_end);
 }
 static void fp8(int arg) {
-    static const int64_t rests[] = {1, 63, 64, 127};
-    const gmm_op op = ops[arg % 3];
+    const gmm_op op = op_of(arg);
     const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const int64_t sizes[4] = {0, 130, rests[arg / 3], 0}, K = 256, N = 384;
+    const int64_t sizes[4] = {0, 130, rest_of(arg), 0}, K = 256, N = 384;
     const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK);
     const lin_spec s = {.op = op, .in = GMM_BF16, .out = GMM_BF16, .groups = 4, .K = K, .N = N, .sizes = sizes,
                         .fill = T_REALS};
@@ -183,13 +187,16 @@ static void fp8(int arg) {
 
 void tests_edges(void) {
 #ifdef HAVE_CUDA
-    static const char *const op[] = {"fwd", "dgrad", "wgrad"}, *const dtype[] = {"bf16", "f16", "f32"};
-    static const int rests[] = {1, 63, 64, 127};
-    for (int k = 0; k < 36; k++)
-        t_add_gpu(linear, k, "edges of memory, linear %s %s, last tile of %d", op[k / 3 % 3], dtype[k % 3],
-                  rests[k / 9]);
-    for (int k = 0; k < 12; k++)
-        t_add_gpu(fp8, k, "edges of memory, fp8 1x128 %s, last tile of %d", op[k % 3], rests[k / 3]);
+    static const char *const names[] = {"fwd", "dgrad", "wgrad"};
+    for (int rest = 0; rest < 4; rest++)
+        for (int op = 0; op < 3; op++)
+            for (int dtype = 0; dtype < 3; dtype++)
+                t_add_gpu(linear, case_arg(rest, op, dtype), "edges of memory, linear %s %s, last tile of %d",
+                          names[op], gmm_dtype_name(dtypes[dtype]), rests[rest]);
+    for (int rest = 0; rest < 4; rest++)
+        for (int op = 0; op < 3; op++)
+            t_add_gpu(fp8, case_arg(rest, op, 0), "edges of memory, fp8 1x128 %s, last tile of %d", names[op],
+                      rests[rest]);
     for (int k = 0; k < 2; k++) t_add_gpu(two_groups, k, "edges wgrad of 384 and 256 rows into %s", k ? "f32" : "bf16");
 #endif
 }

@@ -316,12 +316,17 @@ static array render(const format *f, const kind *k, int part, int padded, int tp
     return a;
 }
 
+/* The argument of a case of import_quantized: a row of each table. */
+static int import_arg(int weight, int format) { return weight * (int)T_COUNT(formats) + format; }
+static const kind *import_kind(int arg) { return &quantized[arg / T_COUNT(formats)]; }
+static const format *import_format(int arg) { return &formats[arg % T_COUNT(formats)]; }
+
 /* Elements and scales of every format are copied as bytes between shards of every size and the logical weight;
    padding is not copied. */
 static void import_quantized(int arg) {
     static const int sizes[] = {1, 2, 4};
-    const format *f = &formats[arg % 16];
-    kind k = quantized[arg / 16];
+    const format *f = import_format(arg);
+    kind k = *import_kind(arg);
     k.cols = f->cols;
     if (k.cut == GMM_TP_COLS) k.cols = f->cols / 2 % 128 ? up(f->cols, 256) : f->cols;
     for (int a = 0; a < 6; a++) {
@@ -780,7 +785,7 @@ void tests_gtp_checkpoint(void) {
         t_add_host(each_alone, i, "gtp checkpoint each rank exports its own, %s", kinds[i].name);
     for (int n = 0; n < (int)T_COUNT(quantized); n++)
         for (int i = 0; i < (int)T_COUNT(formats); i++)
-            t_add_host(import_quantized, n * 16 + i, "gtp checkpoint quantized import %s %s %s, %s",
+            t_add_host(import_quantized, import_arg(n, i), "gtp checkpoint quantized import %s %s %s, %s",
                        gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
                        formats[i].direction ? "columnwise" : "rowwise", quantized[n].name);
     for (int i = 0; i < 2; i++)

@@ -525,6 +525,12 @@ static void need_gpus(place place) {
 #endif
 }
 
+/* The argument of a case: where the ranks compute; a recipe or a fate; how many ranks. */
+static int case_arg(place place, int what, int ranks) { return (int)place + 4 * what + 64 * ranks; }
+static place place_of(int arg) { return (place)(arg % 4); }
+static int what_of(int arg) { return arg / 4 % 16; }
+static int ranks_of(int arg) { return arg / 64; }
+
 /* Runs the job on `size` ranks that must succeed. Results of all ranks: those of a rank are zero elsewhere. */
 static unsigned char *results(const job *j, int size) {
     unsigned char *out = (unsigned char *)t_host(RESULT_BYTES);
@@ -541,8 +547,8 @@ static unsigned char *results(const job *j, int size) {
 /* g ranks give the bits of one: quantized shards that are gathered, and BF16 ones that the MLP quantizes then; one
    bundle of both weights gives those of two bundles, on one rank too. */
 static void equals_one(int arg) {
-    job j = plain((place)(arg % 4), (gmm_recipe_kind)(arg / 4 % 16));
-    const int size = arg / 64;
+    job j = plain(place_of(arg), (gmm_recipe_kind)what_of(arg));
+    const int size = ranks_of(arg);
     const unsigned char *want;
     float most = 0;
     need_gpus(j.place);
@@ -574,8 +580,8 @@ static void equals_one(int arg) {
    the end of the program. */
 static void ends(int arg) {
     static const int calls[] = {1, 2, 5, 9, 17};
-    const place place = (enum place)(arg % 4);
-    const fate fate = (enum fate)(arg / 4);
+    const place place = place_of(arg);
+    const fate fate = (enum fate)what_of(arg);
     need_gpus(place);
     for (int k = 0; k < (fate == KILLED_IN_CALL ? T_COUNT(calls) : 1); k++) {
         job j = plain(place, GMM_RECIPE_FP8_CURRENT);
@@ -585,7 +591,7 @@ static void ends(int arg) {
         j.fate = fate;
         j.fatal_call = calls[k];
         if (fate == STOPPED || place != ON_CPU) j.timeout_ms = 2000; /* only a timeout finds it */
-        s = processes_run(&j, sizeof j, 2, 60);
+        s = processes_run(&j, sizeof j, ranks_of(arg), 60);
         seconds += gtp_seconds();
         r = processes_report(s, 0);
         T_CHECK(!processes_report(s, 1)->done, "rank 1 has ended by itself: %s", processes_report(s, 1)->text);
@@ -620,16 +626,16 @@ void tests_gtp_processes(void) {
     t_rank_program = rank_program;
     for (int p = ON_CPU; p <= ON_GPUS; p++) {
         for (int kind = GMM_RECIPE_NONE; kind <= GMM_RECIPE_NVFP4; kind++)
-            (p == ON_CPU ? t_add_host : t_add_gpu_alone)(equals_one, p + 4 * kind + 64 * 2,
+            (p == ON_CPU ? t_add_host : t_add_gpu_alone)(equals_one, case_arg((place)p, kind, 2),
                                                          "gtp processes: %s equals one rank, %s", places[p],
                                                          kind ? ref_recipe_name((gmm_recipe_kind)kind) : "bf16");
         for (int f = KILLED_IN_CALL; f <= STOPPED; f++)
             if (p == ON_CPU || f != KILLED_IN_CALL)
-                (p == ON_CPU ? t_add_host : t_add_gpu_alone)(ends, p + 4 * f, "gtp processes: %s, %s", places[p],
-                                                             fates[f]);
+                (p == ON_CPU ? t_add_host : t_add_gpu_alone)(ends, case_arg((place)p, f, 2), "gtp processes: %s, %s",
+                                                             places[p], fates[f]);
     }
     t_add_host(out_of_step, 0, "gtp processes: shared memory, a rank out of step");
-    t_add_host(equals_one, ON_CPU + 4 * GMM_RECIPE_MXFP8 + 64 * 4, "gtp processes: four ranks over shared memory");
+    t_add_host(equals_one, case_arg(ON_CPU, GMM_RECIPE_MXFP8, 4), "gtp processes: four ranks over shared memory");
 }
 #else
 static void absent(int arg) {

@@ -28,6 +28,12 @@ static const format formats[] = {
 enum { FORMATS = T_COUNT(formats) };
 #undef F
 
+/* The argument of a case: a row of a table or a recipe; how many ranks, or another count; a variant. */
+static int case_arg(int row, int count, int variant) { return row + 64 * count + 1024 * variant; }
+static int row_of(int arg) { return arg % 64; }
+static int count_of(int arg) { return arg / 64 % 16; }
+static int variant_of(int arg) { return arg / 1024; }
+
 static int is_turned(const format *f) {
     return f->f.scaling == GMM_SCALING_TENSOR || f->f.scaling == GMM_SCALING_128X128;
 }
@@ -530,8 +536,8 @@ static void run_training(training *c) {
 
 /* g = 1, 2, 4, 8 and every format. */
 static void arrives(int arg) {
-    const format *f = &formats[arg % 64];
-    const int g = arg / 64;
+    const format *f = &formats[row_of(arg)];
+    const int g = count_of(arg);
     gmm_gtp_statistics stats = GMM_ZERO;
     for (int seed = 0; seed < 2; seed++) {
         training c = training_of(f, g, 2);
@@ -564,7 +570,7 @@ static void arrives(int arg) {
 
 /* A second acquire of a resident view gathers nothing. */
 static void again(int arg) {
-    const format *f = &formats[arg];
+    const format *f = &formats[row_of(arg)];
     training c = training_of(f, 2, 1);
     gmm_gtp_statistics before = GMM_ZERO, after = GMM_ZERO;
     c.steps = 1;
@@ -586,8 +592,8 @@ static void again(int arg) {
 
 /* Ranks run in schedules drawn at random. */
 static void schedules(int arg) {
-    const format *f = &formats[arg % 64];
-    training c = training_of(f, arg / 64, 3);
+    const format *f = &formats[row_of(arg)];
+    training c = training_of(f, count_of(arg), 3);
     expect(&c);
     for (int k = 0; k < 24; k++) {
         c.prefetch = k % 3;
@@ -603,8 +609,8 @@ static void schedules(int arg) {
 
 /* The bundles of two or three layers are gathered by one call, also those that use the stage. */
 static void gathered_together(int arg) {
-    const format *f = &formats[arg % 64];
-    training c = training_of(f, arg / 64, LAYERS);
+    const format *f = &formats[row_of(arg)];
+    training c = training_of(f, count_of(arg), LAYERS);
     gmm_gtp_statistics stats = GMM_ZERO;
     c.steps = 2;
     expect(&c);
@@ -624,7 +630,7 @@ static void gathered_together(int arg) {
 
 /* Every wait that is not implied by others is left out in turn. */
 static void mutation(int arg) {
-    training c = training_of(&formats[arg], 2, 3);
+    training c = training_of(&formats[row_of(arg)], 2, 3);
     unsigned char implied[TRACE_WAITS];
     int waits, silent = 0, needed = 0;
     c.prefetch = 1;
@@ -804,8 +810,8 @@ static gmm_mat whole_mat(const format *f, gmm_dtype source, int first, gmm_mat *
 
 /* Linear operations on acquired views, and a view of the wrong pass. */
 static void linear(int arg) {
-    const format *f[2] = {&formats[arg % 64], &formats[arg % 64]};
-    const int g = arg / 64;
+    const format *f[2] = {&formats[row_of(arg)], &formats[row_of(arg)]};
+    const int g = count_of(arg);
     gmm_mat columnwise, x = tokens(f[0]->cols), dy = tokens(f[0]->rows);
     const gmm_mat w = whole_mat(f[0], GMM_F32, 0, &columnwise), qx = copy_of(f[0], &x, f[0]->cols);
     const gmm_mat qdy = copy_of(f[0], &dy, f[0]->rows);
@@ -839,9 +845,9 @@ static void linear(int arg) {
 /* 16-bit shards that are gathered and then quantized: products with them are those with weights that one rank quantizes
    from its 16-bit matrix. */
 static void quantized_afterwards(int arg) {
-    const format *f = &formats[arg % 64], rounded = {"bf16", {.dtype = GMM_NONE}, f->rows, f->cols};
+    const format *f = &formats[row_of(arg)], rounded = {"bf16", {.dtype = GMM_NONE}, f->rows, f->cols};
     const format *both[2] = {&rounded, &rounded};
-    const int g = arg / 64;
+    const int g = count_of(arg);
     gmm_context *ctx = plain_context();
     gmm_mat columnwise, x = tokens(f->cols), dy = tokens(f->rows), to[2];
     const gmm_mat w = whole_mat(f, GMM_BF16, 0, &columnwise), qx = copy_of(f, &x, f->cols);
@@ -936,8 +942,8 @@ static uint16_t *mlp_run(gmm_recipe_kind kind, int64_t hidden, int64_t ffn, gmm_
 /* An MLP with acquired views as weights gives the bits of an MLP with the weights themselves: views of quantized
    shards, or of 16-bit ones that the MLP quantizes. */
 static void mlp(int arg) {
-    const gmm_recipe_kind kind = (gmm_recipe_kind)(arg % 64);
-    const int g = arg / 64 % 16, rounded = arg / 1024;
+    const gmm_recipe_kind kind = (gmm_recipe_kind)row_of(arg);
+    const int g = count_of(arg), rounded = variant_of(arg);
     const gmm_recipe recipe = gmm_recipe_of(kind);
     const gmm_format none = {.dtype = GMM_NONE}, shards = rounded ? none : recipe.weight;
     const int64_t hidden = 96, ffn = 64;
@@ -998,7 +1004,7 @@ static void mlp(int arg) {
 
 /* Halves of a tensor-parallel weight, each over two ranks; the amax is that of all four. */
 static void shared_amax(int arg) {
-    const format *f = &formats[arg];
+    const format *f = &formats[row_of(arg)];
     copies want[2];
     char text[160] = "";
     want[0] = whole(f, GMM_F32, 0, 0, 0);
@@ -1056,12 +1062,12 @@ static void shared_amax(int arg) {
 
 /* The memory that gmm_gtp_seal requires equals the forecast, and acquired views lie in it. */
 static void memory(int arg) {
-    static const struct { gmm_dtype dtype; gmm_scaling scaling; } kinds[] = {
+    static const struct kind { gmm_dtype dtype; gmm_scaling scaling; } kinds[] = {
         {GMM_BF16, GMM_SCALING_NONE}, {GMM_E4M3, GMM_SCALING_TENSOR}, {GMM_E4M3, GMM_SCALING_128X128},
         {GMM_E4M3, GMM_SCALING_1X128}, {GMM_E4M3, GMM_SCALING_MX32}, {GMM_E2M1, GMM_SCALING_NV16}};
-    const int g = arg / 64, nv = kinds[arg % 64].scaling == GMM_SCALING_NV16;
-    const int tensor = kinds[arg % 64].scaling == GMM_SCALING_TENSOR;
-    const format f = {"", {.dtype = kinds[arg % 64].dtype, .scaling = kinds[arg % 64].scaling}, 2048, 8192};
+    const struct kind k = kinds[row_of(arg)];
+    const int g = count_of(arg), nv = k.scaling == GMM_SCALING_NV16, tensor = k.scaling == GMM_SCALING_TENSOR;
+    const format f = {"", {.dtype = k.dtype, .scaling = k.scaling}, 2048, 8192};
     for (int prefetch = 0; prefetch < 3; prefetch++) {
         training c = training_of(&f, g, 3);
         gmm_gtp_memory m = GMM_ZERO;
@@ -1154,8 +1160,8 @@ static void forecast(int arg) {
 
 /* Ranks receive the bytes that the forecast says, codes and scales, in every format. */
 static void bytes_foreseen(int arg) {
-    const format *f = &formats[arg % 64];
-    const int g = arg / 64;
+    const format *f = &formats[row_of(arg)];
+    const int g = count_of(arg);
     for (int prefetch = 0; prefetch < 3; prefetch++) {
         training c = training_of(f, g, 3);
         const gmm_shard s = shard_of(f, g, 0);
@@ -1190,15 +1196,15 @@ static void bytes_foreseen(int arg) {
 
 /* Forward and backward in one graph, replayed after new shards each time; addresses stay. */
 static void graph(int arg) {
-    const format *f = &formats[arg % 64];
-    const int graphs = arg / 64 % 4; /* 2: forward and backward in separate graphs */
+    const format *f = &formats[row_of(arg)];
+    const int graphs = count_of(arg); /* 2: forward and backward in separate graphs */
     training c = training_of(f, 2, 2);
     gmm_ranks_graph *made[2][2];
     const void *at[2] = {NULL, NULL};
     int32_t id[2][2];
     c.captured = 1;
     c.prefetch = 1;
-    c.together = arg / 256;
+    c.together = variant_of(arg);
     c.steps = 3;
     c.seed = t_rand() | 1;
     expect(&c);
@@ -1483,43 +1489,45 @@ void tests_gtp_quant(void) {
     static const int few[] = {0, 2, 5, 8, 10, 11, 16}; /* one format of each kind */
     for (int i = 0; i < FORMATS; i++)
         for (int g = 1; g <= 8; g *= 2)
-            t_add_host(arrives, i + 64 * g, "gtp quant then gather %s, g %d", formats[i].name, g);
-    for (int i = 0; i < FORMATS; i++) t_add_host(again, i, "gtp quant gather again %s", formats[i].name);
-    for (int i = 0; i < FORMATS; i++) t_add_host(schedules, i + 64 * 2, "gtp quant schedules %s", formats[i].name);
+            t_add_host(arrives, case_arg(i, g, 0), "gtp quant then gather %s, g %d", formats[i].name, g);
     for (int i = 0; i < FORMATS; i++)
-        t_add_host(gathered_together, i + 64 * (2 + i % 3), "gtp quant gathered together %s, g %d", formats[i].name,
-                   2 + i % 3);
+        t_add_host(again, case_arg(i, 2, 0), "gtp quant gather again %s", formats[i].name);
+    for (int i = 0; i < FORMATS; i++)
+        t_add_host(schedules, case_arg(i, 2, 0), "gtp quant schedules %s", formats[i].name);
+    for (int i = 0; i < FORMATS; i++)
+        t_add_host(gathered_together, case_arg(i, 2 + i % 3, 0), "gtp quant gathered together %s, g %d",
+                   formats[i].name, 2 + i % 3);
     for (int i = 0; i < T_COUNT(few); i++)
-        t_add_host(mutation, few[i], "gtp quant a wait left out %s", formats[few[i]].name);
+        t_add_host(mutation, case_arg(few[i], 2, 0), "gtp quant a wait left out %s", formats[few[i]].name);
     for (int i = 0; i < FORMATS; i++) {
         const int align = gmm_feature_align(formats[i].f.scaling);
         for (int g = 1; g <= 8 && formats[i].rows % align == 0 && formats[i].cols % align == 0 &&
                         !formats[i].f.delayed; g *= 2)
-            t_add_host(linear, i + 64 * g, "gtp quant linear on views %s, g %d", formats[i].name, g);
+            t_add_host(linear, case_arg(i, g, 0), "gtp quant linear on views %s, g %d", formats[i].name, g);
         for (int g = 2; g <= 4 && formats[i].rows % align == 0 && formats[i].cols % align == 0 &&
                         formats[i].f.dtype && !formats[i].f.delayed; g *= 2)
-            t_add_host(quantized_afterwards, i + 64 * g, "gtp quant linear on bf16 views cast to %s, g %d",
+            t_add_host(quantized_afterwards, case_arg(i, g, 0), "gtp quant linear on bf16 views cast to %s, g %d",
                        formats[i].name, g);
     }
     for (int k = GMM_RECIPE_FP8_CURRENT; k <= GMM_RECIPE_NVFP4; k++)
         for (int g = 1; g <= 4; g *= 2)
             for (int rounded = 0; rounded < 2; rounded++)
-                t_add_host(mlp, k + 64 * g + 1024 * rounded, "gtp quant mlp on %sviews %s, g %d",
+                t_add_host(mlp, case_arg(k, g, rounded), "gtp quant mlp on %sviews %s, g %d",
                            rounded ? "bf16 " : "", ref_recipe_name((gmm_recipe_kind)k), g);
-    t_add_host(shared_amax, 2, "gtp quant amax over tensor-parallel ranks, fp8");
-    t_add_host(shared_amax, 16, "gtp quant amax over tensor-parallel ranks, nvfp4");
+    t_add_host(shared_amax, case_arg(2, 2, 0), "gtp quant amax over tensor-parallel ranks, fp8");
+    t_add_host(shared_amax, case_arg(16, 2, 0), "gtp quant amax over tensor-parallel ranks, nvfp4");
     for (int i = 0; i < T_COUNT(kinds); i++)
         t_add_host(forecast, i, "gtp quant forecast of gathers and transposes %s", kinds[i]);
     for (int i = 0; i < FORMATS; i++)
         for (int g = 2; g <= 8; g *= 2)
-            t_add_host(bytes_foreseen, i + 64 * g, "gtp quant bytes as foreseen %s, g %d", formats[i].name, g);
+            t_add_host(bytes_foreseen, case_arg(i, g, 0), "gtp quant bytes as foreseen %s, g %d", formats[i].name, g);
     for (int i = 0; i < T_COUNT(kinds); i++)
         for (int g = 1; g <= 4; g *= 4)
-            t_add_host(memory, i + 64 * g, "gtp quant memory as foreseen %s, g %d", kinds[i], g);
+            t_add_host(memory, case_arg(i, g, 0), "gtp quant memory as foreseen %s, g %d", kinds[i], g);
     for (int i = 0; i < T_COUNT(few); i++)
         for (int n = 1; n <= 2 && few[i] != 5; n++)
             for (int together = 0; together <= 2; together += 2)
-                t_add_host(graph, few[i] + 64 * n + 256 * together, "gtp quant %d graphs%s %s", n,
+                t_add_host(graph, case_arg(few[i], n, together), "gtp quant %d graphs%s %s", n,
                            together ? ", gathered together" : "", formats[few[i]].name);
     t_add_host(errors, 0, "gtp quant errors");
     for (int i = 0; i < 16; i++)

@@ -129,6 +129,15 @@ static const format formats[] = {
     {GMM_E2M1, GMM_SCALING_NV16, 64, 64}, {GMM_E2M1, GMM_SCALING_NV16, 80, 96}, {GMM_E2M1, GMM_SCALING_NV16, 48, 128},
     {GMM_E2M1, GMM_SCALING_NV16, 208, 192}};
 
+/* The argument of a case: a row of formats and how many ranks; or a number below 4 and another one. Worlds draw their
+   schedules from it. */
+static int format_arg(int row, int ranks) { return row + 64 * ranks; }
+static const format *format_of(int arg) { return &formats[arg % 64]; }
+static int ranks_of(int arg) { return arg / 64; }
+static int two_args(int first, int second) { return first + 4 * second; }
+static int first_of(int arg) { return arg % 4; }
+static int second_of(int arg) { return arg / 4; }
+
 /* Storage of rows [row0, row0 + rows) of a quantized matrix, written element by element: `data`, then scales. */
 static size_t render_data(const format *f, int columnwise, int64_t row0, int64_t rows, unsigned salt,
                           unsigned char *to) {
@@ -220,8 +229,8 @@ static void render_shards(const format *f, int g, int rank, unsigned salt, gmm_g
 /* Two weights of a format over g ranks: the gathered views are the whole matrix in its layout, whatever the buffers
    held before, for repeated acquires, in alternating directions, and after new shards were published. */
 static void transport(int arg) {
-    const format *f = &formats[arg % 64];
-    const int g = arg / 64;
+    const format *f = format_of(arg);
+    const int g = ranks_of(arg);
     open_world(g, (uint64_t)arg, 500);
     for (int i = 0; i < g; i++) {
         rank *r = &W.r[i];
@@ -774,7 +783,7 @@ static void run_backward(rank *r) {
    prefetched gather to the other; or forward in a graph and backward eagerly. Values read, added and reported are
    equal. */
 static void graphs(int arg) {
-    const int mode = arg % 4, g = arg / 4;
+    const int mode = first_of(arg), g = second_of(arg);
     double seen[2][MOST][2];
     float *sums[2][MOST];
     for (int run = 0; run < 2; run++) {
@@ -2819,7 +2828,7 @@ static double graph_steps(int mode, int prefetch, uint64_t seed) {
     return seen;
 }
 static void graph_mutation(int arg) {
-    const int mode = arg % 4, prefetch = arg / 4;
+    const int mode = first_of(arg), prefetch = second_of(arg);
     double whole;
     int64_t waits, needed = 0;
     dropped.drop = -1;
@@ -2956,7 +2965,7 @@ static void codes_then_scales(int arg) {
    (arg < 0), when slots are fixed, a head that shares the tail's slot is gathered at its acquire. */
 enum { ROUNDS = 5 };
 static void circles(int arg) {
-    const int late = arg < 0, layers = abs(arg) / 4, ahead = abs(arg) % 4, window = ahead + 1;
+    const int late = arg < 0, ahead = first_of(abs(arg)), layers = second_of(abs(arg)), window = ahead + 1;
     const int slots = layers <= window ? layers : late ? window : window + layers % window;
     const int shared = late && layers > window && layers % window;
     open_world(2, 91 + (uint64_t)abs(arg), 500);
@@ -3013,7 +3022,7 @@ void tests_gtp_runtime(void) {
     static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
     for (int i = 0; i < (int)T_COUNT(formats); i++)
         for (int k = 0; k < 3; k++)
-            t_add_host(transport, sizes[k] * 64 + i, "gtp runtime gather %s %s %lld x %lld g=%d",
+            t_add_host(transport, format_arg(i, sizes[k]), "gtp runtime gather %s %s %lld x %lld g=%d",
                        gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
                        (long long)formats[i].rows, (long long)formats[i].cols, sizes[k]);
     for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp runtime scale %d", i);
@@ -3023,11 +3032,11 @@ void tests_gtp_runtime(void) {
     t_add_host(ordered_callers, 2, "gtp runtime amax in the order of a stream");
     for (int k = 0; k < 3; k++)
         for (int i = 1; i < 4; i++)
-            t_add_host(graphs, sizes[k] * 4 + i, "gtp runtime replays of %s g=%d", modes[i], sizes[k]);
+            t_add_host(graphs, two_args(i, sizes[k]), "gtp runtime replays of %s g=%d", modes[i], sizes[k]);
     for (int i = 1; i < 4; i++)
         for (int k = 1; k < 4; k += 2)
-            t_add_host(graph_mutation, k * 4 + i, "gtp runtime each wait of graphs left out, %s, depth %d", modes[i],
-                       k);
+            t_add_host(graph_mutation, two_args(i, k), "gtp runtime each wait of graphs left out, %s, depth %d",
+                       modes[i], k);
     for (int i = 0; i < 3; i++)
         t_add_host(unfenced, i, "gtp runtime replays without a fence, %s", i == 0 ? "exchanges" : i == 1 ? "sums"
                    : "one communicator");
@@ -3056,8 +3065,9 @@ void tests_gtp_runtime(void) {
     t_add_host(codes_then_scales, 0, "gtp runtime codes of a bundle, then scales");
     for (int l = 1; l <= BUNDLES; l++)
         for (int k = 1; k < 4; k++)
-            t_add_host(circles, l * 4 + k, "gtp runtime a chain of %d follows itself, prefetch %d", l, k);
-    for (int l = 2; l <= BUNDLES; l++) t_add_host(circles, -(l * 4 + 1), "gtp runtime a chain of %d, closed late", l);
+            t_add_host(circles, two_args(k, l), "gtp runtime a chain of %d follows itself, prefetch %d", l, k);
+    for (int l = 2; l <= BUNDLES; l++)
+        t_add_host(circles, -two_args(1, l), "gtp runtime a chain of %d, closed late", l);
     for (int i = 0; i < 2; i++) t_add_host(no_sharing, i, "gtp runtime no buffer in two %s", i ? "chains" : "domains");
     for (int i = 1; i <= 8; i *= 2) t_add_host(drawn_shards, i, "gtp runtime shards drawn by logical rows, g=%d", i);
     for (int i = 1; i <= 64; i *= i == 2 ? 4 : i == 8 ? 8 : 2)

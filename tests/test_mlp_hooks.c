@@ -388,13 +388,13 @@ static void quantized_refusals(int arg) {
 static void graph(int arg) {
     const settings s = { .recipe = arg < 0 ? -1 : arg, .given = arg < 0 ? PACKED : QUANTIZED };
     const gmm_op ops[2] = { GMM_OP_MLP_FWD, GMM_OP_MLP_BWD };
-    const t_mat *const results[4] = { &c.m.y, &c.m.dx, &c.m.dw1, &c.m.dw2 };
     const char *error;
     gmm_status status = GMM_OK;
     void *work[2], *captured = NULL;
     size_t bytes[2];
     mlp_results eager, replay;
     hooked c;
+    const t_mat *const results[4] = { &c.m.y, &c.m.dx, &c.m.dw1, &c.m.dw2 };
     build(&c, &s);
     hook(&c);
     T_OK(run(&c, GMM_OP_MLP_FWD)); /* loads the code */

@@ -1,6 +1,6 @@
 /* test_mlp.c - the expert MLP against an fp64 reference that carries its own error bounds; save policies, delayed
    weight gradients, callbacks, the decision table, the configuration check */
-#include "test.h"
+#include "mlp_case.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -16,13 +16,12 @@ typedef struct mlp_spec {
     t_form form;
     gmm_save save;
     gmm_tail tail;
-    const int64_t *sizes; /* NULL = usual_sizes */
+    const int64_t *sizes; /* NULL = mlp_sizes */
 } mlp_spec;
 
-enum { GROUPS = 4 };
+enum { GROUPS = MLP_GROUPS };
 /* Sizes of the groups, their sum, and the capacity; build sets them. */
-static const int64_t usual_sizes[GROUPS] = { 0, 37, 5, 61 };
-static _Thread_local int64_t sizes_of[GROUPS], live_rows, all_rows = 110;
+static _Thread_local int64_t sizes_of[GROUPS], live_rows, all_rows = MLP_ROWS;
 
 /* A built MLP: inputs, outputs and buffers of fwd and bwd. */
 typedef struct mlp_run {
@@ -65,7 +64,7 @@ static void build(mlp_run *r, const mlp_spec *spec) {
     int32_t sizes[GROUPS];
     memset(r, 0, sizeof *r);
     r->spec = *spec;
-    memcpy(sizes_of, spec->sizes ? spec->sizes : usual_sizes, sizeof sizes_of);
+    memcpy(sizes_of, spec->sizes ? spec->sizes : mlp_sizes, sizeof sizes_of);
     live_rows = sizes_of[0] + sizes_of[1] + sizes_of[2] + sizes_of[3];
     all_rows = live_rows + 7;
     t_about("%s, %s, hidden %lld, ffn %lld, out %lld, interleave %d, bias %d, prob %d", gmm_act_name(spec->act.kind),
@@ -532,35 +531,14 @@ static void three_calls(int arg) {
     const mlp_spec s = usual((gmm_dtype)arg);
     mlp_run r;
     t_mat z, h, y;
-    gmm_linear fc = GMM_ZERO;
-    gmm_activation a = GMM_ZERO;
     build(&r, &s);
     run_fwd(&r, 0);
     z = t_mat_out(s.dtype, 1, all_rows, r.F1);
     h = t_mat_out(s.dtype, 1, all_rows, s.ffn);
     y = t_mat_out(s.dtype, 1, all_rows, r.out);
-    fc.groups = a.groups = &r.groups;
-    fc.in_features = s.hidden;
-    fc.out_features = r.F1;
-    fc.x = &r.x.mat;
-    fc.w = &r.w1.mat;
-    fc.bias = &r.b1.mat;
-    fc.y = &z.mat;
-    T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
-    a.ffn = s.ffn;
-    a.act = &s.act;
-    a.x = &z.mat;
-    a.prob = r.d.prob;
-    a.y = &h.mat;
-    T_OK(gmm_act_fwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
-    fc.in_features = s.ffn;
-    fc.out_features = r.out;
-    fc.x = &h.mat;
-    fc.w = &r.w2.mat;
-    fc.bias = &r.b2.mat;
-    fc.bias_scale = r.d.prob;
-    fc.y = &y.mat;
-    T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
+    mlp_linear(&r.d, GMM_PARAM_W1, GMM_OP_LINEAR_FWD, r.d.x, r.d.w1, NULL, &z.mat);
+    mlp_act_fwd(&r.d, &z.mat, &h.mat);
+    mlp_linear(&r.d, GMM_PARAM_W2, GMM_OP_LINEAR_FWD, &h.mat, r.d.w2, NULL, &y.mat);
     t_same("y", t_mat_bits(&y), t_mat_bits(&r.y), (size_t)(live_rows * r.out * ref_bytes(s.dtype)));
 }
 
@@ -602,11 +580,7 @@ static void gathered(int arg) {
         }
         run_fwd(&r, 0);
         run_bwd(&r);
-        if (queue.count) {
-            gmm_info info = GMM_ZERO;
-            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
-            T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        }
+        if (queue.count) T_OK(mlp_call(GMM_OP_MLP_WGRAD, &r.d));
         out[index] = outputs_of(&r);
     }
     outputs_same(&out[0], &out[1]);
@@ -632,30 +606,9 @@ static void backward_steps(int arg) {
     dx = t_mat_out(s.dtype, 1, all_rows, s.hidden);
     for (int wide = 0; wide < 2; wide++) { /* 1: without that rounding */
         t_mat dh = t_mat_out(wide ? GMM_F32 : s.dtype, 1, all_rows, s.ffn);
-        gmm_linear fc = GMM_ZERO;
-        gmm_activation a = GMM_ZERO;
-        fc.groups = a.groups = &r.groups;
-        fc.in_features = s.ffn;
-        fc.out_features = r.out;
-        fc.dy = &r.dy.mat;
-        fc.w = &r.w2.mat;
-        fc.dx = &dh.mat;
-        T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &fc));
-        a.ffn = s.ffn;
-        a.act = &s.act;
-        a.x = &z;
-        a.prob = r.d.prob;
-        a.dy = &dh.mat;
-        a.dx = &dz.mat;
-        a.dprob = dprob[wide];
-        T_OK(gmm_act_bwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
-        if (wide) break;
-        fc.in_features = s.hidden;
-        fc.out_features = r.F1;
-        fc.dy = &dz.mat;
-        fc.w = &r.w1.mat;
-        fc.dx = &dx.mat;
-        T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &fc));
+        mlp_linear(&r.d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, r.d.w2, r.d.dy, &dh.mat);
+        mlp_act_bwd(&r.d, &z, &dh.mat, &dz.mat, dprob[wide]);
+        if (!wide) mlp_linear(&r.d, GMM_PARAM_W1, GMM_OP_LINEAR_DGRAD, NULL, r.d.w1, &dz.mat, &dx.mat);
     }
     t_same("dprob", t_get(dprob[0], live_rows * 4), t_get(r.dprob, live_rows * 4), live_rows * 4);
     t_same("dx", t_mat_bits(&dx), t_mat_bits(&r.dx), (size_t)(live_rows * s.hidden * ref_bytes(s.dtype)));
@@ -674,8 +627,6 @@ static void saved_parts(int arg) {
             gmm_saved_layout layout = GMM_ZERO, again = GMM_ZERO;
             gmm_info info = GMM_ZERO;
             mlp_run r;
-            gmm_linear fc = GMM_ZERO;
-            gmm_activation a = GMM_ZERO;
             t_mat stage[2];
             int64_t end = 0;
             s.save = (gmm_save)save;
@@ -690,20 +641,8 @@ static void saved_parts(int arg) {
             T_CHECK(layout.bytes == (int64_t)info.saved_bytes, "%lld bytes, info says %lld", (long long)layout.bytes,
                     (long long)info.saved_bytes);
             run_fwd(&r, 0);
-            fc.groups = a.groups = &r.groups;
-            fc.in_features = s.hidden;
-            fc.out_features = r.F1;
-            fc.x = &r.x.mat;
-            fc.w = &r.w1.mat;
-            fc.bias = r.d.b1;
-            fc.y = &stage[0].mat;
-            T_OK(t_linear(T.ctx, GMM_OP_LINEAR_FWD, &fc));
-            a.ffn = s.ffn;
-            a.act = &s.act;
-            a.x = &stage[0].mat;
-            a.prob = r.d.prob;
-            a.y = &stage[1].mat;
-            T_OK(gmm_act_fwd(T.ctx, &a, t_workspace(1 << 16), 1 << 16, T.stream));
+            mlp_linear(&r.d, GMM_PARAM_W1, GMM_OP_LINEAR_FWD, r.d.x, r.d.w1, NULL, &stage[0].mat);
+            mlp_act_fwd(&r.d, &stage[0].mat, &stage[1].mat);
             for (int i = 0; i < layout.count; i++) {
                 const gmm_saved_part *p = &layout.part[i];
                 T_CHECK(strcmp(p->name, i ? "act" : "preact") == 0, "part %d is called %s", i, p->name);
@@ -768,15 +707,11 @@ static void subsets(int arg) {
         {
             gmm_wgrad_entry entry;
             gmm_wgrad_queue queue = gmm_wgrad_queue_over(&entry, 1);
-            gmm_info info = GMM_ZERO;
             r.d.queue = &queue;
             run_fwd(&r, 0);
             run_bwd(&r);
             T_CHECK(queue.count == (arg && (mask & 6) ? 1 : 0), "queue holds %d", queue.count);
-            if (queue.count) {
-                T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &r.d, &info));
-                T_OK(gmm_mlp_wgrad(T.ctx, &queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-            }
+            if (queue.count) T_OK(mlp_call(GMM_OP_MLP_WGRAD, &r.d));
         }
         o = outputs_of(&r);
         if (mask == 63) all = o;

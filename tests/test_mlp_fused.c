@@ -1,7 +1,7 @@
 /* test_mlp_fused.c - an expert MLP whose activation shares its work with another operation: the cast of its result
    computes the activation, or the activation takes the amaxes of the cast, or FC1's product computes the activation.
    Results are, byte for byte, those of separate calls. */
-#include "test.h"
+#include "mlp_case.h"
 
 #ifdef HAVE_CUDA
 #include "device.h"
@@ -66,20 +66,11 @@ static void build(fused_case *c, int recipe, gmm_dtype dtype, int64_t ffn, const
     c->d.quant = &c->quant;
 }
 
-static void count_line(void *user, gmm_log_level level, const char *message) {
-    (void)message;
-    *(int *)user += level == GMM_LOG_TRACE;
-}
 /* Runs forward, and returns the number of operations that it consists of, itself included. */
 static int forward(fused_case *c) {
-    gmm_config config = T.config;
-    gmm_info info = GMM_ZERO;
-    gmm_context *ctx;
     int lines = 0;
-    config.log.level = GMM_LOG_TRACE;
-    config.log.user = &lines;
-    config.log.write = count_line;
-    ctx = t_context(&config);
+    gmm_context *const ctx = mlp_traced(&lines);
+    gmm_info info = GMM_ZERO;
     T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &c->d, &info), gmm_last_error(ctx));
     c->d.saved_bytes = info.saved_bytes;
     c->d.saved = t_alloc_aligned(info.saved_bytes, 256);
@@ -96,84 +87,12 @@ static gmm_mat preact_of(const fused_case *c) {
     T_CHECK(!strcmp(l.part[0].name, "preact"), "part 0 is %s", l.part[0].name);
     return gmm_mat_packed(c->dtype, (const char *)c->d.saved + l.part[0].offset);
 }
-/* The activation of z, or with dh its gradients dz and dprob. */
-static void activate(const fused_case *c, const gmm_mat *z, const gmm_mat *h, const gmm_mat *dh, const gmm_mat *dz,
-                     float *dprob) {
-    const gmm_op op = dh ? GMM_OP_ACT_BWD : GMM_OP_ACT_FWD;
-    gmm_activation act = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    void *workspace;
-    act.groups = &c->groups;
-    act.ffn = c->ffn;
-    act.act = &c->config.act;
-    act.x = z;
-    act.prob = c->d.prob;
-    act.y = h;
-    act.dy = dh;
-    act.dx = dz;
-    act.dprob = dprob;
-    T_OK(gmm_act_query(T.ctx, op, &act, &info));
-    workspace = t_workspace(info.workspace_bytes);
-    T_OK(dh ? gmm_act_bwd(T.ctx, &act, workspace, info.workspace_bytes, T.stream)
-            : gmm_act_fwd(T.ctx, &act, workspace, info.workspace_bytes, T.stream));
-}
-/* The copies of a matrix in both directions. */
-static void cast_both(const fused_case *c, const gmm_format *f, const gmm_mat *src, int slot, int64_t rows,
-                      int64_t cols, gmm_mat copy[2]) {
-    const int64_t count = rows ? G : 1;
-    gmm_quantization d = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    float *amax = (float *)t_alloc(G * sizeof(float));
-    t_poison(amax, 0, G * sizeof(float));
-    for (int k = 0; k < 2; k++) {
-        gmm_layout l = GMM_ZERO;
-        T_CHECK((rows ? gmm_layout_of(f->dtype, f->scaling, f->order, (gmm_direction)k, rows, cols, &l, NULL)
-                      : gmm_layout_of_groups(f->dtype, f->scaling, f->order, (gmm_direction)k, G, ROWS, cols, &l,
-                                             NULL)) == GMM_OK, "layout");
-        copy[k] = gmm_mat_quantized(f, (gmm_direction)k, t_alloc((size_t)(count * l.data_bytes)),
-                                    t_alloc((size_t)(count * l.scale_bytes)), f->delayed ? amax : NULL);
-    }
-    d.groups = rows ? NULL : &c->groups;
-    d.count = rows ? G : 0;
-    d.rows = rows;
-    d.cols = cols;
-    d.format = f;
-    d.src = src;
-    d.rowwise = &copy[0];
-    d.columnwise = &copy[1];
-    if (f->delayed) d.scale = c->scale + slot * G;
-    T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
-    T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    copy[0].columnwise = &copy[1];
-}
-
 /* A part of gmm_mlp.saved, in host memory. */
 static const void *saved_part(const fused_case *c, const char *name, size_t *bytes) {
-    gmm_saved_layout l = GMM_ZERO;
-    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &l));
-    for (int i = 0; i < l.count; i++)
-        if (!strcmp(l.part[i].name, name)) {
-            *bytes = (size_t)l.part[i].bytes;
-            return t_get((const char *)c->d.saved + l.part[i].offset, *bytes);
-        }
-    T_FAIL("saved has no %s", name);
-}
-/* A product of a rowwise and a columnwise operand: x and w, or dy and w. */
-static void product(const fused_case *c, gmm_op op, int64_t in, int64_t out, const gmm_mat *tokens, const gmm_mat *w,
-                    const gmm_mat *result) {
-    gmm_linear l = GMM_ZERO;
-    l.groups = &c->groups;
-    l.in_features = in;
-    l.out_features = out;
-    l.w = w;
-    if (op == GMM_OP_LINEAR_FWD) {
-        l.x = tokens;
-        l.y = result;
-    } else {
-        l.dy = tokens;
-        l.dx = result;
-    }
-    T_OK(t_linear(T.ctx, op, &l));
+    const gmm_saved_part part = mlp_saved_part(&c->d, name);
+    T_CHECK(part.name, "saved has no %s", name);
+    *bytes = (size_t)part.bytes;
+    return t_get((const char *)c->d.saved + part.offset, *bytes);
 }
 
 /* Forward against separate calls. */
@@ -189,16 +108,16 @@ static void compare(int recipe, int64_t ffn, const gmm_act *act, gmm_tail tail, 
     /* forward, offsets, casts of x, w1, h, w2, both products, and the activation if it is an operation of its own */
     T_CHECK(operations == (fuses ? 8 : 9), "%d operations", operations);
     z = preact_of(&c);
-    activate(&c, &z, &h.mat, NULL, NULL, NULL);
-    cast_both(&c, &c.recipe.input, &h.mat, GMM_SLOT_H, 0, ffn, copies);
+    mlp_act_fwd(&c.d, &z, &h.mat);
+    (void)mlp_cast(&c.d, GMM_SLOT_H, &h.mat, copies);
     part = saved_part(&c, "act", &bytes);
     t_same("codes", part, t_get(copies[1].data, bytes), bytes);
     part = saved_part(&c, "act_scale", &bytes);
     t_same("scales", part, t_get(copies[1].scale, bytes), bytes);
     if (c.recipe.input.delayed)
         t_same("amax", t_get(c.amax + GMM_SLOT_H * G, G * 4), t_get(copies[0].amax, G * 4), G * 4);
-    cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, ffn, weights);
-    product(&c, GMM_OP_LINEAR_FWD, ffn, HIDDEN, copies, weights, &y.mat);
+    (void)mlp_cast(&c.d, GMM_SLOT_W2, &c.w2.mat, weights);
+    mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_FWD, copies, weights, NULL, &y.mat);
     t_same("y", t_mat_bits(&c.y), t_mat_bits(&y), (size_t)(LIVE * HIDDEN * 2));
 }
 #define compare(...) T_CALL(compare, __VA_ARGS__)
@@ -238,7 +157,6 @@ static void gradient(int arg) {
         const int64_t ffn = k & 1 ? 1040 : FFN;
         gmm_act act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
         gmm_mat dys[2], dzs[2], w1s[2], w2s[2], z;
-        gmm_info info = GMM_ZERO;
         fused_case c;
         t_mat dy, dx, dh, dz, DX;
         float *dprob;
@@ -255,17 +173,16 @@ static void gradient(int arg) {
         c.d.dy = &dy.mat;
         c.d.dx = &dx.mat;
         c.d.dprob = k & 4 ? NULL : t_floats_out(ROWS);
-        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
-        T_OK(gmm_mlp_bwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+        T_OK(mlp_call(GMM_OP_MLP_BWD, &c.d));
         z = preact_of(&c);
         dprob = t_floats_out(ROWS);
-        cast_both(&c, &c.recipe.grad, &dy.mat, GMM_SLOT_DY, 0, HIDDEN, dys);
-        cast_both(&c, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, ffn, w2s);
-        cast_both(&c, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * ffn, HIDDEN, w1s);
-        product(&c, GMM_OP_LINEAR_DGRAD, ffn, HIDDEN, dys, w2s, &dh.mat);
-        activate(&c, &z, NULL, &dh.mat, &dz.mat, dprob);
-        cast_both(&c, &c.recipe.grad, &dz.mat, GMM_SLOT_DZ, 0, 2 * ffn, dzs);
-        product(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * ffn, dzs, w1s, &DX.mat);
+        (void)mlp_cast(&c.d, GMM_SLOT_DY, &dy.mat, dys);
+        (void)mlp_cast(&c.d, GMM_SLOT_W2, &c.w2.mat, w2s);
+        (void)mlp_cast(&c.d, GMM_SLOT_W1, &c.w1.mat, w1s);
+        mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, w2s, dys, &dh.mat);
+        mlp_act_bwd(&c.d, &z, &dh.mat, &dz.mat, dprob);
+        (void)mlp_cast(&c.d, GMM_SLOT_DZ, &dz.mat, dzs);
+        mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_DGRAD, NULL, w1s, dzs, &DX.mat);
         t_same("dx", t_mat_bits(&dx), t_mat_bits(&DX), (size_t)(LIVE * HIDDEN * ref_bytes(dtype)));
         if (c.d.dprob) t_same("dprob", t_get(c.d.dprob, LIVE * 4), t_get(dprob, LIVE * 4), LIVE * 4);
     }

@@ -1,6 +1,6 @@
 /* test_mlp_hooks.c - gmm_grad_hooks.need: the order of its calls, weights that become known in it, what it may not set,
    failures, graphs */
-#include "test.h"
+#include "mlp_case.h"
 
 #include <string.h>
 
@@ -8,8 +8,7 @@
 #include "device.h"
 #endif
 
-enum { G = 4, HIDDEN = 64, FFN = 96, LIVE = 103, ROWS = 110 };
-static const int64_t sizes_of[G] = { 0, 37, 5, 61 };
+enum { G = MLP_GROUPS, HIDDEN = MLP_HIDDEN, FFN = MLP_FFN, ROWS = MLP_ROWS };
 
 /* How weights are given. */
 enum given { PACKED, TABLE, TABLE_HOST, CAST, CACHED, QUANTIZED };
@@ -25,17 +24,10 @@ typedef struct settings {
 } settings;
 
 typedef struct hooked {
+    mlp_case m;
     settings s;
-    gmm_recipe recipe;
-    gmm_groups groups;
-    gmm_mlp_config config;
-    gmm_mlp_quant quant;
-    gmm_mlp d;
-    t_mat x, dy, y, dx, w[2], dw[2];
-    gmm_grad gw[2];
     gmm_mat real[2], real_columnwise[2]; /* what the hook sets */
     gmm_mat set[2], set_columnwise[2];   /* what d.w1 and d.w2 point to */
-    float *dprob;
     gmm_wgrad_entry entry;
     gmm_wgrad_queue queue;
     gmm_grad_hooks hooks;
@@ -96,90 +88,31 @@ static void ready(void *user, gmm_param param, gmm_stream stream) {
     note((hooked *)user, stream == T.stream ? "1a2b"[param] : '?');
 }
 
-/* Quantizes a weight as the recipe does, along both directions. */
-static void quantize(hooked *c, int i) {
-    gmm_quantization d = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    const gmm_format *f = &c->recipe.weight;
-    gmm_mat *to[2] = { &c->real[i], &c->real_columnwise[i] };
-    d.count = G;
-    d.rows = c->w[i].rows;
-    d.cols = c->w[i].cols;
-    d.src = &c->w[i].mat;
-    d.format = f;
-    for (int k = 0; k < 2; k++) {
-        gmm_layout l = GMM_ZERO;
-        T_CHECK(gmm_layout_of(f->dtype, f->scaling, f->order, (gmm_direction)k, d.rows, d.cols, &l, NULL) == GMM_OK,
-                "layout");
-        *to[k] = gmm_mat_quantized(f, (gmm_direction)k, t_alloc_aligned((size_t)l.data_bytes * G, 256),
-                                   t_alloc_aligned((size_t)l.scale_bytes * G, 256), (float *)t_alloc(4 * G));
-    }
-    d.rowwise = to[0];
-    d.columnwise = to[1];
-    T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
-    T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-}
-#define quantize(...) T_CALL(quantize, __VA_ARGS__)
-
 static void build(hooked *c, const settings *s) {
     static const t_form forms[] = { T_PACKED, T_TABLE, T_TABLE_HOST, T_PACKED, T_PACKED, T_PACKED };
-    double prob[ROWS];
     memset(c, 0, sizeof *c);
     c->s = *s;
     t_reseed(7);
-    t_splits(sizes_of, G);
-    c->groups.count = G;
-    c->groups.capacity = ROWS;
-    c->groups.splits = t_in(sizes_of, sizeof sizes_of);
-    c->groups.dtype = GMM_I64;
-    c->config.hidden = HIDDEN;
-    c->config.ffn = FFN;
-    c->config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
-    c->config.save = s->save;
-    c->config.prob = 1;
-    c->config.delay_wgrad = s->delay;
-    c->x = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
-    c->dy = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
-    for (int i = 0; i < 2; i++) {
-        const int64_t rows = i ? HIDDEN : 2 * FFN, cols = i ? FFN : HIDDEN;
-        c->w[i] = t_mat_make(GMM_BF16, G, rows, cols, 0, 0, forms[s->given], T_REALS);
-        c->dw[i] = t_mat_out(GMM_F32, G, rows, cols);
-        c->gw[i].mat = &c->dw[i].mat;
-        c->real[i] = c->w[i].mat;
-    }
-    c->y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
-    c->dx = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
-    c->dprob = t_floats_out(ROWS);
-    for (int i = 0; i < ROWS; i++) prob[i] = t_real();
-    c->queue = gmm_wgrad_queue_over(&c->entry, 1);
+    mlp_build(&c->m, s->recipe, s->save, forms[s->given], forms[s->given]);
+    mlp_want_gradients(&c->m);
+    c->m.config.delay_wgrad = s->delay;
     if (s->recipe >= 0) {
-        c->recipe = ref_recipe_of(s->recipe).recipe;
-        c->config.recipe = c->recipe.kind;
-        c->quant.recipe = &c->recipe;
-        c->quant.random = (const uint64_t *)t_in((const uint64_t[4]){ 1, 2, 3, 4 }, 32);
-        c->quant.backward_override = s->override;
-        c->d.quant = &c->quant;
+        c->m.quant.random = (const uint64_t *)t_in((const uint64_t[4]){ 1, 2, 3, 4 }, 32);
+        c->m.quant.backward_override = s->override;
     }
-    if (s->given == QUANTIZED)
-        for (int i = 0; i < 2; i++) quantize(c, i);
     for (int i = 0; i < 2; i++) {
-        c->set[i] = c->real[i];
-        c->set_columnwise[i] = c->real_columnwise[i];
+        const gmm_mat *const w = i ? &c->m.w2.mat : &c->m.w1.mat;
+        gmm_mat copy[2] = { *w };
+        if (s->given == QUANTIZED) (void)mlp_cast(&c->m.d, i ? GMM_SLOT_W2 : GMM_SLOT_W1, w, copy);
+        copy[0].columnwise = NULL; /* copy[1] is gone when this returns */
+        c->set[i] = c->real[i] = copy[0];
+        c->set_columnwise[i] = c->real_columnwise[i] = copy[1];
         if (s->given == QUANTIZED) c->set[i].columnwise = &c->set_columnwise[i];
     }
-    c->d.config = &c->config;
-    c->d.groups = &c->groups;
-    c->d.x = &c->x.mat;
-    c->d.w1 = &c->set[0];
-    c->d.w2 = &c->set[1];
-    c->d.prob = t_floats_in(prob, ROWS);
-    c->d.y = &c->y.mat;
-    c->d.dy = &c->dy.mat;
-    c->d.dx = &c->dx.mat;
-    c->d.dw1 = &c->gw[0];
-    c->d.dw2 = &c->gw[1];
-    c->d.dprob = c->dprob;
-    c->d.queue = &c->queue;
+    c->m.d.w1 = &c->set[0];
+    c->m.d.w2 = &c->set[1];
+    c->queue = gmm_wgrad_queue_over(&c->entry, 1);
+    c->m.d.queue = &c->queue;
     c->hooks.user = c;
     c->hooks.ready = ready;
 }
@@ -189,49 +122,28 @@ static void build(hooked *c, const settings *s) {
 static void hook(hooked *c) {
     for (int i = 0; i < 2; i++) scrub(c, i, 0);
     c->hooks.need = need;
-    c->d.hooks = &c->hooks;
+    c->m.d.hooks = &c->hooks;
 }
 
 /* A call with buffers of exactly the queried sizes. */
 static gmm_status run(hooked *c, gmm_op op) {
+    gmm_mlp *const d = &c->m.d;
     gmm_info info = GMM_ZERO;
-    gmm_status s = gmm_mlp_query(T.ctx, op, &c->d, &info);
+    const gmm_status s = gmm_mlp_query(T.ctx, op, d, &info);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) {
-        c->d.saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
-        c->d.saved_bytes = info.saved_bytes;
+        d->saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
+        d->saved_bytes = info.saved_bytes;
         if (c->s.given == CACHED) {
-            c->quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
-            c->quant.weight_cache_bytes = info.weight_cache_bytes;
+            c->m.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
+            c->m.quant.weight_cache_bytes = info.weight_cache_bytes;
         }
-        return gmm_mlp_fwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
+    } else if (op == GMM_OP_MLP_BWD) {
+        d->deferred = info.deferred_bytes ? t_workspace(info.deferred_bytes) : NULL;
+        d->deferred_bytes = info.deferred_bytes;
     }
-    if (op == GMM_OP_MLP_WGRAD)
-        return gmm_mlp_wgrad(T.ctx, &c->queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
-    c->d.deferred = info.deferred_bytes ? t_workspace(info.deferred_bytes) : NULL;
-    c->d.deferred_bytes = info.deferred_bytes;
-    return gmm_mlp_bwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
+    return mlp_call(op, d);
 }
-
-typedef struct results { const void *bits[5]; } results;
-static const char *const result_names[5] = { "y", "dx", "dw1", "dw2", "dprob" };
-static const t_mat *result_of(const hooked *c, int i) {
-    return i == 0 ? &c->y : i == 1 ? &c->dx : &c->dw[i - 2];
-}
-static results results_of(const hooked *c) {
-    results r;
-    for (int i = 0; i < 4; i++) r.bits[i] = t_mat_bits(result_of(c, i));
-    r.bits[4] = t_get(c->dprob, LIVE * 4);
-    return r;
-}
-static void same_results(const hooked *c, const results *a, const results *b) {
-    for (int i = 0; i < 5; i++) {
-        const t_mat *m = i < 4 ? result_of(c, i) : NULL;
-        const int64_t rows = !m ? LIVE : m->count > 1 ? m->count * m->rows : LIVE;
-        t_same(result_names[i], a->bits[i], b->bits[i], (size_t)(rows * (m ? m->cols * ref_bytes(m->dtype) : 4)));
-    }
-}
-#define same_results(...) T_CALL(same_results, __VA_ARGS__)
 
 static void log_is(hooked *c, const char *want) {
     T_CHECK(!strcmp(c->log, want), "calls \"%s\", want \"%s\"", c->log, want);
@@ -255,7 +167,7 @@ static const char *backward_calls(const settings *s, char *text) {
    product. `only`: a subset of gradients. */
 static void same_as_known(const settings *s) {
     char calls[16];
-    results known, late;
+    mlp_results known, late;
     hooked c;
     t_about("recipe %d, weights %s, save %d, override %d", s->recipe, given_names[s->given], (int)s->save,
             (int)s->override);
@@ -263,7 +175,7 @@ static void same_as_known(const settings *s) {
     T_OK(run(&c, GMM_OP_MLP_FWD));
     T_OK(run(&c, GMM_OP_MLP_BWD));
     if (s->delay) T_OK(run(&c, GMM_OP_MLP_WGRAD));
-    known = results_of(&c);
+    known = mlp_results_of(&c.m);
     build(&c, s);
     hook(&c);
     T_OK(run(&c, GMM_OP_MLP_FWD));
@@ -275,23 +187,17 @@ static void same_as_known(const settings *s) {
         T_OK(run(&c, GMM_OP_MLP_WGRAD));
         log_is(&c, "21");
     }
-    late = results_of(&c);
-    same_results(&c, &known, &late);
+    late = mlp_results_of(&c.m);
+    mlp_same_results(&known, &late);
 }
 #define same_as_known(...) T_CALL(same_as_known, __VA_ARGS__)
-
-static const struct policy { gmm_save save; gmm_backward_override override; } policies[] = {
-    { GMM_SAVE_PREACT, GMM_BACKWARD_BY_RECIPE }, { GMM_SAVE_NOTHING, GMM_BACKWARD_BY_RECIPE },
-    { GMM_SAVE_PREACT, GMM_BACKWARD_HIGH_PRECISION }, { GMM_SAVE_NOTHING, GMM_BACKWARD_HIGH_PRECISION },
-    { GMM_SAVE_PREACT, GMM_BACKWARD_DEQUANTIZED }, { GMM_SAVE_NOTHING, GMM_BACKWARD_DEQUANTIZED },
-};
 
 /* Argument: recipe + REF_RECIPES * given. */
 static void recipes(int arg) {
     settings s = { .recipe = arg % REF_RECIPES, .given = (enum given)(arg / REF_RECIPES) };
-    for (int i = 0; i < T_COUNT(policies); i++) {
-        s.save = policies[i].save;
-        s.override = policies[i].override;
+    for (int i = 0; i < 6; i++) {
+        s.save = i % 2 ? GMM_SAVE_NOTHING : GMM_SAVE_PREACT;
+        s.override = (gmm_backward_override)(i / 2);
         if (s.given == QUANTIZED && s.override == GMM_BACKWARD_HIGH_PRECISION) continue; /* it multiplies none */
         s.delay = i % 2;
         same_as_known(&s);
@@ -314,27 +220,23 @@ static void subsets(int arg) {
     build(&c, &s);
     T_OK(run(&c, GMM_OP_MLP_FWD));
     hook(&c);
-    c.d.saved = NULL;
-    {
-        gmm_info info = GMM_ZERO;
-        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
-        T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-        log_is(&c, "xy");
-    }
+    c.m.d.saved = NULL;
+    T_OK(mlp_call(GMM_OP_MLP_FWD, &c.m.d));
+    log_is(&c, "xy");
     for (int i = 0; i < 2; i++) scrub(&c, i, 0);
     T_OK(run(&c, GMM_OP_MLP_FWD));
     log_is(&c, "xy");
-    c.d.dx = NULL;
+    c.m.d.dx = NULL;
     T_OK(run(&c, GMM_OP_MLP_BWD));
     log_is(&c, "q21");
-    c.d.w1 = NULL;
+    c.m.d.w1 = NULL;
     T_OK(run(&c, GMM_OP_MLP_BWD));
     log_is(&c, "q21");
-    c.d.dw1 = NULL;
-    c.d.dprob = NULL;
+    c.m.d.dw1 = NULL;
+    c.m.d.dprob = NULL;
     T_OK(run(&c, GMM_OP_MLP_BWD));
     log_is(&c, "2");
-    T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &c.d, T.stream));
+    T_OK(gmm_mlp_fire_hooks(T.ctx, GMM_OP_MLP_BWD, &c.m.d, T.stream));
     log_is(&c, "2");
 }
 
@@ -347,30 +249,30 @@ static void order(int arg) {
     (void)arg;
     build(&c, &s);
     hook(&c);
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
-    c.d.saved = t_alloc_aligned(info.saved_bytes, 256);
-    c.d.saved_bytes = info.saved_bytes;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.m.d, &info));
+    c.m.d.saved = t_alloc_aligned(info.saved_bytes, 256);
+    c.m.d.saved_bytes = info.saved_bytes;
     c.note = 'x';
-    c.order[0] = c.order[1] = c.d.saved;
-    T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    c.order[0] = c.order[1] = c.m.d.saved;
+    T_OK(mlp_call(GMM_OP_MLP_FWD, &c.m.d));
     T_CHECK(!c.early && c.late, "FC1 ran before its weight was asked for");
-    t_poison(c.d.saved, 0xFF, info.saved_bytes);
+    t_poison(c.m.d.saved, 0xFF, info.saved_bytes);
     for (int i = 0; i < 2; i++) scrub(&c, i, 0);
     c.note = 'y';
-    c.order[1] = c.y.data;
-    t_poison(c.y.data, 0xFF, ROWS * HIDDEN * 2);
-    T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    c.order[1] = c.m.y.data;
+    t_poison(c.m.y.data, 0xFF, ROWS * HIDDEN * 2);
+    T_OK(mlp_call(GMM_OP_MLP_FWD, &c.m.d));
     T_CHECK(c.early && c.late, "FC2's weight: FC1 has run %d, FC2 has not %d", c.early, c.late);
     for (int i = 0; i < 2; i++) scrub(&c, i, 0);
     c.note = '2';
-    c.order[0] = c.dw[1].data;
-    c.order[1] = c.dw[0].data;
+    c.order[0] = c.m.dw2.data;
+    c.order[1] = c.m.dw1.data;
     T_OK(run(&c, GMM_OP_MLP_BWD));
     T_CHECK(c.early && c.late, "ready of w2: its gradient is there %d, that of w1 is not %d", c.early, c.late);
     for (int i = 0; i < 2; i++) scrub(&c, i, 0);
-    t_poison(c.dx.data, 0xFF, ROWS * HIDDEN * 2);
+    t_poison(c.m.dx.data, 0xFF, ROWS * HIDDEN * 2);
     c.note = 'p';
-    c.order[1] = c.dx.data;
+    c.order[1] = c.m.dx.data;
     T_OK(run(&c, GMM_OP_MLP_BWD));
     T_CHECK(c.early && c.late, "FC1's weight: dw2 is there %d, dx is not %d", c.early, c.late);
 }
@@ -411,8 +313,8 @@ static void other_scaling(hooked *c, gmm_mat *m) { (void)c; m->scaling = GMM_SCA
 static void no_address(hooked *c, gmm_mat *m) { (void)c; m->data = NULL; }
 static void unaligned(hooked *c, gmm_mat *m) { (void)c; m->data = (char *)m->data + 2; }
 static void odd_stride(hooked *c, gmm_mat *m) { (void)c; m->group_stride = 2 * FFN * HIDDEN + 1; }
-static void over_output(hooked *c, gmm_mat *m) { m->data = c->y.data; }
-static void over_saved(hooked *c, gmm_mat *m) { m->data = c->d.saved; }
+static void over_output(hooked *c, gmm_mat *m) { m->data = c->m.y.data; }
+static void over_saved(hooked *c, gmm_mat *m) { m->data = c->m.d.saved; }
 
 /* What the hook may not set is refused before the product. */
 static void refusals(int arg) {
@@ -450,9 +352,9 @@ static void refusals(int arg) {
     build(&c, &s);
     hook(&c);
     c.set[0].dtype = GMM_F16; /* the dtype must be known */
-    T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "mlp.w1", NULL);
-    c.d.w1 = NULL;
-    T_REFUSED(GMM_E_NULL, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "mlp.w1", NULL);
+    T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.m.d, &info), "mlp.w1", NULL);
+    c.m.d.w1 = NULL;
+    T_REFUSED(GMM_E_NULL, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.m.d, &info), "mlp.w1", NULL);
 }
 
 /* Of quantized weights the fields of the copy that is read must remain, and it must be given. */
@@ -490,19 +392,20 @@ static void graph(int arg) {
     gmm_status status = GMM_OK;
     void *work[2], *captured = NULL;
     size_t bytes[2];
-    results eager, replay;
+    mlp_results eager, replay;
     hooked c;
+    const t_mat *const results[4] = { &c.m.y, &c.m.dx, &c.m.dw1, &c.m.dw2 };
     build(&c, &s);
     hook(&c);
     T_OK(run(&c, GMM_OP_MLP_FWD)); /* loads the code */
     for (int i = 0; i < 2; i++) scrub(&c, i, 0);
     T_OK(run(&c, GMM_OP_MLP_BWD));
-    eager = results_of(&c);
+    eager = mlp_results_of(&c.m);
     memset(c.log, 0, sizeof c.log);
     for (int k = 0; k < 2; k++) {
         gmm_info info = GMM_ZERO;
         for (int i = 0; i < 2; i++) scrub(&c, i, 0);
-        T_OK(gmm_mlp_query(T.ctx, ops[k], &c.d, &info));
+        T_OK(gmm_mlp_query(T.ctx, ops[k], &c.m.d, &info));
         bytes[k] = info.workspace_bytes;
         work[k] = t_workspace(bytes[k]);
     }
@@ -510,22 +413,19 @@ static void graph(int arg) {
     T_CHECK(!error, "%s", error);
     for (int k = 0; k < 2 && !status; k++) {
         for (int i = 0; i < 2; i++) scrub(&c, i, 0);
-        status = k ? gmm_mlp_bwd(T.ctx, &c.d, work[k], bytes[k], T.stream)
-                   : gmm_mlp_fwd(T.ctx, &c.d, work[k], bytes[k], T.stream);
+        status = k ? gmm_mlp_bwd(T.ctx, &c.m.d, work[k], bytes[k], T.stream)
+                   : gmm_mlp_fwd(T.ctx, &c.m.d, work[k], bytes[k], T.stream);
     }
     error = device_end_capture(&captured);
     T_CHECK(!error && status == GMM_OK, "%s, %s", error ? error : "", gmm_last_error(T.ctx));
     log_is(&c, "xyqp");
     for (int i = 0; i < 2; i++) scrub(&c, i, 1);
-    for (int i = 0; i < 4; i++) {
-        const t_mat *m = result_of(&c, i);
-        t_poison(m->data, 0xFF, (size_t)(m->count * m->rows * m->cols * ref_bytes(m->dtype)));
-    }
+    for (int i = 0; i < 4; i++) t_mat_poison(results[i]);
     error = device_replay(captured);
     T_CHECK(!error, "%s", error);
     t_wait();
-    replay = results_of(&c);
-    same_results(&c, &eager, &replay);
+    replay = mlp_results_of(&c.m);
+    mlp_same_results(&eager, &replay);
     log_is(&c, "");
     device_graph_free(captured);
 }

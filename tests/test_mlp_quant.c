@@ -1,6 +1,6 @@
 /* test_mlp_quant.c - the expert MLP under every recipe equals its steps as separate calls, bit for bit. The separate
    calls quantize both copies of an operand at once, the MLP quantizes each when it needs it. */
-#include "test.h"
+#include "mlp_case.h"
 
 #include <string.h>
 
@@ -8,149 +8,22 @@
 #include "device.h"
 #endif
 
-enum { G = 4, HIDDEN = 64, FFN = 96, LIVE = 103, ROWS = 110 };
-static const int64_t sizes_of[G] = { 0, 37, 5, 61 };
+enum { G = MLP_GROUPS, HIDDEN = MLP_HIDDEN, FFN = MLP_FFN, LIVE = MLP_LIVE, ROWS = MLP_ROWS };
 
-typedef struct mlp_case {
-    gmm_recipe recipe;
-    gmm_groups groups;
-    gmm_mlp_config config;
-    gmm_mlp_quant quant;
-    gmm_mlp d;
-    t_mat x, w1, w2, dy, y, dx, dw1, dw2;
-    gmm_grad gw1, gw2;
-    float *prob, *dprob, *scale, *amax;
-    uint64_t *random;
-    int only_dw2; /* the only gradient that is wanted */
-} mlp_case;
-
-static gmm_status size_and(gmm_status (*run)(gmm_context *, const gmm_mlp *, void *, size_t, gmm_stream), gmm_op op,
-                           const gmm_mlp *d) {
-    gmm_info info = GMM_ZERO;
-    const gmm_status s = gmm_mlp_query(T.ctx, op, d, &info);
-    return s != GMM_OK ? s : run(T.ctx, d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream);
-}
-
-static t_mat poison(gmm_dtype dtype, int64_t count, int64_t rows, int64_t cols) {
-    return t_mat_out(dtype, count, rows, cols);
-}
-
-static void build(mlp_case *c, int which, gmm_save save) {
-    float values[GMM_SLOTS * G], prob[ROWS];
+/* The small MLP by a recipe with scales, random numbers and memory for amaxes. */
+static void build(mlp_case *c, int recipe, gmm_save save) {
+    float values[GMM_SLOTS * G];
     uint64_t random[4];
-    memset(c, 0, sizeof *c);
-    c->recipe = ref_recipe_of(which).recipe;
-    c->groups.count = G;
-    c->groups.capacity = ROWS;
-    c->groups.splits = t_in(sizes_of, sizeof sizes_of);
-    c->groups.dtype = GMM_I64;
-    c->config.hidden = HIDDEN;
-    c->config.ffn = FFN;
-    c->config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
-    c->config.save = save;
-    c->config.prob = 1;
-    c->config.recipe = c->recipe.kind;
-    c->x = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
-    c->dy = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS);
-    c->w1 = t_mat_make(GMM_BF16, G, 2 * FFN, HIDDEN, 0, 0, T_TABLE, T_REALS);
-    c->w2 = t_mat_in(GMM_BF16, G, HIDDEN, FFN, T_REALS);
-    c->y = poison(GMM_BF16, 1, ROWS, HIDDEN);
-    c->dx = poison(GMM_BF16, 1, ROWS, HIDDEN);
-    c->dw1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
-    c->dw2 = poison(GMM_F32, G, HIDDEN, FFN);
-    c->gw1.mat = &c->dw1.mat;
-    c->gw2.mat = &c->dw2.mat;
-    for (int i = 0; i < ROWS; i++) prob[i] = (float)t_real();
+    mlp_build(c, recipe, save, T_TABLE, T_PACKED);
     for (int i = 0; i < GMM_SLOTS * G; i++) values[i] = (float)(2.0 + t_real());
     for (int i = 0; i < 4; i++) random[i] = t_rand();
-    c->prob = (float *)t_in(prob, sizeof prob);
-    c->dprob = t_floats_out(ROWS);
     c->scale = (float *)t_in(values, sizeof values);
     c->amax = (float *)t_alloc(sizeof values);
     t_poison(c->amax, 0, sizeof values);
     c->random = (uint64_t *)t_in(random, sizeof random);
-    c->quant.recipe = &c->recipe;
     c->quant.scale = c->scale;
     c->quant.amax = c->amax;
     c->quant.random = c->random;
-    c->d.config = &c->config;
-    c->d.groups = &c->groups;
-    c->d.x = &c->x.mat;
-    c->d.w1 = &c->w1.mat;
-    c->d.w2 = &c->w2.mat;
-    c->d.prob = c->prob;
-    c->d.y = &c->y.mat;
-    c->d.quant = &c->quant;
-}
-
-static void forward(mlp_case *c) {
-    gmm_info info = GMM_ZERO;
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
-    c->d.saved_bytes = info.saved_bytes;
-    c->d.saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
-    T_OK(size_and(gmm_mlp_fwd, GMM_OP_MLP_FWD, &c->d));
-}
-#define forward(...) T_CALL(forward, __VA_ARGS__)
-static void want_gradients(mlp_case *c) {
-    c->d.dy = &c->dy.mat;
-    c->d.dx = &c->dx.mat;
-    c->d.dw1 = &c->gw1;
-    c->d.dw2 = &c->gw2;
-    c->d.dprob = c->dprob;
-}
-#define want_gradients(...) T_CALL(want_gradients, __VA_ARGS__)
-
-/* Both copies of an operand. */
-typedef struct pair { gmm_format f[2]; gmm_mat mat[2]; } pair;
-static const gmm_mat *both(const mlp_case *c, pair *p, const gmm_format *f, const gmm_mat *src, int slot, int64_t rows,
-                           int64_t cols) {
-    gmm_quantization d = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    if (f->dtype == GMM_NONE) return src;
-    d.groups = rows ? NULL : &c->groups;
-    d.count = rows ? G : 0;
-    d.rows = rows;
-    d.cols = cols;
-    d.src = src;
-    if (f->delayed) d.scale = c->scale + slot * G;
-    if (f->stochastic) d.random = c->random + (slot == GMM_SLOT_DZ ? 2 : 0);
-    for (int k = 0; k < 2; k++) {
-        gmm_layout l = GMM_ZERO;
-        p->f[k] = *f;
-        if (k) p->f[k].row_amax = 0;
-        T_CHECK((rows ? gmm_layout_of(f->dtype, f->scaling, f->order, (gmm_direction)k, rows, cols, &l, NULL)
-                      : gmm_layout_of_groups(f->dtype, f->scaling, f->order, (gmm_direction)k, G, ROWS, cols, &l,
-                                             NULL)) == GMM_OK, "layout");
-        p->mat[k] = gmm_mat_quantized(&p->f[k], (gmm_direction)k, t_alloc((size_t)(l.data_bytes * (rows ? G : 1))),
-                                      t_alloc((size_t)(l.scale_bytes * (rows ? G : 1))), (float *)t_alloc(4 * ROWS));
-        if (f->delayed) t_poison(p->mat[k].amax, 0, 4 * ROWS);
-    }
-    for (int k = 0; k < (f->row_amax ? 2 : 1); k++) {
-        d.format = &p->f[k];
-        d.rowwise = k ? NULL : &p->mat[0];
-        d.columnwise = k || !f->row_amax ? &p->mat[1] : NULL;
-        T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &d, &info));
-        T_OK(gmm_quantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    }
-    p->mat[0].columnwise = &p->mat[1];
-    return &p->mat[0];
-}
-
-static void linear(const mlp_case *c, gmm_op op, int64_t in, int64_t out, const gmm_mat *x, const gmm_mat *w,
-                   const gmm_mat *dy, const t_mat *to) {
-    gmm_linear l = GMM_ZERO;
-    gmm_grad g = GMM_ZERO;
-    g.mat = &to->mat;
-    l.groups = &c->groups;
-    l.in_features = in;
-    l.out_features = out;
-    l.x = x;
-    l.w = w;
-    l.dy = dy;
-    l.y = op == GMM_OP_LINEAR_FWD ? &to->mat : NULL;
-    l.dx = op == GMM_OP_LINEAR_DGRAD ? &to->mat : NULL;
-    l.dw = op == GMM_OP_LINEAR_WGRAD ? &g : NULL;
-    T_OK(t_linear(T.ctx, op, &l));
 }
 
 static void same_rows(const char *what, const t_mat *a, const t_mat *b) {
@@ -160,7 +33,7 @@ static void same_rows(const char *what, const t_mat *a, const t_mat *b) {
 
 /* The values of a rowwise copy in BF16. rows: of a weight matrix; 0 = tokens. */
 static t_mat dequantized(const mlp_case *c, const gmm_mat *copy, int64_t rows, int64_t cols) {
-    const t_mat to = poison(GMM_BF16, rows ? G : 1, rows ? rows : ROWS, cols);
+    const t_mat to = t_mat_out(GMM_BF16, rows ? G : 1, rows ? rows : ROWS, cols);
     gmm_dequantization d = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     d.groups = rows ? NULL : &c->groups;
@@ -220,89 +93,63 @@ static const struct policy { const char *name; gmm_save save; gmm_backward_overr
     { "quantized e4m3, dequantized", GMM_SAVE_QUANTIZED_E4M3, GMM_BACKWARD_DEQUANTIZED },
 };
 enum { POLICIES = sizeof policies / sizeof policies[0] };
-static int saves_copies(gmm_save save) { return save == GMM_SAVE_QUANTIZED || save == GMM_SAVE_QUANTIZED_E4M3; }
-static int saves_e4m3(gmm_save save) { return save == GMM_SAVE_PREACT_E4M3 || save == GMM_SAVE_QUANTIZED_E4M3; }
-
-static void activate(const mlp_case *c, const gmm_mat *z, const t_mat *h) {
-    gmm_activation act = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
-    act.groups = &c->groups;
-    act.ffn = FFN;
-    act.act = &c->config.act;
-    act.x = z;
-    act.prob = c->prob;
-    act.y = &h->mat;
-    T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_FWD, &act, &info));
-    T_OK(gmm_act_fwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-}
-
 /* The MLP of a recipe and a policy (argument: recipe + REF_RECIPES * policy) against its steps as separate calls. */
 static void equals_steps(int arg) {
     const struct policy *policy = &policies[arg / REF_RECIPES];
     const int by_recipe = policy->override == GMM_BACKWARD_BY_RECIPE;
     mlp_case c;
-    pair x, w1, h, w2, dy, dz, hb;
+    gmm_mat x[2], w1[2], h[2], w2[2], dy[2], dz[2], hb[2];
     const gmm_mat *qx, *qw1, *qh, *qw2, *qdy, *qdz;
     t_mat Z, H, Y, ZB, HB, DH, DZ, DX, DW1, DW2, vx, vw1, vh, vw2;
-    gmm_activation act = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     float *dprob;
     build(&c, arg % REF_RECIPES, policy->save);
     c.quant.backward_override = policy->override;
-    if (saves_copies(policy->save) && c.recipe.input.dtype == GMM_NONE) {
+    if (mlp_saves_copies(policy->save) && c.recipe.input.dtype == GMM_NONE) {
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "mlp.config.save: ",
                   "leaves the input", NULL);
         return;
     }
-    forward(&c);
-    Z = poison(GMM_BF16, 1, ROWS, 2 * FFN);
-    H = poison(GMM_BF16, 1, ROWS, FFN);
-    Y = poison(GMM_BF16, 1, ROWS, HIDDEN);
-    qx = both(&c, &x, &c.recipe.input, &c.x.mat, GMM_SLOT_X, 0, HIDDEN);
-    qw1 = both(&c, &w1, &c.recipe.weight, &c.w1.mat, GMM_SLOT_W1, 2 * FFN, HIDDEN);
-    linear(&c, GMM_OP_LINEAR_FWD, HIDDEN, 2 * FFN, qx, qw1, NULL, &Z);
-    activate(&c, &Z.mat, &H);
-    qh = both(&c, &h, &c.recipe.input, &H.mat, GMM_SLOT_H, 0, FFN);
-    qw2 = both(&c, &w2, &c.recipe.weight, &c.w2.mat, GMM_SLOT_W2, HIDDEN, FFN);
-    linear(&c, GMM_OP_LINEAR_FWD, FFN, HIDDEN, qh, qw2, NULL, &Y);
+    mlp_forward(&c.d);
+    Z = t_mat_out(GMM_BF16, 1, ROWS, 2 * FFN);
+    H = t_mat_out(GMM_BF16, 1, ROWS, FFN);
+    Y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+    qx = mlp_cast(&c.d, GMM_SLOT_X, &c.x.mat, x);
+    qw1 = mlp_cast(&c.d, GMM_SLOT_W1, &c.w1.mat, w1);
+    mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_FWD, qx, qw1, NULL, &Z.mat);
+    mlp_act_fwd(&c.d, &Z.mat, &H.mat);
+    qh = mlp_cast(&c.d, GMM_SLOT_H, &H.mat, h);
+    qw2 = mlp_cast(&c.d, GMM_SLOT_W2, &c.w2.mat, w2);
+    mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_FWD, qh, qw2, NULL, &Y.mat);
     same_rows("y", &c.y, &Y);
 
-    want_gradients(&c);
-    if (saves_copies(policy->save)) c.d.x = NULL; /* its copy is saved */
-    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
-    DH = poison(GMM_BF16, 1, ROWS, FFN);
-    DZ = poison(GMM_BF16, 1, ROWS, 2 * FFN);
-    DX = poison(GMM_BF16, 1, ROWS, HIDDEN);
-    DW1 = poison(GMM_F32, G, 2 * FFN, HIDDEN);
-    DW2 = poison(GMM_F32, G, HIDDEN, FFN);
+    mlp_want_gradients(&c);
+    if (mlp_saves_copies(policy->save)) c.d.x = NULL; /* its copy is saved */
+    T_OK(mlp_call(GMM_OP_MLP_BWD, &c.d));
+    DH = t_mat_out(GMM_BF16, 1, ROWS, FFN);
+    DZ = t_mat_out(GMM_BF16, 1, ROWS, 2 * FFN);
+    DX = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+    DW1 = t_mat_out(GMM_F32, G, 2 * FFN, HIDDEN);
+    DW2 = t_mat_out(GMM_F32, G, HIDDEN, FFN);
     dprob = t_floats_out(ROWS);
-    ZB = saves_e4m3(policy->save) ? rounded_to_e4m3(&c, &Z.mat) : Z;
+    ZB = mlp_saves_e4m3(policy->save) ? rounded_to_e4m3(&c, &Z.mat) : Z;
     HB = H;
     if (policy->save == GMM_SAVE_PREACT_E4M3) { /* computed again, from the rounded pre-activation */
-        HB = poison(GMM_BF16, 1, ROWS, FFN);
-        activate(&c, &ZB.mat, &HB);
-        qh = both(&c, &hb, &c.recipe.input, &HB.mat, GMM_SLOT_H, 0, FFN);
+        HB = t_mat_out(GMM_BF16, 1, ROWS, FFN);
+        mlp_act_fwd(&c.d, &ZB.mat, &HB.mat);
+        qh = mlp_cast(&c.d, GMM_SLOT_H, &HB.mat, hb);
     }
     qx = in_backward(&c, &c.recipe.input, &c.x.mat, qx, &vx, 0, HIDDEN);
     qw1 = in_backward(&c, &c.recipe.weight, &c.w1.mat, qw1, &vw1, 2 * FFN, HIDDEN);
     qh = in_backward(&c, &c.recipe.input, &HB.mat, qh, &vh, 0, FFN);
     qw2 = in_backward(&c, &c.recipe.weight, &c.w2.mat, qw2, &vw2, HIDDEN, FFN);
-    qdy = by_recipe ? both(&c, &dy, &c.recipe.grad, &c.dy.mat, GMM_SLOT_DY, 0, HIDDEN) : &c.dy.mat;
-    linear(&c, GMM_OP_LINEAR_DGRAD, FFN, HIDDEN, NULL, qw2, qdy, &DH);
-    act.groups = &c.groups;
-    act.ffn = FFN;
-    act.act = &c.config.act;
-    act.x = &ZB.mat;
-    act.prob = c.prob;
-    act.dy = &DH.mat;
-    act.dx = &DZ.mat;
-    act.dprob = dprob;
-    T_OK(gmm_act_query(T.ctx, GMM_OP_ACT_BWD, &act, &info));
-    T_OK(gmm_act_bwd(T.ctx, &act, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    qdz = by_recipe ? both(&c, &dz, &c.recipe.grad, &DZ.mat, GMM_SLOT_DZ, 0, 2 * FFN) : &DZ.mat;
-    linear(&c, GMM_OP_LINEAR_WGRAD, FFN, HIDDEN, qh, NULL, qdy, &DW2);
-    linear(&c, GMM_OP_LINEAR_WGRAD, HIDDEN, 2 * FFN, qx, NULL, qdz, &DW1);
-    linear(&c, GMM_OP_LINEAR_DGRAD, HIDDEN, 2 * FFN, NULL, qw1, qdz, &DX);
+    qdy = by_recipe ? mlp_cast(&c.d, GMM_SLOT_DY, &c.dy.mat, dy) : &c.dy.mat;
+    mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, qw2, qdy, &DH.mat);
+    mlp_act_bwd(&c.d, &ZB.mat, &DH.mat, &DZ.mat, dprob);
+    qdz = by_recipe ? mlp_cast(&c.d, GMM_SLOT_DZ, &DZ.mat, dz) : &DZ.mat;
+    mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_WGRAD, qh, NULL, qdy, &DW2.mat);
+    mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_WGRAD, qx, NULL, qdz, &DW1.mat);
+    mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_DGRAD, NULL, qw1, qdz, &DX.mat);
     same_rows("dx", &c.dx, &DX);
     t_same("dw1", t_mat_bits(&c.dw1), t_mat_bits(&DW1), sizeof(float) * G * 2 * FFN * HIDDEN);
     t_same("dw2", t_mat_bits(&c.dw2), t_mat_bits(&DW2), sizeof(float) * G * FFN * HIDDEN);
@@ -310,23 +157,16 @@ static void equals_steps(int arg) {
     if (c.recipe.input.delayed && by_recipe && policy->save != GMM_SAVE_PREACT_E4M3) {
         /* every slot recorded the amax of its operand */
         const float *seen = (const float *)t_get(c.amax, sizeof(float) * GMM_SLOTS * G);
-        const pair *pairs[GMM_SLOTS] = { &x, &w1, &h, &w2, &dy, &dz };
+        const gmm_mat *const copies[GMM_SLOTS] = { x, w1, h, w2, dy, dz };
         for (int k = 0; k < GMM_SLOTS; k++)
-            t_same("amax of a slot", seen + k * G, t_get(pairs[k]->mat[0].amax, G * 4), G * 4);
+            t_same("amax of a slot", seen + k * G, t_get(copies[k]->amax, G * 4), G * 4);
     }
 }
 
-/* Runs forward and backward of two equal MLPs, of which the second has `policy`, and compares all results that the
-   policy promises to keep. */
-static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
+/* Backward, and the weight gradients that it queues. */
+static void backward(mlp_case *c, gmm_wgrad_queue *queue) {
     gmm_info info = GMM_ZERO;
     void *workspace;
-    want_gradients(c);
-    if (c->only_dw2) {
-        c->d.dx = NULL;
-        c->d.dw1 = NULL;
-        c->d.dprob = NULL;
-    }
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info));
     if (queue) {
         c->d.deferred = t_alloc_aligned(info.deferred_bytes, 256);
@@ -337,15 +177,16 @@ static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
     T_OK(gmm_mlp_bwd(T.ctx, &c->d, workspace, info.workspace_bytes, T.stream));
     if (!queue) return;
     t_poison(workspace, 0xFF, info.workspace_bytes); /* another call's by now */
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &c->d, &info));
-    T_OK(gmm_mlp_wgrad(T.ctx, queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    T_OK(mlp_call(GMM_OP_MLP_WGRAD, &c->d));
+}
+#define backward(...) T_CALL(backward, __VA_ARGS__)
+static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
+    mlp_want_gradients(c);
+    backward(c, queue);
 }
 static void same_gradients(const mlp_case *a, const mlp_case *b) {
-    same_rows("y", &a->y, &b->y);
-    same_rows("dx", &a->dx, &b->dx);
-    t_same("dw1", t_mat_bits(&a->dw1), t_mat_bits(&b->dw1), sizeof(float) * G * 2 * FFN * HIDDEN);
-    t_same("dw2", t_mat_bits(&a->dw2), t_mat_bits(&b->dw2), sizeof(float) * G * FFN * HIDDEN);
-    t_same("dprob", t_get(a->dprob, LIVE * 4), t_get(b->dprob, LIVE * 4), LIVE * 4);
+    const mlp_results of_a = mlp_results_of(a), of_b = mlp_results_of(b);
+    mlp_same_results(&of_a, &of_b);
 }
 #define same_gradients(...) T_CALL(same_gradients, __VA_ARGS__)
 
@@ -358,16 +199,16 @@ static void policy_bits(int arg) {
         T_CHECK(preact.recipe.grad.dtype == GMM_NONE, "a recipe without copies of x has none of gradients");
         return;
     }
-    forward(&preact);
+    mlp_forward(&preact.d);
     gradients_of(&preact, NULL);
     t_reseed(7);
     build(&c, arg, GMM_SAVE_QUANTIZED);
-    forward(&c);
+    mlp_forward(&c.d);
     gradients_of(&c, NULL);
     same_gradients(&preact, &c);
     t_reseed(7);
     build(&c, arg, GMM_SAVE_QUANTIZED_E4M3);
-    forward(&c);
+    mlp_forward(&c.d);
     gradients_of(&c, NULL);
     same_rows("y", &preact.y, &c.y);
     t_same("dw2", t_mat_bits(&preact.dw2), t_mat_bits(&c.dw2), sizeof(float) * G * FFN * HIDDEN);
@@ -385,7 +226,7 @@ static void weight_cache(int arg) {
         t_reseed(9);
         build(&now, arg, GMM_SAVE_PREACT);
         now.quant.backward_override = override;
-        forward(&now);
+        mlp_forward(&now.d);
         gradients_of(&now, NULL);
         t_reseed(9);
         build(&cached, arg, GMM_SAVE_PREACT);
@@ -396,7 +237,7 @@ static void weight_cache(int arg) {
         cached.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
         cached.quant.weight_cache_bytes = info.weight_cache_bytes;
         cached.quant.weight_skip = skip;
-        forward(&cached);
+        mlp_forward(&cached.d);
         gradients_of(&cached, NULL);
         same_gradients(&now, &cached);
         cached.quant.weight_skip = skip + 1;
@@ -406,9 +247,9 @@ static void weight_cache(int arg) {
             cached.d.w1 = &others[0].mat; /* which nothing reads, since the word says that the cache is valid */
             cached.d.w2 = &others[1].mat;
         }
-        cached.y = poison(GMM_BF16, 1, ROWS, HIDDEN);
-        cached.dx = poison(GMM_BF16, 1, ROWS, HIDDEN);
-        forward(&cached);
+        cached.y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+        cached.dx = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+        mlp_forward(&cached.d);
         gradients_of(&cached, NULL);
         same_gradients(&now, &cached);
         cached.quant.weight_cache_bytes--;
@@ -430,22 +271,24 @@ static void delayed_wgrad(int arg) {
     t_reseed(5);
     build(&now, arg % REF_RECIPES, policy->save);
     now.quant.backward_override = policy->override;
-    if (saves_copies(policy->save) && now.recipe.input.dtype == GMM_NONE) {
+    if (mlp_saves_copies(policy->save) && now.recipe.input.dtype == GMM_NONE) {
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &now.d, NULL, 0, T.stream), "mlp.config.save: ", NULL);
         return;
     }
-    forward(&now);
+    mlp_forward(&now.d);
     gradients_of(&now, NULL);
     t_reseed(5);
     build(&later, arg % REF_RECIPES, policy->save);
     later.quant.backward_override = policy->override;
     later.config.delay_wgrad = 1;
-    forward(&later);
+    mlp_forward(&later.d);
     gradients_of(&later, &queue);
     same_gradients(&now, &later);
-    later.dw2 = poison(GMM_F32, G, HIDDEN, FFN);
-    later.only_dw2 = 1; /* then backward multiplies nothing, and the queue FC2's gradient alone */
-    gradients_of(&later, &queue);
+    later.dw2 = t_mat_out(GMM_F32, G, HIDDEN, FFN);
+    later.d.dx = NULL; /* backward multiplies nothing, and the queue FC2's gradient alone */
+    later.d.dw1 = NULL;
+    later.d.dprob = NULL;
+    backward(&later, &queue);
     t_same("dw2 alone", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
 }
 
@@ -481,7 +324,7 @@ static void gathers(int arg) {
             }
             c->d.index_rows = TOKENS;
             c->d.index_div = DIV;
-            forward(c);
+            mlp_forward(&c->d);
             gradients_of(c, delay ? &queue : NULL);
         }
         same_gradients(&runs[0], &runs[1]);
@@ -496,7 +339,7 @@ static void overwrites_saved(int arg) {
     for (int delay = 0; delay < 2; delay++) {
         mlp_case runs[2];
         gmm_info info[2];
-        int keeps = !saves_e4m3(policy->save) && policy->save != GMM_SAVE_NOTHING, queued;
+        int keeps = !mlp_saves_e4m3(policy->save) && policy->save != GMM_SAVE_NOTHING, queued;
         memset(info, 0, sizeof info);
         for (int overwrite = 0; overwrite < 2; overwrite++) {
             gmm_wgrad_entry entries[1];
@@ -508,9 +351,9 @@ static void overwrites_saved(int arg) {
             c->quant.backward_override = policy->override;
             c->config.delay_wgrad = delay;
             c->config.overwrite_saved = overwrite;
-            forward(c);
+            mlp_forward(&c->d);
             before = keeps ? t_get(c->d.saved, (size_t)preact) : NULL;
-            want_gradients(c);
+            mlp_want_gradients(c);
             T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info[overwrite]));
             gradients_of(c, delay ? &queue : NULL);
             queued = delay && (policy->override != GMM_BACKWARD_BY_RECIPE || c->recipe.grad.dtype == GMM_NONE);
@@ -526,13 +369,6 @@ static void overwrites_saved(int arg) {
     }
 }
 
-/* The part of `saved` with a name; NULL if there is none. */
-static const gmm_saved_part *part_named(const gmm_saved_layout *l, const char *name) {
-    for (int i = 0; i < l->count; i++)
-        if (!strcmp(l->part[i].name, name)) return &l->part[i];
-    return NULL;
-}
-
 /* The named parts of `saved` are the columnwise copies of x and h that gmm_quantize makes: equal values, and equal
    scales and amaxes, which dequantization multiplies by. */
 static void saved_copies(int arg) {
@@ -542,13 +378,13 @@ static void saved_copies(int arg) {
     gmm_saved_layout l = GMM_ZERO;
     int64_t end = 0;
     mlp_case c;
-    t_mat H = poison(GMM_BF16, 1, ROWS, FFN), z;
+    t_mat H = t_mat_out(GMM_BF16, 1, ROWS, FFN), z;
     build(&c, arg, GMM_SAVE_QUANTIZED);
     if (c.recipe.input.dtype == GMM_NONE) {
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &l), "mlp.config.save: ", NULL);
         return;
     }
-    forward(&c);
+    mlp_forward(&c.d);
     T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &l));
     T_CHECK(l.count == (c.recipe.input.scaling == GMM_SCALING_NV16 ? 7 : 5), "%d parts", (int)l.count);
     T_CHECK((size_t)l.bytes == c.d.saved_bytes, "%lld bytes", (long long)l.bytes);
@@ -557,28 +393,29 @@ static void saved_copies(int arg) {
         end = l.part[i].offset + l.part[i].bytes;
     }
     T_CHECK(end <= l.bytes, "parts end at %lld", (long long)end);
-    z.mat = gmm_mat_packed(GMM_BF16, (char *)c.d.saved + part_named(&l, "preact")->offset);
-    activate(&c, &z.mat, &H);
+    z.mat = gmm_mat_packed(GMM_BF16, (char *)c.d.saved + mlp_saved_part(&c.d, "preact").offset);
+    mlp_act_fwd(&c.d, &z.mat, &H.mat);
     for (int i = 0; i < 2; i++) {
-        pair own;
+        gmm_mat own[2];
         gmm_dequantization d = GMM_ZERO;
         gmm_info info = GMM_ZERO;
         t_mat values[2];
         gmm_format f = c.recipe.input;
-        const gmm_saved_part *data = part_named(&l, copies[i].data), *scale = part_named(&l, copies[i].scale);
-        const gmm_saved_part *amax = part_named(&l, copies[i].amax);
+        const gmm_saved_part data = mlp_saved_part(&c.d, copies[i].data);
+        const gmm_saved_part scale = mlp_saved_part(&c.d, copies[i].scale);
+        const gmm_saved_part amax = mlp_saved_part(&c.d, copies[i].amax);
         gmm_mat saved;
         f.row_amax = 0;
-        saved = gmm_mat_quantized(&f, GMM_COLUMNWISE, (char *)c.d.saved + data->offset,
-                                  (char *)c.d.saved + scale->offset,
-                                  amax ? (float *)(void *)((char *)c.d.saved + amax->offset) : NULL);
-        (void)both(&c, &own, &c.recipe.input, i ? &H.mat : &c.x.mat, copies[i].slot, 0, copies[i].cols);
+        saved = gmm_mat_quantized(&f, GMM_COLUMNWISE, (char *)c.d.saved + data.offset,
+                                  (char *)c.d.saved + scale.offset,
+                                  amax.name ? (float *)(void *)((char *)c.d.saved + amax.offset) : NULL);
+        (void)mlp_cast(&c.d, copies[i].slot, i ? &H.mat : &c.x.mat, own);
         d.groups = &c.groups;
         d.cols = copies[i].cols;
         d.direction = GMM_COLUMNWISE;
         for (int k = 0; k < 2; k++) {
-            values[k] = poison(GMM_BF16, 1, ROWS, copies[i].cols);
-            d.src = k ? &own.mat[1] : &saved;
+            values[k] = t_mat_out(GMM_BF16, 1, ROWS, copies[i].cols);
+            d.src = k ? &own[1] : &saved;
             d.dst = &values[k].mat;
             T_OK(gmm_dequantize_query(T.ctx, &d, &info));
             T_OK(gmm_dequantize(T.ctx, &d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
@@ -596,8 +433,8 @@ static void one_split(int arg) {
     build(&c, arg, GMM_SAVE_QUANTIZED);
     if (c.recipe.input.dtype == GMM_NONE) c.config.save = GMM_SAVE_PREACT;
     c.groups.tail = GMM_TAIL_ZERO; /* with which casts do not read the split themselves */
-    forward(&c);
-    want_gradients(&c);
+    mlp_forward(&c.d);
+    mlp_want_gradients(&c);
     for (int i = 0; i < 2; i++) {
         gmm_info info = GMM_ZERO;
         const char *error;
@@ -620,10 +457,6 @@ static void one_split(int arg) {
 }
 #endif
 
-static void count_line(void *user, gmm_log_level level, const char *message) {
-    (void)message;
-    *(int *)user += level == GMM_LOG_TRACE;
-}
 static void count_warning(void *user, gmm_log_level level, const char *message) {
     *(int *)user += level == GMM_LOG_WARN && strstr(message, "mlp.quant.scale is NULL");
 }
@@ -632,18 +465,13 @@ static void count_warning(void *user, gmm_log_level level, const char *message) 
    composed of writes one line of the trace. */
 static void casts_once(int arg) {
     for (int wgrads = 0; wgrads < 2; wgrads++) {
-        gmm_config config = T.config;
-        gmm_info info = GMM_ZERO;
-        gmm_context *ctx;
-        mlp_case c;
         int lines = 0, casts;
-        config.log.level = GMM_LOG_TRACE;
-        config.log.user = &lines;
-        config.log.write = count_line;
-        ctx = t_context(&config);
+        gmm_context *const ctx = mlp_traced(&lines);
+        gmm_info info = GMM_ZERO;
+        mlp_case c;
         build(&c, arg, GMM_SAVE_PREACT);
-        forward(&c);
-        want_gradients(&c);
+        mlp_forward(&c.d);
+        mlp_want_gradients(&c);
         if (!wgrads) c.d.dw1 = c.d.dw2 = NULL;
         T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &c.d, &info), gmm_last_error(ctx));
         lines = 0;
@@ -707,7 +535,7 @@ static double kept_bytes(gmm_recipe_kind kind, gmm_save save, int32_t groups, in
     d.x = d.w1 = d.w2 = d.y = &x;
     if (kind != GMM_RECIPE_NONE) d.quant = &quant;
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info));
-    return (double)info.saved_bytes + (saves_copies(save) ? 0.0 : 2.0 * (double)(rows * hidden));
+    return (double)info.saved_bytes + (mlp_saves_copies(save) ? 0.0 : 2.0 * (double)(rows * hidden));
 }
 
 /* The memory that quantized copies save: on models whose groups are large, x, z and h take 1, 2 and 1 bytes per element
@@ -763,7 +591,7 @@ static void refusals(int arg) {
         gmm_mat w1 = c.w1.mat;
         w1.dtype = c.recipe.weight.dtype;
         w1.scaling = c.recipe.weight.scaling;
-        want_gradients(&c);
+        mlp_want_gradients(&c);
         c.d.w1 = &w1;
         T_REFUSED(GMM_E_CONFIG, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.w1 is quantized", NULL);
         c.d.w1 = &c.w1.mat;
@@ -794,8 +622,8 @@ static void refusals(int arg) {
         gmm_wgrad_queue queue = gmm_wgrad_queue_over(entry, 1);
         gmm_info info = GMM_ZERO;
         void *workspace;
-        forward(&c);
-        want_gradients(&c);
+        mlp_forward(&c.d);
+        mlp_want_gradients(&c);
         c.config.delay_wgrad = 1;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
         T_CHECK(info.in_align == 32 && info.out_align == 32, "aligns %d %d", (int)info.in_align, (int)info.out_align);
@@ -852,7 +680,7 @@ static void transform_dtypes(int arg) {
     w2 = t_mat_in(dtype, G, HIDDEN, FFN, T_REALS);
     c.d.w1 = &w1.mat;
     c.d.w2 = &w2.mat;
-    want_gradients(&c);
+    mlp_want_gradients(&c);
     for (int op = GMM_OP_MLP_FWD; op <= GMM_OP_MLP_WGRAD; op++)
         T_REFUSED(GMM_E_DTYPE, gmm_mlp_query(T.ctx, (gmm_op)op, &c.d, &info),
                   op == GMM_OP_MLP_FWD ? " mlp.x: " : " mlp.dy: ",
@@ -860,8 +688,8 @@ static void transform_dtypes(int arg) {
     T_REFUSED(GMM_E_DTYPE, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_fwd: mlp.x: dtype", NULL);
     T_REFUSED(GMM_E_DTYPE, gmm_mlp_bwd(T.ctx, &c.d, NULL, 0, T.stream), "gmm_mlp_bwd: mlp.dy: dtype", NULL);
     c.recipe.input.hadamard = c.recipe.grad.hadamard = 0;
-    forward(&c);
-    T_OK(size_and(gmm_mlp_bwd, GMM_OP_MLP_BWD, &c.d));
+    mlp_forward(&c.d);
+    T_OK(mlp_call(GMM_OP_MLP_BWD, &c.d));
 }
 
 void tests_mlp_quant(void) {
@@ -869,7 +697,7 @@ void tests_mlp_quant(void) {
         const char *recipe = ref_recipe_of(i % REF_RECIPES).name, *policy = policies[i / REF_RECIPES].name;
         t_add(equals_steps, i, "mlp recipe %s equals its steps, %s", recipe, policy);
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
-        if (saves_copies(policies[i / REF_RECIPES].save) && !ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
+        if (mlp_saves_copies(policies[i / REF_RECIPES].save) && !ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
             continue; /* refused */
         t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
         t_add(overwrites_saved, i, "mlp recipe %s overwrites what is saved, %s", recipe, policy);

@@ -9,7 +9,7 @@
    a stage has the bits of the reference.
 
    Bounds: the roundings of fp32 sums over the contraction, and one rounding to the dtype of the result. */
-#include "test.h"
+#include "mlp_case.h"
 
 #include <math.h>
 #include <string.h>
@@ -38,7 +38,7 @@ typedef struct settings {
     int replayed; /* other splits follow: rows past the sum are numbers, and zeros in results */
 } settings;
 
-typedef struct mlp_case {
+typedef struct ref_case {
     settings s;
     const int64_t *sizes;
     int64_t first[G + 1], live, hidden, ffn, F1, out;
@@ -59,7 +59,7 @@ typedef struct mlp_case {
     const double *source[GMM_SLOTS]; /* values of operands: [rows of all groups][cols]; weights: [G][rows][cols] */
     int64_t rows[GMM_SLOTS], cols[GMM_SLOTS]; /* rows 0: tokens */
     const double *z;       /* what backward reads */
-} mlp_case;
+} ref_case;
 
 static void fired(void *user, gmm_param param, gmm_stream stream) {
     char *text = (char *)user;
@@ -69,7 +69,7 @@ static void fired(void *user, gmm_param param, gmm_stream stream) {
 
 /* Values of a matrix of `rows` rows. Rows have different sizes, so that scales matter. exact: few of them are not 0, so
    that sums of products are small integers. */
-static void fill(const mlp_case *c, t_mat *m, int64_t rows, double size) {
+static void fill(const ref_case *c, t_mat *m, int64_t rows, double size) {
     for (int64_t r = 0; r < m->count * m->rows; r++) {
         const double row = ldexp(size, (int)t_int(-2, 2));
         for (int64_t k = 0; k < m->cols; k++) {
@@ -80,14 +80,14 @@ static void fill(const mlp_case *c, t_mat *m, int64_t rows, double size) {
     }
     t_mat_put(m);
 }
-static t_mat filled(const mlp_case *c, int64_t count, int64_t rows, int64_t cols, double size) {
+static t_mat filled(const ref_case *c, int64_t count, int64_t rows, int64_t cols, double size) {
     t_mat m = t_mat_make(c->s.dtype, count, rows, cols, 0, 0, count > 1 && t_int(0, 1) ? T_TABLE : T_PACKED, T_INTS);
     fill(c, &m, c->s.replayed ? rows : c->live, size);
     return m;
 }
 
 /* A gradient, poison unless the call adds to it. */
-static void build_gradient(mlp_case *c, int param, int64_t rows, int64_t cols) {
+static void build_gradient(ref_case *c, int param, int64_t rows, int64_t cols) {
     t_mat *m = &c->gradient[param];
     const gmm_dtype dtype = c->s.grad ? c->s.grad : GMM_F32;
     *m = t_mat_out(dtype, G, rows, cols);
@@ -101,13 +101,13 @@ static void build_gradient(mlp_case *c, int param, int64_t rows, int64_t cols) {
     c->grad[param].overwrite = c->s.overwrite;
 }
 
-static void add_operand(mlp_case *c, int slot, int64_t rows, int64_t cols, const double *source) {
+static void add_operand(ref_case *c, int slot, int64_t rows, int64_t cols, const double *source) {
     c->rows[slot] = rows;
     c->cols[slot] = cols;
     c->source[slot] = source;
 }
 
-static void build_groups(mlp_case *c) {
+static void build_groups(ref_case *c) {
     c->sizes = c->s.sizes ? c->s.sizes : c->s.empty ? nobody : c->s.single ? single : uneven;
     for (int g = 0; g < G; g++) c->first[g + 1] = c->first[g] + c->sizes[g];
     c->live = c->first[G];
@@ -119,7 +119,7 @@ static void build_groups(mlp_case *c) {
     if (c->s.replayed) c->groups.tail = GMM_TAIL_ZERO;
 }
 
-static void build_quant(mlp_case *c) {
+static void build_quant(ref_case *c) {
     float zeros[GMM_SLOTS * G] = { 0.0f };
     for (int i = 0; i < GMM_SLOTS * G; i++) c->scale[i] = c->s.exact ? 16.0f : (float)(60.0 + 40.0 * t_real());
     for (int i = 0; i < 4; i++) c->random[i] = t_rand();
@@ -133,7 +133,7 @@ static void build_quant(mlp_case *c) {
         c->recipe.input.pow2 = c->recipe.weight.pow2 = c->recipe.grad.pow2 = 1;
 }
 
-static void build_config(mlp_case *c) {
+static void build_config(ref_case *c) {
     c->hidden = c->s.hidden ? c->s.hidden : 160;
     c->ffn = c->s.ffn ? c->s.ffn : 96;
     c->config.hidden = c->hidden;
@@ -151,7 +151,7 @@ static void build_config(mlp_case *c) {
     c->out = c->s.out ? c->s.out : c->hidden;
 }
 
-static void build(mlp_case *c, int recipe, const settings *s) {
+static void build(ref_case *c, int recipe, const settings *s) {
     memset(c, 0, sizeof *c);
     c->s = *s;
     if (!c->s.dtype) c->s.dtype = GMM_BF16;
@@ -197,7 +197,7 @@ static void build(mlp_case *c, int recipe, const settings *s) {
     c->d.prob = s->prob ? t_floats_in(c->prob, ROWS) : NULL;
     c->d.y = &c->y.mat;
 }
-static void want_gradients(mlp_case *c) {
+static void want_gradients(ref_case *c) {
     c->d.dy = &c->dy.mat;
     c->d.dx = &c->dx.mat;
     c->d.dw1 = &c->grad[GMM_PARAM_W1];
@@ -208,18 +208,9 @@ static void want_gradients(mlp_case *c) {
     c->d.queue = c->s.delay ? &c->queue : NULL;
 }
 
-static void forward(mlp_case *c) {
-    gmm_info info = GMM_ZERO;
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
-    c->d.saved_bytes = info.saved_bytes;
-    c->d.saved = info.saved_bytes ? t_alloc_aligned(info.saved_bytes, 256) : NULL;
-    T_OK(gmm_mlp_fwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-}
-#define forward(...) T_CALL(forward, __VA_ARGS__)
-
 /* Backward, and the queued weight gradients. Hooks fire once per parameter, FC2's first, whether groups are empty or
    not. */
-static void backward(mlp_case *c) {
+static void backward(ref_case *c) {
     const char *at_once = c->s.bias ? "2b1a" : "21", *biases = c->s.bias ? "ba" : "";
     const char *want = c->s.delay ? biases : at_once;
     gmm_info info = GMM_ZERO;
@@ -230,8 +221,7 @@ static void backward(mlp_case *c) {
     T_OK(gmm_mlp_bwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
     T_CHECK(!strcmp(c->fired, want), "hooks \"%s\", want \"%s\"", c->fired, want);
     if (!c->s.delay) return;
-    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &c->d, &info));
-    T_OK(gmm_mlp_wgrad(T.ctx, &c->queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    T_OK(mlp_call(GMM_OP_MLP_WGRAD, &c->d));
     T_CHECK(!strncmp(c->fired, biases, strlen(biases)) && !strcmp(c->fired + strlen(biases), "21"), "hooks \"%s\"",
             c->fired);
 }
@@ -240,19 +230,19 @@ static void backward(mlp_case *c) {
 /* --------------------------------------------------------------------------------------------------- Reference --- */
 
 /* The format of an operand's copy; row_amax is for rowwise copies alone. */
-static gmm_format format_of(const mlp_case *c, int slot, gmm_direction direction) {
+static gmm_format format_of(const ref_case *c, int slot, gmm_direction direction) {
     gmm_format f = slot == GMM_SLOT_X || slot == GMM_SLOT_H ? c->recipe.input
                    : slot == GMM_SLOT_W1 || slot == GMM_SLOT_W2 ? c->recipe.weight : c->recipe.grad;
     if (direction == GMM_COLUMNWISE) f.row_amax = 0;
     return f;
 }
-static int64_t rows_of(const mlp_case *c, int slot, int g) { return c->rows[slot] ? c->rows[slot] : c->sizes[g]; }
-static const double *values_of(const mlp_case *c, int slot, int g) {
+static int64_t rows_of(const ref_case *c, int slot, int g) { return c->rows[slot] ? c->rows[slot] : c->sizes[g]; }
+static const double *values_of(const ref_case *c, int slot, int g) {
     return c->source[slot] + (c->rows[slot] ? g * c->rows[slot] : c->first[g]) * c->cols[slot];
 }
 
 /* Group or matrix g of an operand, quantized. A transform takes 16 rows, of which the last ones may be zeros. */
-static ref_copy copy_of(const mlp_case *c, int slot, gmm_direction direction, int g, gmm_format *f) {
+static ref_copy copy_of(const ref_case *c, int slot, gmm_direction direction, int g, gmm_format *f) {
     const int64_t m = rows_of(c, slot, g), cols = c->cols[slot];
     const double *v = values_of(c, slot, g);
     ref_copy q;
@@ -283,7 +273,7 @@ static ref_copy copy_of(const mlp_case *c, int slot, gmm_direction direction, in
 /* What a product multiplies in place of an operand: its copy, the operand itself, or the values of the rowwise copy in
    the dtype of x. */
 typedef enum reading { COPIES, ITSELF, DEQUANTIZED } reading;
-static reading reading_of(const mlp_case *c, int slot, int in_backward) {
+static reading reading_of(const ref_case *c, int slot, int in_backward) {
     const int gradient = slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ;
     if (format_of(c, slot, GMM_ROWWISE).dtype == GMM_NONE) return ITSELF;
     if (!in_backward || c->s.override == GMM_BACKWARD_BY_RECIPE) return COPIES;
@@ -292,7 +282,7 @@ static reading reading_of(const mlp_case *c, int slot, int in_backward) {
 
 /* The values of group g of an operand in a product, as lines along the contraction. */
 typedef struct lines { int64_t lines, along; double *v; } lines;
-static lines lines_of(const mlp_case *c, int slot, gmm_direction direction, int g, int in_backward) {
+static lines lines_of(const ref_case *c, int slot, gmm_direction direction, int g, int in_backward) {
     const reading how = reading_of(c, slot, in_backward);
     const int64_t m = rows_of(c, slot, g), cols = c->cols[slot];
     gmm_format f;
@@ -319,7 +309,7 @@ static results results_of(gmm_dtype dtype, int64_t n) {
 }
 
 /* The share of the sum of magnitudes that Hopper's FP8 products lose, which keep 14 bits of a sum over 128 elements. */
-static double fp8_share(const mlp_case *c, int slot, int in_backward) {
+static double fp8_share(const ref_case *c, int slot, int in_backward) {
     const gmm_format f = format_of(c, slot, GMM_ROWWISE);
     return T.gpu && T.engine != GMM_ENGINE_MMA && reading_of(c, slot, in_backward) == COPIES && f.dtype != GMM_E2M1 &&
            f.scaling != GMM_SCALING_MX32 ? 2e-3 : 0.0;
@@ -327,7 +317,7 @@ static double fp8_share(const mlp_case *c, int slot, int in_backward) {
 
 /* Compares `got` with a stage; a stage without errors has its bits. The 14 bits of Hopper's FP8 sums may be too few for
    that. */
-static void check(const mlp_case *c, const char *what, const double *got, const results *r) {
+static void check(const ref_case *c, const char *what, const double *got, const results *r) {
     if (c->s.exact && fp8_share(c, GMM_SLOT_X, 0) == 0.0) t_exact(what, r->dtype, got, r->want, r->n);
     else t_near(what, got, r->want, r->bound, r->n);
 }
@@ -356,7 +346,7 @@ static void multiply(const lines *a, const lines *b, const addends *extra, resul
 }
 
 /* The product of tokens in slot `a` with weights in slot `b`: [rows of all groups][features]. */
-static results sums_by_weights(const mlp_case *c, gmm_dtype dtype, int a, int b, gmm_direction direction,
+static results sums_by_weights(const ref_case *c, gmm_dtype dtype, int a, int b, gmm_direction direction,
                                int in_backward, const double *bias, const double *s) {
     const int64_t features = direction ? c->cols[b] : c->rows[b];
     results r = results_of(dtype, c->live * features);
@@ -373,13 +363,13 @@ static results sums_by_weights(const mlp_case *c, gmm_dtype dtype, int a, int b,
     return r;
 }
 
-static results tokens_by_weights(const mlp_case *c, int a, int b, gmm_direction direction, int in_backward,
+static results tokens_by_weights(const ref_case *c, int a, int b, gmm_direction direction, int in_backward,
                                  const double *bias, const double *s) {
     return sums_by_weights(c, c->s.dtype, a, b, direction, in_backward, bias, s);
 }
 
 /* The gradient of a weight from slots dy and x. */
-static void check_weight_gradient(const mlp_case *c, const char *what, int param, int dy, int x) {
+static void check_weight_gradient(const ref_case *c, const char *what, int param, int dy, int x) {
     const t_mat *m = &c->gradient[param];
     const int64_t each = m->rows * m->cols;
     results r = results_of(m->dtype, G * each);
@@ -393,7 +383,7 @@ static void check_weight_gradient(const mlp_case *c, const char *what, int param
 #define check_weight_gradient(...) T_CALL(check_weight_gradient, __VA_ARGS__)
 
 /* The gradient of a bias: sums of the rows of a slot, times s. */
-static void check_bias_gradient(const mlp_case *c, const char *what, int param, int slot, const double *s) {
+static void check_bias_gradient(const ref_case *c, const char *what, int param, int slot, const double *s) {
     const t_mat *m = &c->gradient[param];
     results r = results_of(m->dtype, G * m->cols);
     for (int g = 0; g < G; g++)
@@ -413,7 +403,7 @@ static void check_bias_gradient(const mlp_case *c, const char *what, int param, 
 #define check_bias_gradient(...) T_CALL(check_bias_gradient, __VA_ARGS__)
 
 /* Where an empty group's gradient is added, its bits stay; where it is stored, it is +0. */
-static void check_empty_groups(const mlp_case *c, int param) {
+static void check_empty_groups(const ref_case *c, int param) {
     const t_mat *m = &c->gradient[param];
     const int64_t each = m->rows * m->cols, size = ref_bytes(m->dtype);
     const unsigned char *bits = (const unsigned char *)t_mat_bits(m);
@@ -438,16 +428,16 @@ static double rounded_bound(gmm_dtype dtype, double want, double error) {
 }
 
 /* The activation of output j of row i, and the columns of its operands. */
-static ref_point activated(const mlp_case *c, const double *z, int64_t i, int64_t j, int64_t *gate, int64_t *line) {
+static ref_point activated(const ref_case *c, const double *z, int64_t i, int64_t j, int64_t *gate, int64_t *line) {
     const int64_t B = c->s.interleave;
     *gate = B ? j / B * 2 * B + j % B : j;
     *line = *gate + (B ? B : c->ffn);
     if (c->F1 == c->ffn) *gate = *line = j;
     return ref_act(&c->config.act, z[i * c->F1 + *gate], c->F1 == c->ffn ? 0.0 : z[i * c->F1 + *line]);
 }
-static double prob_of(const mlp_case *c, int64_t row) { return c->s.prob ? c->prob[row] : 1.0; }
+static double prob_of(const ref_case *c, int64_t row) { return c->s.prob ? c->prob[row] : 1.0; }
 
-static results expected_h(const mlp_case *c, const double *z) {
+static results expected_h(const ref_case *c, const double *z) {
     results r = results_of(c->s.dtype, c->live * c->ffn);
     for (int64_t i = 0; i < c->live; i++)
         for (int64_t j = 0; j < c->ffn; j++) {
@@ -461,7 +451,7 @@ static results expected_h(const mlp_case *c, const double *z) {
 }
 
 /* dz from dh, which may differ from that of the library by `slack` (NULL: it does not). */
-static results expected_dz(const mlp_case *c, const double *dh, const double *slack) {
+static results expected_dz(const ref_case *c, const double *dh, const double *slack) {
     results r = results_of(c->s.dtype, c->live * c->F1);
     for (int64_t i = 0; i < c->live; i++)
         for (int64_t j = 0; j < c->ffn; j++) {
@@ -482,7 +472,7 @@ static results expected_dz(const mlp_case *c, const double *dh, const double *sl
 }
 
 /* dprob: sum of dh times the activation, and with prob_on_bias2 of dy times the bias. */
-static void check_dprob(const mlp_case *c, const double *dh, const double *slack) {
+static void check_dprob(const ref_case *c, const double *dh, const double *slack) {
     results r = results_of(GMM_F32, c->live);
     for (int g = 0; g < G; g++)
         for (int64_t i = c->first[g]; i < c->first[g + 1]; i++) {
@@ -510,7 +500,7 @@ static void check_dprob(const mlp_case *c, const double *dh, const double *slack
 /* ------------------------------------------------------------------------------------- Stages of the library --- */
 
 /* The reference's copy of an operand, tokens rowwise or weights, as the library stores copies. */
-static gmm_mat image_of(const mlp_case *c, int slot, gmm_direction direction) {
+static gmm_mat image_of(const ref_case *c, int slot, gmm_direction direction) {
     const int tokens = !c->rows[slot];
     const int64_t cols = c->cols[slot];
     gmm_format f = format_of(c, slot, direction);
@@ -552,13 +542,13 @@ static gmm_mat image_of(const mlp_case *c, int slot, gmm_direction direction) {
                              amaxes ? (float *)t_in(amax, (size_t)amaxes * 4) : NULL);
 }
 /* Both copies of a weight. */
-static void weight_images(const mlp_case *c, int slot, gmm_mat image[2]) {
+static void weight_images(const ref_case *c, int slot, gmm_mat image[2]) {
     for (int k = 0; k < 2; k++) image[k] = image_of(c, slot, (gmm_direction)k);
     image[0].columnwise = &image[1];
 }
 
 /* Values of all groups in the dtype of x; rows past them are NaN. */
-static t_mat tokens_of(const mlp_case *c, const double *v, int64_t cols) {
+static t_mat tokens_of(const ref_case *c, const double *v, int64_t cols) {
     t_mat m = t_mat_in(c->s.dtype, 1, ROWS, cols, T_INTS);
     for (int64_t i = 0; i < ROWS * cols; i++) m.v[i] = i < c->live * cols ? v[i] : (double)NAN;
     t_mat_put(&m);
@@ -566,22 +556,18 @@ static t_mat tokens_of(const mlp_case *c, const double *v, int64_t cols) {
 }
 
 /* FC2's dgrad over operands of the reference, checked. */
-static const double *dh_of(const mlp_case *c) {
+static const double *dh_of(const ref_case *c) {
     const results want = tokens_by_weights(c, GMM_SLOT_DY, GMM_SLOT_W2, GMM_COLUMNWISE, 1, NULL, NULL);
     const reading how = reading_of(c, GMM_SLOT_W2, 1);
     t_mat dh = t_mat_out(c->s.dtype, 1, ROWS, c->ffn), values;
     gmm_mat image[2], dy = c->dy.mat;
-    gmm_linear l = GMM_ZERO;
+    const gmm_mat *w = &c->w2.mat;
     const double *got;
-    l.groups = &c->groups;
-    l.in_features = c->ffn;
-    l.out_features = c->out;
-    l.w = &c->w2.mat;
     if (reading_of(c, GMM_SLOT_DY, 1) == COPIES) dy = image_of(c, GMM_SLOT_DY, GMM_ROWWISE);
     if (how == COPIES) {
         image[0] = image[1] = image_of(c, GMM_SLOT_W2, GMM_COLUMNWISE);
         image[0].columnwise = &image[1];
-        l.w = &image[0];
+        w = &image[0];
     }
     if (how == DEQUANTIZED) {
         values = t_mat_in(c->s.dtype, G, c->out, c->ffn, T_INTS);
@@ -589,37 +575,23 @@ static const double *dh_of(const mlp_case *c) {
             memcpy(values.v + g * c->out * c->ffn, lines_of(c, GMM_SLOT_W2, GMM_ROWWISE, g, 1).v,
                    (size_t)(c->out * c->ffn) * sizeof(double));
         t_mat_put(&values);
-        l.w = &values.mat;
+        w = &values.mat;
     }
-    l.dy = &dy;
-    l.dx = &dh.mat;
-    T_OK(t_linear(T.ctx, GMM_OP_LINEAR_DGRAD, &l));
+    mlp_linear(&c->d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, w, &dy, &dh.mat);
     got = t_mat_get(&dh);
     check(c, "dh", got, &want);
     return got;
 }
 
 /* One pass of the activation over z: forward gives h, backward from dh dz. Checked. */
-static const double *act_of(const mlp_case *c, const double *dh) {
+static const double *act_of(const ref_case *c, const double *dh) {
     const results want = dh ? expected_dz(c, dh, NULL) : expected_h(c, c->z);
     const t_mat z = tokens_of(c, c->z, c->F1), to = t_mat_out(c->s.dtype, 1, ROWS, dh ? c->F1 : c->ffn);
-    t_mat from;
-    gmm_activation a = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
     const double *got;
-    a.groups = &c->groups;
-    a.ffn = c->ffn;
-    a.act = &c->config.act;
-    a.x = &z.mat;
-    a.prob = c->d.prob;
     if (dh) {
-        from = tokens_of(c, dh, c->ffn);
-        a.dy = &from.mat;
-        a.dx = &to.mat;
-    } else a.y = &to.mat;
-    T_OK(gmm_act_query(T.ctx, dh ? GMM_OP_ACT_BWD : GMM_OP_ACT_FWD, &a, &info));
-    T_OK((dh ? gmm_act_bwd : gmm_act_fwd)(T.ctx, &a, t_workspace(info.workspace_bytes), info.workspace_bytes,
-                                          T.stream));
+        const t_mat from = tokens_of(c, dh, c->ffn);
+        mlp_act_bwd(&c->d, &z.mat, &from.mat, &to.mat, NULL);
+    } else mlp_act_fwd(&c->d, &z.mat, &to.mat);
     got = t_mat_get(&to);
     check(c, dh ? "dz" : "h of the saved z", got, &want);
     return got;
@@ -627,7 +599,7 @@ static const double *act_of(const mlp_case *c, const double *dh) {
 
 /* dh as the reference rounds it. *slack: what it may differ by from a dh that is rounded from an fp32 sum, which is 0
    but next to a tie. */
-static const double *own_dh(const mlp_case *c, const double **slack) {
+static const double *own_dh(const ref_case *c, const double **slack) {
     const results r = sums_by_weights(c, GMM_F32, GMM_SLOT_DY, GMM_SLOT_W2, GMM_COLUMNWISE, 1, NULL, NULL);
     for (int64_t i = 0; i < r.n; i++) {
         const double sum = r.want[i], error = r.bound[i];
@@ -640,7 +612,7 @@ static const double *own_dh(const mlp_case *c, const double **slack) {
 }
 
 /* dz of groups of one row: the gradient of their b1. Checked. */
-static double *own_dz(const mlp_case *c, const double *dh, const double *slack) {
+static double *own_dz(const ref_case *c, const double *dh, const double *slack) {
     const results want = expected_dz(c, dh, slack);
     const double *sums = t_mat_get(&c->gradient[GMM_PARAM_B1]);
     double *dz = (double *)t_host((size_t)(c->live * c->F1) * sizeof *dz);
@@ -654,18 +626,13 @@ static double *own_dz(const mlp_case *c, const double *dh, const double *slack) 
 /* --------------------------------------------------------------------------------------------------- Running --- */
 
 /* The rows of all groups of a part of gmm_mlp.saved, as bytes; NULL if it has no part of this name. */
-static const void *saved_part(const mlp_case *c, const char *name, gmm_dtype *dtype) {
-    gmm_saved_layout l = GMM_ZERO;
-    T_OK(gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &l));
-    for (int i = 0; i < l.count; i++)
-        if (!strcmp(l.part[i].name, name)) {
-            const size_t bytes = (size_t)(c->live * l.part[i].ld * ref_bytes(l.part[i].dtype));
-            *dtype = l.part[i].dtype;
-            return t_get((const char *)c->d.saved + l.part[i].offset, bytes);
-        }
-    return NULL;
+static const void *saved_part(const ref_case *c, const char *name, gmm_dtype *dtype) {
+    const gmm_saved_part part = mlp_saved_part(&c->d, name);
+    *dtype = part.dtype;
+    if (!part.name) return NULL;
+    return t_get((const char *)c->d.saved + part.offset, (size_t)(c->live * part.ld * ref_bytes(part.dtype)));
 }
-static double *saved_values(const mlp_case *c, const char *name, int64_t cols) {
+static double *saved_values(const ref_case *c, const char *name, int64_t cols) {
     gmm_dtype dtype = GMM_NONE;
     const void *bytes = saved_part(c, name, &dtype);
     double *v = (double *)t_host((size_t)(c->live * cols) * sizeof *v + 8);
@@ -676,14 +643,14 @@ static double *saved_values(const mlp_case *c, const char *name, int64_t cols) {
 }
 
 /* z and h, which a forward that saves both gives. Checked. */
-static void take_stages(mlp_case *c) {
+static void take_stages(ref_case *c) {
     const gmm_save save = c->config.save;
     const t_mat y = t_mat_out(c->s.dtype, 1, ROWS, c->out);
     double *z;
     results want;
     c->config.save = GMM_SAVE_PREACT_AND_ACT;
     c->d.y = &y.mat;
-    forward(c);
+    mlp_forward(&c->d);
     z = saved_values(c, "preact", c->F1);
     want = tokens_by_weights(c, GMM_SLOT_X, GMM_SLOT_W1, GMM_ROWWISE, 0, c->s.bias ? c->b1.v : NULL, NULL);
     check(c, "z", z, &want);
@@ -696,11 +663,9 @@ static void take_stages(mlp_case *c) {
 }
 #define take_stages(...) T_CALL(take_stages, __VA_ARGS__)
 
-static int saves_copies(gmm_save save) { return save == GMM_SAVE_QUANTIZED || save == GMM_SAVE_QUANTIZED_E4M3; }
-
 /* z as it is saved, which backward reads: itself, or its nearest E4M3. */
-static void take_saved_z(mlp_case *c) {
-    const int e4m3 = c->config.save == GMM_SAVE_PREACT_E4M3 || c->config.save == GMM_SAVE_QUANTIZED_E4M3;
+static void take_saved_z(ref_case *c) {
+    const int e4m3 = mlp_saves_e4m3(c->config.save);
     const int64_t n = c->live * c->F1;
     const void *saved;
     uint8_t *code = (uint8_t *)t_host((size_t)n + 1);
@@ -721,7 +686,7 @@ static void take_saved_z(mlp_case *c) {
 #define take_saved_z(...) T_CALL(take_saved_z, __VA_ARGS__)
 
 /* Delayed scaling records the largest magnitude of every operand that the call casts. */
-static void check_amaxes(const mlp_case *c) {
+static void check_amaxes(const ref_case *c) {
     const float *seen = (const float *)t_get(c->amax, sizeof(float) * GMM_SLOTS * G);
     for (int slot = 0; slot < GMM_SLOTS; slot++)
         for (int g = 0; g < G; g++) {
@@ -742,7 +707,7 @@ static void check_tail(const char *what, const t_mat *m, int64_t live) {
 
 /* All results of forward and backward under a recipe. */
 static void compare(int recipe, const settings *s) {
-    mlp_case c;
+    ref_case c;
     gmm_mat image[2][2];
     const double *dh, *slack = NULL;
     const void *y = NULL;
@@ -755,7 +720,7 @@ static void compare(int recipe, const settings *s) {
     }
     if (s->prequantized) {
         c.quant.amax = NULL; /* the call that casts the weights shall not record them */
-        forward(&c);
+        mlp_forward(&c.d);
         y = t_mat_bits(&c.y);
         c.quant.amax = c.amax;
         for (int i = 0; i < 2; i++) weight_images(&c, i ? GMM_SLOT_W2 : GMM_SLOT_W1, image[i]);
@@ -763,7 +728,7 @@ static void compare(int recipe, const settings *s) {
         c.d.w2 = &image[1][0];
     }
     take_stages(&c);
-    forward(&c);
+    mlp_forward(&c.d);
     if (y) t_same("y of quantized weights", t_mat_bits(&c.y), y, (size_t)(ROWS * c.out * ref_bytes(c.s.dtype)));
     want = tokens_by_weights(&c, GMM_SLOT_H, GMM_SLOT_W2, GMM_ROWWISE, 0, s->bias ? c.b2.v : NULL,
                              s->on_bias2 ? c.prob : NULL);
@@ -771,7 +736,7 @@ static void compare(int recipe, const settings *s) {
     check_tail("tail of y", &c.y, c.live);
 
     take_saved_z(&c);
-    if (saves_copies(s->save)) c.d.x = NULL; /* its copy is saved */
+    if (mlp_saves_copies(s->save)) c.d.x = NULL; /* its copy is saved */
     backward(&c);
     if (s->save == GMM_SAVE_PREACT_E4M3) c.source[GMM_SLOT_H] = act_of(&c, NULL);
     dh = s->single ? own_dh(&c, &slack) : dh_of(&c);
@@ -851,7 +816,7 @@ static void no_error(const char *what, const char *why) { T_CHECK(!why, "%s: %s"
 
 /* Memory of a captured forward and backward. The bytes are those that the largest of the calls needs. */
 typedef struct graph_case {
-    mlp_case c;
+    ref_case c;
     void *workspace, *graph;
     size_t bytes;
     int64_t *splits;
@@ -867,7 +832,7 @@ static gmm_status enqueue(graph_case *r) {
 
 /* Makes the buffers of all operations, after the caller has changed the descriptors that build has made. */
 static void ready(graph_case *r) {
-    mlp_case *c = &r->c;
+    ref_case *c = &r->c;
     const int last = c->s.delay ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD;
     r->splits = (int64_t *)t_alloc(G * sizeof *r->splits);
     t_upload(r->splits, c->sizes, G * sizeof *r->splits);
@@ -907,15 +872,15 @@ static void capture(graph_case *r) {
 enum { OUTPUTS = 7 };
 typedef struct outputs { const void *bits[OUTPUTS]; } outputs;
 static const char *const output_names[OUTPUTS] = { "y", "dx", "dw1", "db1", "dw2", "db2", "dprob" };
-static const t_mat *output_of(const mlp_case *c, int i) {
+static const t_mat *output_of(const ref_case *c, int i) {
     return i == 0 ? &c->y : i == 1 ? &c->dx : &c->gradient[i - 2];
 }
-static size_t output_bytes(const mlp_case *c, int i) {
+static size_t output_bytes(const ref_case *c, int i) {
     const t_mat *m = i < OUTPUTS - 1 ? output_of(c, i) : NULL;
     return m ? (size_t)(m->count * m->rows * m->cols * ref_bytes(m->dtype)) : ROWS * sizeof(float);
 }
 static void reset(graph_case *r, const int64_t *sizes) {
-    mlp_case *c = &r->c;
+    ref_case *c = &r->c;
     t_upload(r->splits, sizes, G * sizeof *sizes);
     t_poison(c->y.data, 0xFF, output_bytes(c, 0));
     t_poison(c->dx.data, 0xFF, output_bytes(c, 1));
@@ -923,7 +888,7 @@ static void reset(graph_case *r, const int64_t *sizes) {
     for (int i = 0; i < 4; i++) t_mat_put(&c->gradient[i]);
     t_poison(r->workspace, 0xFF, r->bytes);
 }
-static outputs outputs_of(const mlp_case *c) {
+static outputs outputs_of(const ref_case *c) {
     outputs o;
     t_wait();
     for (int i = 0; i < OUTPUTS - 1; i++) o.bits[i] = t_mat_bits(output_of(c, i));
@@ -940,7 +905,7 @@ static outputs replayed(graph_case *r, const int64_t *sizes) {
     no_error("replay", device_replay(r->graph));
     return outputs_of(&r->c);
 }
-static void same_outputs(const mlp_case *c, const outputs *a, const outputs *b) {
+static void same_outputs(const ref_case *c, const outputs *a, const outputs *b) {
     for (int i = 0; i < OUTPUTS; i++) t_same(output_names[i], a->bits[i], b->bits[i], output_bytes(c, i));
 }
 #define same_outputs(...) T_CALL(same_outputs, __VA_ARGS__)

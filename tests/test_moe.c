@@ -1,6 +1,6 @@
 /* test_moe.c - the layer against the calls that it is composed of, bit for bit; against an fp64 reference with finite
    differences; its memory, refusals, hooks, replays */
-#include "test.h"
+#include "mlp_case.h"
 
 #include <math.h>
 #include <stdio.h>
@@ -424,10 +424,7 @@ static void separate_bwd(moe_case *c, composed *s) {
     s->mlp.deferred = info.deferred_bytes ? t_workspace(info.deferred_bytes) : NULL;
     s->mlp.deferred_bytes = info.deferred_bytes;
     T_OK(gmm_mlp_bwd(T.ctx, &s->mlp, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    if (c->queue.count) {
-        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &s->mlp, &info));
-        T_OK(gmm_mlp_wgrad(T.ctx, &c->queue, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    }
+    if (c->queue.count) T_OK(mlp_call(GMM_OP_MLP_WGRAD, &s->mlp));
     dispatch.indices = NULL;
     if (s->mlp.dx) {
         dispatch.drows = &s->drows.mat;
@@ -615,10 +612,9 @@ static const struct policy { const char *name; gmm_save save; gmm_backward_overr
 };
 static void recipes(int arg) {
     const struct policy *p = &policies[arg / REF_RECIPES];
-    const int quantized = p->save == GMM_SAVE_QUANTIZED || p->save == GMM_SAVE_QUANTIZED_E4M3;
     moe_spec s = complete((moe_spec){ .name = p->name, .recipe = arg % REF_RECIPES + 1, .save = p->save,
                                       .override = p->override, .weighting = ON_ROWS, .sizes = 1, .dropped = 5 });
-    if (quantized && ref_recipe_of(arg % REF_RECIPES).recipe.input.dtype == GMM_NONE) {
+    if (mlp_saves_copies(p->save) && ref_recipe_of(arg % REF_RECIPES).recipe.input.dtype == GMM_NONE) {
         gmm_info info = GMM_ZERO;
         moe_case c;
         build(&c, &s);

@@ -578,7 +578,7 @@ static void delayed(int arg) { /* histories, margin, powers of two, Inf, overflo
     s = 7.0f;
     for (int i = 0; i < 4; i++, h[0] = 1.0f)
         T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == s, "update %d", i);
-    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == 448.0f, "thaw");
+    T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 0, 0.0f, s) == 448.0f, "infinity has left the history");
     h[0] = 5; h[1] = 9;
     T_CHECK(gmm_delayed_scale(h, 1, 4, 448.0f, 0, 1, 0.0f, 1.0f) == 448.0f / 5.0f, "newest alone");
     h[0] = 1e-38f; h[1] = h[2] = h[3] = 0;

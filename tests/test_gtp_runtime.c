@@ -1637,6 +1637,22 @@ static void failed_records(int arg) {
     gmm_ranks_destroy(ranks);
 }
 
+/* Memory that gmm_gtp_bind refuses, for domain 0 of two. */
+static void bad_bindings(const rank *r, const gmm_gtp_need *n) {
+    char *const gather = (char *)gtp_memory(n->gather_bytes, 0), *const reduce = (char *)gtp_memory(n->reduce_bytes, 0);
+    const size_t gathered = n->gather_bytes, reduced = n->reduce_bytes;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_bind(r->gtp, 2, gather, gathered, reduce, reduced), "domain 2", "one of 2", NULL);
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_bind(r->gtp, -1, gather, gathered, reduce, reduced), "domain -1", NULL);
+    GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_bind(r->gtp, 0, gather, gathered - 1, reduce, reduced), "domain 0",
+                "gmm_gtp_memory_need asks for", NULL);
+    GTP_REFUSED(r, GMM_E_WORKSPACE, gmm_gtp_bind(r->gtp, 0, gather, gathered, reduce, reduced - 1), "domain 0",
+                "gmm_gtp_memory_need asks for", NULL);
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_bind(r->gtp, 0, NULL, gathered, reduce, reduced), "gather is NULL", NULL);
+    GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_bind(r->gtp, 0, gather, gathered, NULL, reduced), "reduce is NULL", NULL);
+    GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_bind(r->gtp, 0, gather + 8, gathered, reduce, reduced), "256 bytes", NULL);
+    GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_bind(r->gtp, 0, gather, gathered, reduce + 8, reduced), "256 bytes", NULL);
+}
+
 /* Windows of an object whose bind failed are removed again. */
 static struct windows { int added, removed; } windows;
 static gmm_status window_add(void *self, void *base, size_t bytes, void **window) {
@@ -1679,9 +1695,12 @@ static void half_bound(int arg) {
     }
     GTP_OK(r, gmm_gtp_seal(r->gtp));
     GTP_OK(r, gmm_gtp_memory_need(r->gtp, 0, &n));
+    bad_bindings(r, &n);
+    T_CHECK(windows.added == 0, "%d windows of refused memory", windows.added);
     GTP_OK(r, gmm_gtp_bind(r->gtp, 0, gtp_memory(n.gather_bytes, 0), n.gather_bytes, gtp_memory(n.reduce_bytes, 0),
                            n.reduce_bytes));
     T_CHECK(windows.added == 2, "%d windows", windows.added);
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_bind(r->gtp, 0, NULL, 0, NULL, 0), "domain 0", "not bound yet", NULL);
     GTP_OK(r, gmm_gtp_fini(r->gtp));
     GTP_OK(r, gmm_gtp_fini(r->gtp));
     T_CHECK(windows.removed == 2, "%d windows removed", windows.removed);

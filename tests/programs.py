@@ -183,7 +183,8 @@ def saving_fails(t):
             time.sleep(0.01)
         os.rename(t.path("to"), t.path("away"))
         err = t.end(process, 1)
-        assert re.fullmatch(r"train_moe: saving to/a: cannot create to/a\S*: No such file or directory\n", err), err
+        # what fails first depends on the moment: a rank may have made, opened or written the file already
+        assert re.fullmatch(r"train_moe: saving to/a: cannot [^\n]+\n", err), err
         shutil.rmtree(t.path("away"))
 
 

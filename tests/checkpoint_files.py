@@ -293,7 +293,7 @@ def recipes_resumed(t):
 
 @case
 def resumed_from_layouts(t):
-    """train_moe continues what convert_checkpoint has grouped or put in blocks of gate and linear rows, to the bit and
+    """train_moe continues what convert_checkpoint has grouped or put in blocks of gate and up rows, to the bit and
     on any number of ranks; both programs write the same grouped file."""
     for more in ["--bias"], ["--act", "relu2"], ["--bias", "--act", "gpt-oss", "--ffn", "48"]:
         same = ["--steps", "4", "--micro-batches", "2", "--threads", "1"] + more

@@ -122,7 +122,7 @@ static option options[] = {
     {"threads", OPTION_INTEGER, 0, &opt.threads, "0", 0, 4096, "", "CPU threads; 0 = all", 0},
     {"weights", OPTION_CHOICE, 0, &opt.weights, "packed", 0, 0, "packed|pointers", "experts in one block, or one each",
      0},
-    {"interleave", OPTION_INTEGER, 0, &opt.interleave, "0", 0, 65536, "", "gate and linear rows in blocks; 0 = halves",
+    {"interleave", OPTION_INTEGER, 0, &opt.interleave, "0", 0, 65536, "", "gate and up rows in blocks; 0 = halves",
      0},
     {"save-policy", OPTION_CHOICE, 0, &opt.save_policy, "auto", 0, 0, "auto|preact|act|nothing|quantized",
      "for backward; auto: quantized as by --recipe, else preact", 0},
@@ -597,7 +597,7 @@ static uint64_t random_next(uint64_t *state) {
 static double random_unit(uint64_t *state) { return (double)(random_next(state) >> 11) * 0x1p-53; }
 
 /* A parameter: `count` matrices of rows x cols, one per expert, or one. Masters, moments and checkpoints hold FC1's
-   gate rows before its linear rows; interleaving is applied only to the copies that gmm computes with. */
+   gate rows before its up rows; interleaving is applied only to the copies that gmm computes with. */
 typedef struct param {
     char name[96];
     int count, indexed;      /* indexed: the matrices' names end with their index */
@@ -605,11 +605,11 @@ typedef struct param {
     int decay, sharded;
     int interleaved;         /* the copies that gmm computes with are other buffers than *_halves, with other rows */
     int opens;               /* this is the rank's first micro-batch of a step */
-    int gated;               /* FC1's weight or bias with gate rows before linear rows */
+    int gated;               /* FC1's weight or bias with gate rows before up rows */
     int by_host; /* the host accumulates the gradient in host memory; otherwise gmm does, in its own memory */
     int64_t rows, cols;
     int64_t row0, held;      /* rows of each matrix that this rank holds, with padding; all rows unless sharded */
-    int64_t block;           /* sharded FC1: interleave block of its gate and linear rows; 0 = gate rows first */
+    int64_t block;           /* sharded FC1: interleave block of its gate and up rows; 0 = gate rows first */
     int32_t bundle, *ids;    /* sharded: its ids in the GTP runtime */
     int acquired;            /* the views that are held, a bit for each pass */
     gmm_mat columnwise;      /* weights_announce: w.columnwise */
@@ -765,7 +765,7 @@ static gmm_shard shard_of(const model *m, const param *p) {
     return s;
 }
 
-/* Of `rows` rows, gate rows before linear rows, the place of row `row` where blocks of both alternate; block 0: they do
+/* Of `rows` rows, gate rows before up rows, the place of row `row` where blocks of both alternate; block 0: they do
    not, and there may be a single row. */
 static int64_t blocked_row(int64_t rows, int64_t block, int64_t row) {
     const int64_t half = rows / 2, in = block ? row % half : 0;
@@ -2045,7 +2045,7 @@ static int place_in_memory(void *user, int64_t target, int64_t offset, const voi
     return 0;
 }
 
-/* The file has FC1's gate rows before its linear rows, however shards hold them. */
+/* The file has FC1's gate rows before its up rows, however shards hold them. */
 static int place_in_file(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes) {
     places *to = (places *)user;
     const param *p = to->of[target];
@@ -2063,7 +2063,7 @@ static int place_in_file(void *user, int64_t target, int64_t offset, const void 
 typedef struct checkpoint {
     st_file file;
     const char *path;
-    int64_t glu_block;  /* of FC1's gate and linear rows; 0 = gate rows first */
+    int64_t glu_block;  /* of FC1's gate and up rows; 0 = gate rows first */
     int delayed;        /* made with delayed scaling, whose state it holds */
     resume_notes notes;
 } checkpoint;
@@ -2162,7 +2162,7 @@ static void describe_run(metadata_builder *notes, const model *m, const text *t)
     add_pair(notes, "format", "pt");
     add_pair(notes, "producer", "train_moe 1");
     add_pair(notes, "gmm.layout", "megatron");
-    add_pair(notes, "gmm.glu_block", "0"); /* gate rows before linear rows */
+    add_pair(notes, "gmm.glu_block", "0"); /* gate rows before up rows */
     add_pair(notes, "step", "%lld", (long long)m->step);
     add_pair(notes, "random", "%016llx", (unsigned long long)m->random);
     add_pair(notes, "text.bytes", "%lld", (long long)t->size);

@@ -30,7 +30,7 @@ int resume_options(const option *options, int count, const st_file *file, const 
                    st_error *error);
 
 /* Refuses files of another producer, files with a part of the weights (of EP, ETP or GTP), and layouts of experts other
-   than megatron. `glu_block`: size of the blocks of FC1's gate and linear rows; 0 = all gate rows first. */
+   than megatron. `glu_block`: size of the blocks of FC1's gate and up rows; 0 = all gate rows first. */
 int resume_layout(const st_file *file, const char *path, const char *producer, int64_t *glu_block, st_error *error);
 
 /* A parameter of fp32 matrices in a checkpoint. Those of experts have a tensor each, NAME0, NAME1, ... (indexed), or

@@ -1,8 +1,9 @@
-"""gmm's grouped linear layers, expert MLPs, router and permutation as PyTorch operators (torch.ops.gmm).
+"""gmm's grouped linear layers, expert MLPs, layers of experts, router and permutation as PyTorch operators
+(torch.ops.gmm).
 
-Row counts of experts (`splits`, int32 or int64) stay on the device: the host does not wait for them, and a captured
-CUDA graph can be replayed with others. Rows past their sum are zero in results. Wrong counts raise on the CPU; on a GPU
-they are cut to fit, and check_faults() raises.
+Row counts of experts (`splits`, int32 or int64) and indices stay on the device: the host does not wait for them, and a
+captured CUDA graph can be replayed with others. Rows past the sum of the counts are zero in results. Wrong counts raise
+on the CPU; on a GPU they are cut to fit, and check_faults() raises.
 """
 from collections import deque
 from pathlib import Path

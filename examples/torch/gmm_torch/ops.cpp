@@ -1,5 +1,5 @@
 /* The operators of torch.ops.gmm on CPU and CUDA tensors. autograd.cpp differentiates linear, mlp, topk, permute and
-   unpermute; fake.py has the shapes. */
+   unpermute; fake.py has the shapes. The operators of an MLP are those of a layer too, where they get indices. */
 #include <torch/library.h>
 
 #include "call.h"

@@ -1,6 +1,6 @@
 /* process_ranks.c - ranks that are processes: their segment of shared memory, how a case starts and ends them, and a
    communicator over the segment; see process_ranks.h */
-#define _GNU_SOURCE /* robust mutexes, mmap, fork, prctl */
+#define _GNU_SOURCE /* robust mutexes, memfd_create, fork, prctl */
 #include "process_ranks.h"
 
 #ifdef GMM_WITH_CPU_RANKS
@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/stat.h>
 #include <sys/wait.h>
 #include <time.h>
 #include <unistd.h>
@@ -38,7 +39,7 @@ struct process_segment {
     int size;
     _Alignas(16) unsigned char job[PROCESS_JOB_BYTES];
     seat seat[PROCESS_RANKS];
-    _Alignas(16) unsigned char result[PROCESS_RANKS][PROCESS_RESULT_BYTES];
+    _Alignas(16) unsigned char result[];
 };
 
 static double now(void) {
@@ -55,33 +56,31 @@ static void pause_briefly(void) {
 /* --------------------------------------------------------------------------------------------------- The case --- */
 
 static process_segment *mapped; /* of the last call of processes_run */
-static char segment_name[64];
+static size_t mapped_bytes;
 
-/* Creates the segment. Its name is removed at once, so that it cannot outlive the processes that map it. */
-static process_segment *segment_open(int *fd) {
-    static int count;
+static process_segment *segment_open(size_t bytes, int *fd) {
     process_segment *s = NULL;
-    snprintf(segment_name, sizeof segment_name, "/gmm_tests_%ld_%d", (long)getpid(), count++);
-    *fd = shm_open(segment_name, O_RDWR | O_CREAT | O_EXCL, 0600);
+    *fd = memfd_create("gmm_tests", MFD_CLOEXEC);
     if (*fd < 0) return NULL;
-    (void)shm_unlink(segment_name);
-    if (!ftruncate(*fd, (off_t)sizeof *s))
-        s = (process_segment *)mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
+    if (!ftruncate(*fd, (off_t)bytes))
+        s = (process_segment *)mmap(NULL, bytes, PROT_READ | PROT_WRITE, MAP_SHARED, *fd, 0);
     if (s && s != MAP_FAILED) return s;
     (void)close(*fd);
     return NULL;
 }
 
-static pid_t start(int fd, int rank) {
-    char argument[32];
+static pid_t start(const char *program, int fd, int rank) {
+    char argument[64];
     char *const words[] = {(char *)(uintptr_t)"gmm_tests", (char *)(uintptr_t)"--rank", argument, NULL};
     const pid_t parent = getpid();
     pid_t pid;
-    snprintf(argument, sizeof argument, "%d:%d", fd, rank);
+    snprintf(argument, sizeof argument, "%d:%d:%s", fd, rank, program);
     fflush(stdout);
     pid = fork();
     if (pid) return pid;
-    /* shm_open has set FD_CLOEXEC. A rank does not outlive the case that started it. */
+    /* A rank does not outlive the case that started it. It starts faster without the setting for ranks that are
+       threads (t_ready_for_ranks). */
+    (void)unsetenv("CUDA_MODULE_LOADING");
     if (fcntl(fd, F_SETFD, 0)) _exit(126);
 #ifdef __linux__
     (void)prctl(PR_SET_PDEATHSIG, SIGKILL);
@@ -91,13 +90,15 @@ static pid_t start(int fd, int rank) {
     _exit(127);
 }
 
-process_segment *processes_run(const void *job, size_t job_bytes, int size, double seconds) {
+process_segment *processes_run(const char *program, const void *job, size_t job_bytes, size_t result_bytes, int size,
+                               double seconds) {
     const double begin = now();
     pthread_mutexattr_t attributes;
     pid_t pid[PROCESS_RANKS];
     int stopped[PROCESS_RANKS] = {0}, fd = -1, left = 0, halted = 0, status;
-    if (mapped) (void)munmap(mapped, sizeof *mapped);
-    mapped = segment_open(&fd);
+    if (mapped) (void)munmap(mapped, mapped_bytes);
+    mapped_bytes = sizeof *mapped + result_bytes;
+    mapped = segment_open(mapped_bytes, &fd);
     if (!mapped) T_FAIL("no shared memory: %s", strerror(errno));
     mapped->size = size;
     memcpy(mapped->job, job, job_bytes);
@@ -106,7 +107,7 @@ process_segment *processes_run(const void *job, size_t job_bytes, int size, doub
     (void)pthread_mutexattr_setrobust(&attributes, PTHREAD_MUTEX_ROBUST);
     for (int i = 0; i < size; i++) (void)pthread_mutex_init(&mapped->seat[i].alive, &attributes);
     for (int i = 0; i < size; i++) {
-        pid[i] = start(fd, i);
+        pid[i] = start(program, fd, i);
         left += pid[i] > 0;
     }
     (void)close(fd);
@@ -131,21 +132,17 @@ process_segment *processes_run(const void *job, size_t job_bytes, int size, doub
     return mapped;
 }
 const process_report *processes_report(const process_segment *s, int rank) { return &s->seat[rank].report; }
-unsigned char *processes_result(process_segment *s, int rank) { return s->result[rank]; }
-int processes_left_over(void) {
-    const int fd = shm_open(segment_name, O_RDWR, 0);
-    if (fd >= 0) (void)close(fd);
-    return fd >= 0;
-}
+unsigned char *processes_result(process_segment *s) { return s->result; }
 
 /* ------------------------------------------------------------------------------------------------------ A rank --- */
 
 int process_join(process_rank *r, const char *argument, int timeout_ms) {
     int fd, rank;
     process_segment *s;
+    struct stat file;
     memset(r, 0, sizeof *r);
-    if (sscanf(argument, "%d:%d", &fd, &rank) != 2 || rank < 0 || rank >= PROCESS_RANKS) return 0;
-    s = (process_segment *)mmap(NULL, sizeof *s, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
+    if (sscanf(argument, "%d:%d:", &fd, &rank) != 2 || rank < 0 || rank >= PROCESS_RANKS || fstat(fd, &file)) return 0;
+    s = (process_segment *)mmap(NULL, (size_t)file.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, fd, 0);
     (void)close(fd);
     if (s == MAP_FAILED) return 0;
     r->segment = s;
@@ -154,7 +151,7 @@ int process_join(process_rank *r, const char *argument, int timeout_ms) {
     r->timeout_ms = timeout_ms;
     r->job = s->job;
     r->report = &s->seat[rank].report;
-    r->result = s->result[rank];
+    r->result = s->result;
     if (pthread_mutex_lock(&s->seat[rank].alive)) return 0;
     atomic_store(&s->seat[rank].joined, 1);
     return 1;

@@ -1,7 +1,7 @@
 /* process_ranks.h - ranks that are processes. A case starts this program once per rank, with --rank, and waits for all
-   of them a bounded time. The ranks share one segment of POSIX shared memory: it holds the job, their reports and
-   results, and the bytes that they exchange. A rank starts by exec, so that it inherits neither CUDA nor the threads of
-   OpenMP. The segment has no name once it is open, and is gone with the last process that has mapped it.
+   of them a bounded time. The ranks share one segment of memory: it holds the job, their reports, the results, and the
+   bytes that they exchange. A rank starts by exec, so that it inherits neither CUDA nor the threads of OpenMP. The
+   segment is a file without a name (memfd_create), which is gone with the last process that has mapped it.
 
    The communicator over the segment is for ranks on the CPU alone, whose calls are done on return. It is no part of
    gmm_gtp.h: on GPUs ranks that are processes use NCCL or peer copies, and on the CPU threads of one process
@@ -13,7 +13,7 @@
 
 #include "gmm_gtp.h"
 
-enum { PROCESS_RANKS = 4, PROCESS_JOB_BYTES = 256, PROCESS_RESULT_BYTES = 2 << 20 };
+enum { PROCESS_RANKS = 4, PROCESS_JOB_BYTES = 256 };
 
 typedef struct process_segment process_segment;
 
@@ -25,14 +25,14 @@ typedef struct process_report {
     char text[512];
 } process_report;
 
-/* In the case: starts `size` ranks with a copy of `job`, and waits until all have ended. Kills those that a signal has
-   stopped once all others have ended, and after `seconds` all. The segment is valid until the next call. */
-process_segment *processes_run(const void *job, size_t job_bytes, int size, double seconds);
+/* In the case: starts `size` ranks with a copy of `job`, which run `program` of t_add_rank_program, and waits until all
+   have ended. Kills those that a signal has stopped once all others have ended, and after `seconds` all. The segment is
+   valid until the next call. */
+process_segment *processes_run(const char *program, const void *job, size_t job_bytes, size_t result_bytes, int size,
+                               double seconds);
 const process_report *processes_report(const process_segment *s, int rank);
-/* [PROCESS_RESULT_BYTES], zeros before the ranks write it. */
-unsigned char *processes_result(process_segment *s, int rank);
-/* Whether the system still knows the segment by its name. */
-int processes_left_over(void);
+/* [result_bytes] of all ranks, zeros before they write it. */
+unsigned char *processes_result(process_segment *s);
 
 /* In a rank. `argument` is that of --rank. Waits at most `timeout_ms` in each exchange. */
 typedef struct process_rank {
@@ -41,7 +41,7 @@ typedef struct process_rank {
     int fatal_call;       /* the process kills itself in its n-th collective, counted from 1, after half of its data */
     const void *job;      /* a copy of the case's, [PROCESS_JOB_BYTES] */
     process_report *report;
-    unsigned char *result;
+    unsigned char *result; /* of all ranks */
     /* private */
     uint64_t step;        /* barriers so far */
     int calls;

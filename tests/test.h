@@ -63,9 +63,9 @@ void t_add_gpu(void (*run)(int arg), int arg, const char *name, ...) __attribute
 void t_add_gpu_once(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 void t_add_gpu_alone(void (*run)(int arg), int arg, const char *name, ...) __attribute__((format(printf, 3, 4)));
 
-/* What the program does instead of running cases when a case has started it with --rank ARGUMENT (process_ranks.h). The
-   file that adds such cases sets it; it returns the status of the program. */
-extern int (*t_rank_program)(const char *argument);
+/* What the program does instead of running cases when a case has started it with --rank FD:RANK:NAME
+   (process_ranks.h); returns the status of the program. */
+void t_add_rank_program(const char *name, int (*program)(const char *argument));
 
 /* Calls `undo` when the running case ends, however it does, before anything is reported or freed: for what no function
    of the harness restores, such as hooks and files. One of each case; it makes no checks. */

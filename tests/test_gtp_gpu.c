@@ -1,10 +1,12 @@
-/* test_gtp_gpu.c - the GTP runtime on GPU ranks: a thread per rank trains a chain of grouped linear layers over NCCL or
-   peer copies. Results must equal those of one GPU that processes all micro-batches. A rank has a GPU of its own where
-   there are two or more; with one GPU, two ranks share it over peer copies, and NCCL is not tested. */
+/* test_gtp_gpu.c - the GTP runtime on GPU ranks, which train a chain of grouped linear layers over NCCL or peer copies.
+   Results must equal those of one GPU that processes all micro-batches. Where there are two GPUs or more, a rank is a
+   thread with a GPU of its own; with one GPU, two ranks are processes that share it over peer copies, and NCCL is not
+   tested. */
 #ifndef _POSIX_C_SOURCE
 #define _POSIX_C_SOURCE 200809L /* nanosleep */
 #endif
 #include "gtp_world.h"
+#include "process_ranks.h"
 
 #include <string.h>
 
@@ -137,7 +139,7 @@ static void leaves(int arg) {
 enum { RANKS = 8, LAYERS = 6, EXPERTS = 4, CAST_BYTES = 8 << 20, BLOCKS = 256 };
 /* ALONE: one GPU without a communicator. */
 typedef enum transport { ALONE, NCCL, NCCL_WINDOWS, NCCL_ENGINES, PEERS, VIAS } transport;
-enum fault { NO_FAULT, NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP };
+enum fault { NO_FAULT, NO_MEMORY, FAILED_WINDOW, OTHER_SIZE, GIVEN_UP, SAME_GPU };
 static const char *const transport_name[] = {"alone", "nccl", "nccl windows", "nccl copy engines", "peers"};
 
 typedef struct gpu_case {
@@ -156,8 +158,7 @@ typedef struct gpu_case {
     int sums;               /* no training: reduces random gradients */
     int fault;              /* no training: communicators fail as enum fault says */
     int cast;               /* no training: 1 + the format that weights are quantized to, for both passes */
-    int one_gpu;            /* two ranks on GPU 0, also where there are more GPUs */
-    const unsigned char *want; /* expected bytes of the views; NULL = store them in the result */
+    int one_gpu;            /* two ranks share GPU 0, also where there are more GPUs */
     float scale;            /* of gradients; 0 = 1 */
     float rate;             /* of learning; 0 = 0.0005 */
     gmm_dtype wire;
@@ -168,7 +169,8 @@ typedef struct gpu_case {
 typedef struct gpu_result {
     uint16_t *weights, *outputs; /* [layers][experts][rows][rows], [ranks][tokens][rows] */
     float *grads, *others;       /* others: gradients of the layers that the second half of the ranks shards */
-    unsigned char *bytes;   /* of a cast case: [CAST_BYTES] */
+    unsigned char *bytes;   /* of a cast case: [ranks][CAST_BYTES] */
+    int64_t byte_count[RANKS];
     gmm_gtp_statistics stats;
     double off;             /* of a sums case: error relative to the norm of the sum in fp64 */
     int rounded_once;
@@ -177,7 +179,7 @@ typedef struct gpu_result {
     double seconds[RANKS];  /* from the first wait for the silent rank to the error */
 } gpu_result;
 
-/* --------------------------------------------------------------------------------- Exchange between the threads --- */
+/* ----------------------------------------------------------------------------------- Exchange between the ranks --- */
 
 typedef struct rendezvous {
     pthread_mutex_t mutex;
@@ -185,13 +187,18 @@ typedef struct rendezvous {
     int size, arrived, generation, broken;
     char slots[RANKS][256], all[RANKS][256];
 } rendezvous;
-typedef struct seat { rendezvous *rendezvous; int rank; } seat;
+typedef struct seat {
+    rendezvous *rendezvous; /* of threads */
+    process_rank *process;  /* NULL: the rank is a thread */
+    int rank;
+} seat;
 
 static gmm_status host_allgather(void *user, const void *mine, void *all, size_t bytes) {
     const seat *s = (const seat *)user;
     rendezvous *h = s->rendezvous;
     struct timespec until;
     int generation;
+    if (s->process) return process_exchange(s->process, mine, all, bytes);
     if (bytes > sizeof h->slots[0]) return GMM_E_COMM;
     (void)timespec_get(&until, TIME_UTC);
     until.tv_sec += 20;
@@ -218,7 +225,6 @@ typedef struct rank {
     struct run *run;
     seat seat;
     int index, size, device, micro; /* micro: batches of this rank per step */
-    int shared_gpu;               /* 1: other ranks compute on the same GPU */
     gmm_context *ctx;
     gmm_runtime rt;
     gmm_stream compute, side[2];
@@ -240,6 +246,7 @@ typedef struct rank {
     int32_t bundle[LAYERS], ids[LAYERS][EXPERTS], chain[GMM_GTP_PASSES], domain, half_domain;
     int domains, rounded_once; /* rounded_once: every value of the reduction is the fp64 sum rounded to bf16 once */
     double off, all;         /* squared error of the reduction, sum of squares */
+    int64_t byte_count;      /* of a cast case: bytes in the result so far */
     void *bound[4];          /* memory that gmm_gtp_bind has received */
     size_t bound_bytes[4];
     cudaGraphExec_t graph[2];
@@ -295,11 +302,13 @@ static uint16_t token(const gpu_case *c, uint64_t key) {
     return c->integers ? gmm_f32_to_bf16((float)(mix(key) % 3) - 1.0f) : value(key, 1.0f);
 }
 
-/* Device memory of the case; memory for NCCL windows comes from ncclMemAlloc. */
+/* Device memory of the case; memory for NCCL windows comes from ncclMemAlloc. CUDA IPC opens allocations of 2 MiB or
+   more. */
 static void *case_alloc(rank *r, size_t bytes, int byte) {
+    const size_t unit = r->seat.process ? 2 << 20 : 4096;
     void *p = NULL;
     cudaError_t e;
-    bytes = (bytes + 4095) / 4096 * 4096;
+    bytes = (bytes + unit - 1) / unit * unit;
 #ifdef HAVE_NCCL
     if (r->c->transport == NCCL_WINDOWS || r->c->transport == NCCL_ENGINES)
         e = ncclMemAlloc(&p, bytes) == ncclSuccess ? cudaSuccess : cudaErrorMemoryAllocation;
@@ -596,12 +605,6 @@ static int wait_polled(rank *r) {
     }
 }
 
-/* Waits for all ranks. */
-static int meet(rank *r) {
-    char mine = 0, all[RANKS];
-    return host_allgather(&r->seat, &mine, all, 1) ? failed(r, GMM_E_COMM, "meet", "a rank is missing") : 0;
-}
-
 /* Checks that a view has the address that it had before, since graphs read it there. */
 static int check_address(rank *r, int what, int l, const gmm_gtp_view *v) {
     const void *at = v->mat.table ? v->mat.table[0] : v->mat.data;
@@ -714,7 +717,6 @@ static int captured(rank *r, int which, int parts) {
     CUDA(r, cudaStreamEndCapture(r->compute, &graph));
     CUDA(r, cudaGraphInstantiate(&r->graph[which], graph, 0));
     CUDA(r, cudaGraphDestroy(graph));
-    if (r->shared_gpu) CUDA(r, cudaGraphUpload(r->graph[which], r->compute));
     return 0;
 }
 /* main_grad is unchanged: neither a warm-up nor a capture adds to it. */
@@ -731,16 +733,12 @@ static int main_grad_unchanged(rank *r) {
 static int train(rank *r) {
     const gpu_case *c = r->c;
     const long before = r->allocations;
-    /* A launch into a stream that is full waits, in a lock that the other ranks of the GPU need. */
-    const int every = r->shared_gpu ? 5 : 50;
     if (c->replay) { /* a dry run, which changes no gradient, then the capture */
         GO(r, gmm_gtp_dry_run(r->gtp, 1));
         if (forward(r, 0) || backward(r, 0) || wait_polled(r)) return 1;
         GO(r, gmm_gtp_dry_run(r->gtp, 0));
         if (c->replay == 1 ? captured(r, 0, 3) : captured(r, 0, 1) || captured(r, 1, 2)) return 1;
         if (main_grad_unchanged(r)) return 1;
-        /* instantiating a graph may wait until the GPU is idle, which it is not once another rank's graph waits */
-        if (r->shared_gpu && (wait_polled(r) || meet(r))) return 1;
     }
     for (int s = 0; s < c->steps; s++) {
         if (c->silent && r->index == 1 && s == 1) return 0;
@@ -752,7 +750,7 @@ static int train(rank *r) {
         for (int m = 0; m < r->micro && !c->replay; m++)
             if (c->mlp ? through_mlp(r, m) : forward(r, m) || backward(r, m)) return 1;
         if (optimize(r)) return 1;
-        if (s % every == every - 1 || c->silent)
+        if (s % 50 == 49 || c->silent)
             if (wait_polled(r)) return 1;
     }
     if (r->allocations != before) return failed(r, GMM_E_MEMORY, "train", "something was allocated");
@@ -896,28 +894,19 @@ static int sums(rank *r) {
 }
 
 /* Quantizes two weights, whose last rows are a hundred times as large as the first, to a format whose shards need no
-   padding, and reads the gathered views of both passes: codes, scales and amaxes equal those that one GPU computes from
-   the whole weight. */
+   padding, and stores the gathered views of both passes: codes, scales and amaxes. */
 enum { CAST_COUNT = 2, CAST_ROWS = 1024, CAST_COLS = 384 };
 #define F(dtype_, scaling_, ...) {.dtype = GMM_##dtype_, .scaling = GMM_SCALING_##scaling_, __VA_ARGS__}
 static const gmm_format cast_to[] = {F(E4M3, TENSOR, .pow2 = 0), F(E4M3, 128X128, .pow2 = 1), F(E4M3, 1X128, .pow2 = 1),
                                      F(E4M3, MX32, .pow2 = 0), F(E2M1, NV16, .pow2 = 0)};
 static const char *const cast_name[] = {"fp8", "128x128", "1x128", "mxfp8", "nvfp4"};
 #undef F
-static int append_bytes(rank *r, const void *device, int64_t bytes, const char *what, int64_t *at) {
-    unsigned char *host = (unsigned char *)malloc((size_t)bytes);
-    const unsigned char *want = r->c->want;
-    int64_t i = 0;
-    cudaError_t e = cudaMemcpy(host, device, (size_t)bytes, cudaMemcpyDeviceToHost);
-    if (e != cudaSuccess || *at + bytes > CAST_BYTES) {
-        free(host);
-        return failed(r, GMM_E_CUDA, what, e == cudaSuccess ? "more than CAST_BYTES" : cudaGetErrorString(e));
-    }
-    while (want && i < bytes && host[i] == want[*at + i]) i++;
-    if (!want) memcpy(r->run->out->bytes + *at, host, (size_t)bytes);
-    free(host);
-    *at += bytes;
-    return want && i < bytes ? failed(r, GMM_E_ARG, what, "differs from what one GPU makes") : 0;
+static int append_bytes(rank *r, const void *device, int64_t bytes) {
+    unsigned char *to = r->run->out->bytes + (int64_t)r->index * CAST_BYTES + r->byte_count;
+    r->byte_count += bytes;
+    if (r->byte_count > CAST_BYTES) return failed(r, GMM_E_MEMORY, "cast", "more than CAST_BYTES");
+    CUDA(r, cudaMemcpy(to, device, (size_t)bytes, cudaMemcpyDeviceToHost));
+    return 0;
 }
 static int cast(rank *r) {
     const gmm_format *f = &cast_to[r->c->cast - 1];
@@ -929,7 +918,6 @@ static int cast(rank *r) {
     void *from[CAST_COUNT];
     float *amax = (float *)case_alloc(r, CAST_COUNT * sizeof *amax, 0xFF);
     int32_t ids[CAST_COUNT], bundle;
-    int64_t at = 0;
     if (open_object(r, CAST_COUNT, 1)) return 1;
     shard.dtype = f->dtype;
     shard.scaling = f->scaling;
@@ -981,12 +969,12 @@ static int cast(rank *r) {
             const int64_t data = whole.gather_data_bytes[pass], scales = whole.gather_scale_bytes[pass];
             if (append_bytes(r, m->table ? (const char *)m->table[e]
                                          : (const char *)m->data + e * m->group_stride * gmm_dtype_bits(f->dtype) / 8,
-                             data, pass ? "codes of backward" : "codes of forward", &at) ||
+                             data) ||
                 append_bytes(r, m->scale_table ? (const char *)m->scale_table[e] : (const char *)m->scale + e * scales,
-                             scales, pass ? "scales of backward" : "scales of forward", &at))
+                             scales))
                 return 1;
         }
-        if (m->amax && append_bytes(r, m->amax, CAST_COUNT * (int64_t)sizeof(float), "amaxes", &at)) return 1;
+        if (m->amax && append_bytes(r, m->amax, CAST_COUNT * (int64_t)sizeof(float))) return 1;
         GO(r, gmm_gtp_release(r->gtp, bundle, (gmm_gtp_pass)pass, r->compute));
     }
     return wait_polled(r);
@@ -1047,7 +1035,8 @@ static int connect_ranks(rank *r) {
             gmm_peers_config config = GMM_ZERO;
             seat *at = k < 2 ? &r->seat : &r->half_seat;
             config.rank = at->rank;
-            config.size = at->rendezvous->size;
+            config.size = k < 2 ? r->size : r->size / 2;
+            config.processes = at->process != NULL;
             config.ctx = r->ctx;
             config.exchange = host_allgather;
             config.user = at;
@@ -1122,14 +1111,11 @@ static int program(rank *r) {
     return declare(r) || train(r) || (!is_silent_rank(r) && report(r));
 }
 
-static void *thread_main(void *argument) {
+static void *rank_main(void *argument) {
     rank *r = (rank *)argument;
     gmm_config config = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     char mine = 0, all[RANKS];
-    /* Streams of different priorities share no hardware queue, in which one rank's work could stand behind the wait of
-       another rank of the GPU. */
-    const int apart = r->shared_gpu ? r->index : 0;
     int bad = 0;
     config.space = GMM_SPACE_CUDA;
     config.device = r->device;
@@ -1139,9 +1125,8 @@ static void *thread_main(void *argument) {
     if (cudaSetDevice(r->device) != cudaSuccess) bad = failed(r, GMM_E_CUDA, "cudaSetDevice", "failed");
     if (!bad && gmm_create(&r->ctx, &config, &error)) bad = failed(r, error.status, "gmm_create", error.text);
     if (!bad && gmm_runtime_of(r->ctx, &r->rt)) bad = failed(r, GMM_E_ARG, "gmm_runtime_of", "failed");
-    if (!bad && (r->rt.stream_create(r->rt.self, -apart, &r->compute) ||
-                 r->rt.stream_create(r->rt.self, apart - 5, &r->side[0]) ||
-                 r->rt.stream_create(r->rt.self, apart - 5, &r->side[1])))
+    if (!bad && (r->rt.stream_create(r->rt.self, 0, &r->compute) || r->rt.stream_create(r->rt.self, -5, &r->side[0]) ||
+                 r->rt.stream_create(r->rt.self, -5, &r->side[1])))
         bad = failed(r, GMM_E_CUDA, "streams", gmm_last_error(r->ctx));
     if (host_allgather(&r->seat, &mine, all, 1)) bad = failed(r, GMM_E_COMM, "meet", "a rank is missing");
     r->out_of_memory = r->c->fault == NO_MEMORY && r->index == 1;
@@ -1183,25 +1168,121 @@ static int gpus(void) {
     return count >= 8 ? 8 : count >= 4 ? 4 : count >= 2 ? 2 : count;
 }
 
-/* Runs a case on `size` GPUs; the tokens are those of `shares` ranks. */
-static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
+static run *new_run(void) {
     static run w; /* large */
-    pthread_t threads[RANKS];
-    const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
-    double off = 0, all = 0;
     memset(&w, 0, sizeof w);
+    return &w;
+}
+/* Places the arrays of a result in memory; NULL: returns the bytes that they take. */
+static size_t place_arrays(const gpu_case *c, int size, int shares, unsigned char *memory, gpu_result *out) {
+    const size_t whole = (size_t)(c->layers * c->experts) * (size_t)c->rows * (size_t)c->rows;
+    const size_t bytes[] = {whole * 4, whole * 4, whole * 2, (size_t)(shares * c->tokens * c->rows) * 2,
+                            c->cast ? (size_t)size * CAST_BYTES : 0};
+    size_t at[T_COUNT(bytes) + 1] = {0};
+    for (int i = 0; i < T_COUNT(bytes); i++) at[i + 1] = at[i] + (bytes[i] + 255) / 256 * 256;
+    if (!memory) return at[T_COUNT(bytes)];
+    out->grads = (float *)(void *)(memory + at[0]);
+    out->others = (float *)(void *)(memory + at[1]);
+    out->weights = (uint16_t *)(void *)(memory + at[2]);
+    out->outputs = (uint16_t *)(void *)(memory + at[3]);
+    out->bytes = memory + at[4];
+    return at[T_COUNT(bytes)];
+}
+static void take_states(const rank *ranks, int size, gpu_result *out) {
+    double off = 0, all = 0;
+    out->rounded_once = 1;
+    for (int i = 0; i < size; i++) {
+        off += ranks[i].off;
+        all += ranks[i].all;
+        out->rounded_once &= ranks[i].rounded_once;
+        out->status[i] = ranks[i].status;
+        out->seconds[i] = ranks[i].seconds;
+        out->byte_count[i] = ranks[i].byte_count;
+        snprintf(out->text[i], sizeof out->text[i], "%s", ranks[i].text);
+    }
+    out->off = all > 0 ? sqrt(off / all) : off;
+}
+
+/* ................................................................................ Ranks that share a GPU ... */
+
+#ifdef GMM_WITH_CPU_RANKS
+static const char program_name[] = "layers";
+typedef struct job { gpu_case c; int shares; } job;
+_Static_assert((int)sizeof(job) <= (int)PROCESS_JOB_BYTES, "a job fits");
+/* What the ranks leave before the arrays of the result: their states, whose pointers mean nothing to the case. */
+typedef struct states {
+    rank rank[RANKS];
+    gmm_gtp_statistics stats;
+} states;
+enum { STATES_BYTES = (sizeof(states) + 255) / 256 * 256 };
+
+static int rank_program(const char *argument) {
+    static process_rank process;
+    static gpu_result out;
+    run *w = new_run();
+    states *left;
+    const job *j;
+    rank *r;
+    if (!process_join(&process, argument, 60000)) return 2;
+    j = (const job *)process.job;
+    w->c = &j->c;
+    w->out = &out;
+    w->size = process.size;
+    (void)place_arrays(&j->c, process.size, j->shares, process.result + STATES_BYTES, &out);
+    r = &w->rank[process.rank];
+    r->c = w->c;
+    r->run = w;
+    r->seat.process = &process;
+    r->index = r->seat.rank = process.rank;
+    r->size = process.size;
+    r->micro = j->shares / process.size;
+    (void)rank_main(r);
+    left = (states *)(void *)process.result;
+    left->rank[r->index] = *r;
+    if (r->index == 0) left->stats = out.stats;
+    return 0;
+}
+
+static void run_processes(const gpu_case *c, int size, int shares, gpu_result *out) {
+    const size_t bytes = STATES_BYTES + place_arrays(c, size, shares, NULL, out);
+    unsigned char *copy = (unsigned char *)t_host(bytes);
+    states *left = (states *)(void *)copy;
+    const job j = {*c, shares};
+    process_segment *s = processes_run(program_name, &j, sizeof j, bytes, size, 120);
+    memcpy(copy, processes_result(s), bytes); /* which the next run replaces */
+    (void)place_arrays(c, size, shares, copy + STATES_BYTES, out);
+    for (int i = 0; i < size; i++)
+        if (!processes_report(s, i)->done) {
+            left->rank[i].status = GMM_E_COMM;
+            snprintf(left->rank[i].text, sizeof left->rank[i].text, "its process did not end");
+        }
+    take_states(left->rank, size, out);
+    out->stats = left->stats;
+}
+#else
+static void run_processes(const gpu_case *c, int size, int shares, gpu_result *out) {
+    (void)c, (void)size, (void)shares, (void)out;
+    t_skip("no POSIX threads");
+}
+#endif
+
+/* Runs a case on `size` ranks; the tokens are those of `shares` ranks. */
+static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
+    pthread_t threads[RANKS];
+    run *w;
     memset(out, 0, sizeof *out);
-    out->weights = (uint16_t *)t_host(whole * 2);
-    out->grads = (float *)t_host(whole * 4);
-    out->others = (float *)t_host(whole * 4);
-    out->bytes = c->cast ? (unsigned char *)t_host(CAST_BYTES) : NULL;
-    out->outputs = (uint16_t *)t_host((size_t)(shares * c->tokens * c->rows) * 2);
-    w.c = c;
-    w.out = out;
-    w.size = w.rendezvous.size = size;
-    w.half[0].size = w.half[1].size = size / 2;
+    if (size > 1 && c->fault != SAME_GPU && (c->one_gpu || size > devices())) {
+        run_processes(c, size, shares, out);
+        return;
+    }
+    w = new_run();
+    (void)place_arrays(c, size, shares, (unsigned char *)t_host(place_arrays(c, size, shares, NULL, out)), out);
+    w->c = c;
+    w->out = out;
+    w->size = w->rendezvous.size = size;
+    w->half[0].size = w->half[1].size = size / 2;
     for (int i = 0; i < 3; i++) {
-        rendezvous *h = i < 2 ? &w.half[i] : &w.rendezvous;
+        rendezvous *h = i < 2 ? &w->half[i] : &w->rendezvous;
         (void)pthread_mutex_init(&h->mutex, NULL);
         (void)pthread_cond_init(&h->changed, NULL);
     }
@@ -1211,30 +1292,20 @@ static void run_case(const gpu_case *c, int size, int shares, gpu_result *out) {
             T_CHECK(ncclGetUniqueId(&nccl_id[k]) == ncclSuccess, "ncclGetUniqueId");
 #endif
     for (int i = 0; i < size; i++) {
-        rank *r = &w.rank[i];
+        rank *r = &w->rank[i];
         r->c = c;
-        r->run = &w;
-        r->seat.rendezvous = &w.rendezvous;
+        r->run = w;
+        r->seat.rendezvous = &w->rendezvous;
         r->index = r->seat.rank = i;
-        r->device = c->one_gpu ? 0 : i % devices();
-        r->shared_gpu = size > 1 && (c->one_gpu || size > devices());
-        r->half_seat.rendezvous = &w.half[size > 1 && i >= size / 2];
+        r->device = c->fault == SAME_GPU ? 0 : i;
+        r->half_seat.rendezvous = &w->half[size > 1 && i >= size / 2];
         r->half_seat.rank = size > 1 ? i % (size / 2) : 0;
         r->size = size;
         r->micro = shares / size;
-        T_CHECK(pthread_create(&threads[i], NULL, thread_main, r) == 0, "no thread");
+        T_CHECK(pthread_create(&threads[i], NULL, rank_main, r) == 0, "no thread");
     }
     for (int i = 0; i < size; i++) (void)pthread_join(threads[i], NULL);
-    out->rounded_once = 1;
-    for (int i = 0; i < size; i++) {
-        off += w.rank[i].off;
-        all += w.rank[i].all;
-        out->rounded_once &= w.rank[i].rounded_once;
-        out->status[i] = w.rank[i].status;
-        out->seconds[i] = w.rank[i].seconds;
-        snprintf(out->text[i], sizeof out->text[i], "%s", w.rank[i].text);
-    }
-    out->off = all > 0 ? sqrt(off / all) : off;
+    take_states(w->rank, size, out);
 #ifdef HAVE_NCCL
     if (c->transport != ALONE && c->transport != PEERS) {
         nccl_halved[c->transport] = nccl_made[c->transport] == size ? nccl_halved[c->transport] || c->halves
@@ -1283,13 +1354,6 @@ static int need_gpus(transport transport) {
     T_CHECK(getenv("NCCL_NVLS_ENABLE") && !strcmp(getenv("NCCL_NVLS_ENABLE"), "0"), "NCCL_NVLS_ENABLE must be 0");
 #endif
     (void)transport;
-    return n;
-}
-
-/* For cases that two ranks on one GPU do not finish: what one enqueues can stand behind the other's wait. */
-static int need_own_gpus(transport transport) {
-    const int n = need_gpus(transport);
-    if (n > gpus()) t_skip("needs two GPUs");
     return n;
 }
 
@@ -1481,7 +1545,6 @@ static void variants(int arg) { /* synchronous, recomputed, a rank without token
     }
 }
 static void replays(int arg) {
-    (void)need_own_gpus((transport)arg);
     for (int i = 0; i < 4; i++) { /* one graph of forward and backward or one each; or more layers than wgrad slots */
         gpu_case c = plain();
         c.transport = (transport)arg;
@@ -1503,7 +1566,7 @@ static void many_steps(int arg) {
     c.rows = 64;
     c.tokens = 32;
     c.prefetch = 2;
-    c.steps = 10000;
+    c.steps = need_gpus(c.transport) > devices() ? 1000 : 10000; /* processes take turns on a GPU */
     compare(&c);
 }
 static void large_layers(int arg) { /* square layers larger than a copy engine's smallest piece, prefetch 2 */
@@ -1534,7 +1597,7 @@ static void quantized(int arg) {
 /* Random gradients compared with fp64: a ring that rounds to bf16 at every rank, a sum in fp32 that is rounded once or
    not at all, a single addition of two ranks, a scale that is no power of two, rank counts that are no power of two. */
 static void random_sums(int arg) {
-    const int n = need_own_gpus((transport)arg), sizes[] = {3, 6, n};
+    const int n = need_gpus((transport)arg), sizes[] = {3, 6, n};
     for (int k = 0; k < 3; k++) {
         double scattered = 0;
         for (int i = 0; i < 4 && sizes[k] <= (devices() > n ? devices() : n); i++) {
@@ -1619,9 +1682,13 @@ static void casts(int arg) {
         n = need_gpus(c.transport);
         run_case(&alone, 1, n, &want);
         T_CHECK(want.status[0] == GMM_OK, "%s alone: %s", cast_name[i], want.text[0]);
-        c.want = want.bytes;
         run_case(&c, n, n, &got);
-        for (int k = 0; k < n; k++) T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
+        for (int k = 0; k < n; k++) {
+            T_CHECK(got.status[k] == GMM_OK, "%s, rank %d: %s", cast_name[i], k, got.text[k]);
+            T_CHECK(got.byte_count[k] == want.byte_count[0] && want.byte_count[0] > 0, "%s, rank %d: %lld bytes",
+                    cast_name[i], k, (long long)got.byte_count[k]);
+            t_same(cast_name[i], got.bytes + (size_t)k * CAST_BYTES, want.bytes, (size_t)want.byte_count[0]);
+        }
     }
 }
 static void one_fails(int arg) { /* a failure on one rank is an error on all ranks, without waiting for a timeout */
@@ -1660,9 +1727,28 @@ static void silence(int arg) {
     T_CHECK(gtp_seconds() - begin < 30, "all of it took %.1f s", gtp_seconds() - begin);
 }
 
+/* Threads that share a GPU are refused: CUDA may run what one of them waits for behind the wait. */
+static void threads_on_one_gpu(int arg) {
+    gpu_case c = plain();
+    gpu_result out;
+    (void)arg;
+    if (device_emulated()) t_skip("the emulator has no peer copies");
+    c.transport = PEERS;
+    c.fault = SAME_GPU;
+    run_case(&c, 3, 3, &out);
+    for (int i = 0; i < 3; i++) {
+        T_CHECK(out.status[i] == GMM_E_COMM, "rank %d: %s: %s", i, gmm_status_name(out.status[i]), out.text[i]);
+        T_CHECK(strstr(out.text[i], "of 3 are threads on GPU 0"), "%s", out.text[i]);
+    }
+}
+
 void tests_gtp_gpu(void) {
     t_add_host(arguments, 0, "gtp on GPUs: what a build lacks, arguments");
     for (int i = 0; i < 2; i++) t_add_host(leaves, i, "gtp on GPUs: what a GEMM leaves, %s", i ? "asked" : "sums");
+#ifdef GMM_WITH_CPU_RANKS
+    t_add_rank_program(program_name, rank_program);
+#endif
+    t_add_gpu_alone(threads_on_one_gpu, 0, "gtp on GPUs: peers, threads on one GPU are refused");
     t_add_gpu_alone(one_gpu, 0, "gtp on GPUs: one, with graphs and without");
     for (int v = NCCL; v <= PEERS; v++) {
         t_add_gpu_alone(trains, v, "gtp on GPUs: %s equals one GPU", transport_name[v]);
@@ -1683,7 +1769,7 @@ void tests_gtp_gpu(void) {
     for (int v = NCCL; v <= PEERS; v += PEERS - NCCL)
         t_add_gpu_alone(two_domains, v, "gtp on GPUs: %s, two domains", transport_name[v]);
     for (int v = PEERS; v >= NCCL; v--)
-        t_add_gpu_alone(many_steps, v, "gtp on GPUs: %s, 10000 steps", transport_name[v]);
+        t_add_gpu_alone(many_steps, v, "gtp on GPUs: %s, many steps", transport_name[v]);
     t_add_gpu_alone(one_fails, PEERS, "gtp on GPUs: peers, one rank fails");
     t_add_gpu_alone(silence, PEERS, "gtp on GPUs: peers, a rank is gone");
     t_add_gpu_alone(silence, NCCL, "gtp on GPUs: nccl, a rank is gone");

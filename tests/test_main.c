@@ -19,7 +19,6 @@ _Thread_local t_state T;
 
 _Thread_local struct t_harness H;
 struct t_tally *t_tally;
-int (*t_rank_program)(const char *argument);
 
 /* ------------------------------------------------------------------------------------------------------ Cases --- */
 
@@ -497,11 +496,25 @@ static int t_process(int first) {
     return 0;
 }
 
-/* Ranks that share a GPU need a hardware queue for each of their streams, and no launch may wait for the GPU while a
-   kernel is loaded (gmm_peers_config). CUDA reads both when it starts. A GPU has too few queues for all processes. */
+/* Ranks that are threads need a hardware queue for each of their streams, and no launch may wait for a GPU while a
+   kernel is loaded (gmm_peers_config). CUDA reads both when it starts. */
 static void t_ready_for_ranks(void) {
     (void)setenv("CUDA_DEVICE_MAX_CONNECTIONS", "32", 0);
     (void)setenv("CUDA_MODULE_LOADING", "EAGER", 0);
+}
+
+static struct { const char *name; int (*run)(const char *argument); } t_rank_programs[4];
+void t_add_rank_program(const char *name, int (*program)(const char *argument)) {
+    int i = 0;
+    while (t_rank_programs[i].run) i++;
+    t_rank_programs[i].name = name;
+    t_rank_programs[i].run = program;
+}
+static int t_run_rank_program(const char *argument) {
+    const char *colon = strrchr(argument, ':');
+    for (int i = 0; colon && t_rank_programs[i].run; i++)
+        if (!strcmp(t_rank_programs[i].name, colon + 1)) return t_rank_programs[i].run(argument);
+    return 2;
 }
 
 /* Forks `count` processes and waits for them. */
@@ -606,7 +619,7 @@ int main(int argc, char **argv) {
     if (O.list)
         for (size_t i = 0; i < H.count; i++)
             if (t_wanted(H.cases[i].name)) printf("%s\n", H.cases[i].name);
-    if (O.rank && !status) status = t_rank_program ? t_rank_program(O.rank) : 2;
+    if (O.rank && !status) status = t_run_rank_program(O.rank);
     if (status || O.list || O.rank) {
         free(H.cases);
         return status;

@@ -507,8 +507,8 @@ def test_errors(device):
     with raises("the queue is empty"):
         gmm_torch.WgradQueue().run()
     y, saved = ops.mlp_fwd(x, w, w2, splits)
-    dw = torch.zeros_like(w), torch.zeros_like(w2)
-    *_, deferred, entry = ops.mlp_bwd_delayed(*dw, torch.ones_like(y), x, w, w2, splits, saved)
+    dw, dy = (torch.zeros_like(w), torch.zeros_like(w2)), torch.ones_like(y)
+    *_, deferred, entry = ops.mlp_bwd_delayed(*dw, dy, x, w, w2, splits, saved)
     with raises("dw1 and dw2 are not those that mlp_bwd_delayed got"):
         ops.mlp_wgrad(torch.zeros_like(w), dw[1], entry, deferred)
     ops.mlp_wgrad(*dw, entry, deferred)

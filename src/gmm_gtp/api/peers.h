@@ -16,10 +16,8 @@
                can open. With threads, a CUDA call that waits for a GPU must not block a thread for whose work that GPU
                waits: call cudaMalloc, cudaFree and synchronous copies, and launch a kernel for the first time (unless
                CUDA_MODULE_LOADING is EAGER), only while the GPU is idle.
-   One GPU     Several ranks may use one GPU. As processes they need nothing more. As threads they need streams that are
-               not NULL and have hardware queues of their own, loaded kernels (CUDA_MODULE_LOADING is EAGER), and calls
-               that wait for the GPU, such as the instantiation of graphs, only while no stream of theirs waits for a
-               peer.
+   One GPU     Ranks that are processes may share a GPU. Threads may not, and open fails with GMM_E_COMM: CUDA sees no
+               dependency between streams that wait for flags, and may put the work that sets a flag behind the wait.
    Failure     After a rank has failed, the streams of the others wait until give_up, which gmm_gtp_poll calls: for
                three seconds it releases every stream that waits or begins to wait. The enqueued work then runs,
                including copies to slower ranks of data that may not have been received. Therefore give_up first sets a

@@ -95,6 +95,7 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
     static const char call[] = "window";
     gmm__peers_handle own, all[GMM__PEERS_MAX_RANKS];
     cudaError_t e = cudaSuccess;
+    char text[96];
     gmm_status s;
     int32_t i;
     memset(&own, 0, sizeof own);
@@ -120,7 +121,11 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
         if (p->config.processes) {
             e = cudaIpcOpenMemHandle(&w->opened[i], all[i].handle, cudaIpcMemLazyEnablePeerAccess);
             if (e == cudaSuccess) w->base[i] = (char *)w->opened[i] + all[i].offset;
-        } else if (all[i].device != own.device) {
+        } else if (all[i].device == own.device) {
+            (void)snprintf(text, sizeof text, "ranks %d and %d of %d are threads on GPU %d: only processes may share "
+                           "one", p->config.rank, i, p->config.size, own.device);
+            failure = text;
+        } else {
             e = cudaDeviceEnablePeerAccess(all[i].device, 0);
             if (e == cudaErrorPeerAccessAlreadyEnabled) e = cudaSuccess;
             (void)cudaGetLastError();

@@ -375,7 +375,7 @@ void (lin_by_hand)(const lin_spec *spec) {
     lin_build(&h, spec);
     T_OK(gmm_linear_query(T.ctx, spec->op, &h.d, &info));
     /* a query does not read the addresses of host tables, at which WGMMA may not serve the call */
-    if (!T.align_rows && strstr(info.note, "for addresses at multiples")) info.engine = GMM_ENGINE_MMA;
+    if (strstr(info.note, "for addresses at multiples")) info.engine = GMM_ENGINE_MMA;
     gather_by_hand(&h);
     h.options.engine = info.engine;
     h.d.options = &h.options;

@@ -50,8 +50,9 @@ def mlp(x, w1, w2, splits, probs=None, b1=None, b2=None, act="swiglu", recipe="n
 def moe(x, w1, w2, indices, probs=None, b1=None, b2=None, act="swiglu", recipe="none", save="preact", random=None,
         main_grads=(None, None), queue=None):
     """A layer behind its router: the sum of the outputs of each token's experts, which indices [T, k] name (int32, -1 =
-    none), weighted by probs [T, k]. Computes what permute, mlp and unpermute do, bit for bit, and keeps no permuted
-    rows for backward. Other arguments are those of mlp."""
+    none), weighted by probs [T, k]. Computes what permute, mlp and unpermute do, bit for bit, and keeps x for backward
+    instead of permuted rows; with save="preact_and_rows" it keeps these, so that backward need not permute again. Other
+    arguments are those of mlp."""
     return mlp(x, w1, w2, indices, probs, b1, b2, act, recipe, save, random, main_grads, queue)
 
 

@@ -23,7 +23,9 @@ inline Tensor value(const Maybe &t) { return t.has_value() ? *t : Tensor(); }
 
 /* Whether this value of `save` keeps what backward needs of x: x is not read then, and may be any tensor of its shape
    and dtype. */
-inline bool saves_x(c10::string_view save) { return save == "quantized" || save == "quantized_e4m3"; }
+inline bool saves_x(c10::string_view save) {
+    return save == "quantized" || save == "quantized_e4m3" || save == "preact_and_rows";
+}
 
 /* gmm reads and writes what a descriptor says: a tensor of another shape would be read or written past its end. */
 inline void check_shape(const Tensor &t, const char *name, at::IntArrayRef shape) {

@@ -132,8 +132,9 @@ static gmm_act act_of(c10::string_view name) {
 }
 
 static const std::vector<std::string> recipes = {"none", "fp8_delayed", "fp8_current", "fp8_block", "mxfp8", "nvfp4"};
-static const std::vector<std::string> saves = {"preact",    "preact_and_act", "nothing",
-                                               "quantized", "preact_e4m3",    "quantized_e4m3"};
+/* In the order of gmm_save; the last one is GMM_SAVE_PREACT with gmm_moe.save_rows. */
+static const std::vector<std::string> saves = {"preact",      "preact_and_act", "nothing",        "quantized",
+                                               "preact_e4m3", "quantized_e4m3", "preact_and_rows"};
 
 /* What mlp's operators have in common: arguments in the order of their schemas. `routing` says which experts the rows
    of x belong to: splits [experts], where they lie by expert, or indices [rows, topk] of each row's experts, whose
@@ -158,7 +159,9 @@ struct Mlp {
                    c10::string_view save, bool prob, bool bias1, bool bias2) {
         config.hidden = hidden, config.ffn = ffn, config.hidden_out = out;
         config.act = act_of(act);
-        config.save = (gmm_save)lookup(saves, save, "save");
+        const int policy = lookup(saves, save, "save");
+        layer.save_rows = policy == (int)saves.size() - 1;
+        config.save = layer.save_rows ? GMM_SAVE_PREACT : (gmm_save)policy;
         config.recipe = (gmm_recipe_kind)lookup(recipes, recipe_name, "recipe");
         TORCH_CHECK(config.recipe != GMM_RECIPE_FP8_DELAYED,
                     "gmm: recipe 'fp8_delayed' keeps scales between steps, which these operators do not: use "
@@ -193,6 +196,7 @@ struct Mlp {
             route(a.x.size(0), a.routing.size(1), a.w1.size(0));
             layer.indices = ints(indices), layer.fault = call.fault();
         } else {
+            TORCH_CHECK(!layer.save_rows, "gmm: save 'preact_and_rows' keeps the rows that moe permutes: not of mlp");
             check_splits(a.routing, a.w1, "w1");
             groups = call.groups(a.routing, a.x.size(0));
         }

@@ -3,6 +3,7 @@
 Prints, for a forward grouped linear layer in bf16: microseconds of the host per call (operator and C call, on shapes so
 small that the GPU is not the limit; in a captured graph), milliseconds of the GPU at models' shapes, and time and peak
 memory of a training step of the expert MLP and of a layer beside composed torch."""
+import functools
 import sys
 import time
 
@@ -148,5 +149,7 @@ training_step("MLP", leaves(8192, 8, 4096, 7168), [torch.full((8,), 1024, device
               (("gmm_torch.mlp", gmm_torch.mlp), ("composed torch", composed_mlp)))
 indices = torch.rand(16384, 64, device="cuda").topk(8, dim=1).indices.int()
 training_step("layer", leaves(16384, 64, 2048, 1024), [indices, torch.rand(16384, 8, device="cuda")],
-              (("gmm_torch.moe", gmm_torch.moe), ("permute, mlp, unpermute of gmm_torch", separate_calls),
+              (("gmm_torch.moe", gmm_torch.moe),
+               ("gmm_torch.moe, save preact_and_rows", functools.partial(gmm_torch.moe, save="preact_and_rows")),
+               ("permute, mlp, unpermute of gmm_torch", separate_calls),
                ("composed torch", composed_layer)))

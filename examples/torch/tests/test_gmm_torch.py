@@ -223,10 +223,10 @@ def moe(device, **options):
     return gmm_torch.MoE(32, 32, 8, 2, aux_coeff=0.1, z_coeff=0.01, device=device, **options)
 
 
-@each(device=DEVICES, recipe=["none", "fp8_block"], save=["preact", "quantized"], delay=[False, True],
-      weighted=[False, True], dropped=[False, True])
+@each(device=DEVICES, recipe=["none", "fp8_block"], save=["preact", "quantized", "preact_and_rows"],
+      delay=[False, True], weighted=[False, True], dropped=[False, True])
 def test_moe(device, recipe, save, delay, weighted, dropped):
-    """The layer's bits are those of permute, mlp and unpermute, and its graph keeps no permuted rows."""
+    """The layer's bits are those of permute, mlp and unpermute, and its graph keeps no permuted rows, or no x."""
     if recipe == "none" and save == "quantized":
         return
     torch.manual_seed(13)
@@ -248,6 +248,7 @@ def test_moe(device, recipe, save, delay, weighted, dropped):
                 y = gmm_torch.moe(x, w1, w2, indices, p, b1, b2, **options)
             else:
                 rows, row_probs, row_of, slot_of, sizes = gmm_torch.permute(x, indices, 5, p)
+                options["save"] = save.replace("_and_rows", "")
                 y = gmm_torch.mlp(rows, w1, w2, sizes, row_probs if weighted else None, b1, b2, **options)
                 y = gmm_torch.unpermute(y, row_of, slot_of, sizes)
         y.backward(dy)
@@ -255,7 +256,12 @@ def test_moe(device, recipe, save, delay, weighted, dropped):
             options["queue"].run()
         results.append([y] + [t.grad for t in inputs if t is not None])
     assert all(torch.equal(a, b) for a, b in zip(*results))
-    assert not any(t.shape[0] == indices.numel() for t in kept)
+    assert not any(t.shape and t.shape[0] == indices.numel() for t in kept)
+    rows_bytes = indices.numel() * 64 * 2
+    saved = max(t.numel() for t in kept if t.dtype == torch.uint8)
+    if save == "preact_and_rows":
+        no_x = not any(t.numel() == 37 * 64 and t.is_contiguous() for t in kept)
+        assert no_x and saved > rows_bytes + 37 * 2 * 256 * 2
     with torch.no_grad():
         assert torch.equal(y, gmm_torch.moe(*inputs[:3], indices, *inputs[3:], recipe=recipe, save=save))
 
@@ -470,6 +476,8 @@ def test_errors(device):
         gmm_torch.linear(x.double(), w.double(), splits)
     with raises("recipe 'fp9' is none of", "fp8_block"):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp9")
+    with raises("save 'preact_and_rows' keeps the rows that moe permutes"):
+        gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, save="preact_and_rows")
     with raises("fp8_delayed", "fp8_current"):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp8_delayed")
     experts = (x, w, draw(4, 24, 20, device=device))
@@ -560,10 +568,12 @@ def test_opcheck(device):
     check(ops.unpermute_bwd.default, (x, rows, row_of, slot_of, sizes))
 
 
-@each(device=DEVICES, recipe=["none", "fp8_block"], dynamic=[False, True])
-def test_compile(device, recipe, dynamic):
+@each(device=DEVICES, recipe=["none", "fp8_block"], save=["preact", "preact_and_rows"], dynamic=[False, True])
+def test_compile(device, recipe, save, dynamic):
+    if recipe != "none" and save != "preact":
+        return
     torch._dynamo.reset()
-    layer = moe(device, dtype=torch.bfloat16, recipe=recipe)
+    layer = moe(device, dtype=torch.bfloat16, recipe=recipe, save=save)
     compiled = torch.compile(layer, fullgraph=True, dynamic=dynamic,
                              backend="inductor" if device == "cuda" else "aot_eager")
     for tokens in (24, 40):

@@ -117,7 +117,7 @@ typedef struct gmm_shard_plan {
                                                             backward reads the rowwise one */
 } gmm_shard_plan;
 
-/* Plans one shard. *out is written on success only.
+/* Plans one shard. *plan is written on success only.
    Errors: GMM_E_NULL (shard, plan), GMM_E_VERSION, GMM_E_DTYPE (format not sharded, or dtype and scaling do not go
        together), GMM_E_OVERFLOW; GMM_E_ARG: rows or cols below 1, a rank outside its size, a section below 1, section
        rows that do not add up, rows (of every section) or cols that tp_size does not divide, odd local rows or cols of
@@ -228,10 +228,11 @@ typedef struct gmm_gtp_use {
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
     int32_t wgrad_slots;      /* buffers of unsharded gradients: the one being written and those being reduced; in
                                  captured graphs the slots of their ring */
-    int32_t reduce_slots;     /* reductions in flight */
+    int32_t reduce_slots;     /* receive buffers: in a runtime none with GMM_GTP_REDUCE_SCATTER, one of a domain with
+                                 GMM_GTP_REDUCE_EXCHANGE */
     int32_t all_to_all;       /* a reduction receives 0: its shard; 1: the parts of all ranks, which it adds in fp32 */
     gmm_dtype main_grad;      /* F32 or BF16; NONE: frozen, without gradient and optimizer state */
-    gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = main_grad's */
+    gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = F32 */
     int32_t optimizer_bytes;  /* per parameter; 0 = 12: fp32 master and two moments */
     int32_t optimizer_ranks;  /* that share the optimizer state of a shard (CP * DP); 0 = 1 */
     int32_t reserved;         /* 0 */
@@ -310,10 +311,12 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
                stream may read what the call received and overwrite what it sent. Calls on several streams run one
                after the other: the caller orders the streams with events.
-   Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages, is the same text on all ranks, and stays valid until the operation is done.
-   Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
-               then unusable.
+   Groups      Calls between group_begin and group_end are one operation, on one stream, with distinct outputs. Groups
+               do not nest. `what` names it in messages, is the same text on all ranks, and stays valid until the
+               operation is done.
+   Failure     A call returns GMM_E_COMM, or another status if it has enqueued nothing (GMM_E_ARG, GMM_E_DTYPE,
+               GMM_E_MEMORY, GMM_E_CUDA); the ranks no longer agree then, so give_up is called. poll returns
+               GMM_E_COMM, and its message names operation and peer. The communicator is then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
@@ -338,7 +341,8 @@ typedef struct gmm_comm {
     /* Registers memory that later calls send from and receive into; collective. Both functions may be NULL. */
     gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
     gmm_status (*window_remove)(void *self, void *window);
-    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
+    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait for collectives; that of peer copies
+       waits at most 0.1 s for a copy of their flags. */
     gmm_status (*poll)(void *self, gmm_error *error);
     /* Aborts: operations in flight end as soon as possible, later ones are refused. `why` is copied into messages. */
     void (*give_up)(void *self, const char *why);
@@ -465,8 +469,9 @@ typedef struct gmm_peers_config {
     int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
     gmm_context *ctx;      /* of the rank's device: its memory, its messages */
     /* All-gather of the host: all [size][bytes] = `mine` of every rank, at most 128 bytes. Collective, and waits. open,
-       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks. A
-       result other than GMM_OK makes them fail with GMM_E_COMM. */
+       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks; open
+       does not after GMM_E_VERSION, with config or out NULL, or with a rank or size out of range. A result other than
+       GMM_OK makes them fail with GMM_E_COMM. */
     gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
     void *user;
 } gmm_peers_config;
@@ -475,8 +480,9 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what gmm_peers_open made; the work of all ranks must be done, and none may call give_up afterwards. NULL and a
-   zeroed communicator are allowed. */
+/* Unmaps the memory of the peers, and frees that of this rank at once: call it when the work of all ranks is done, such
+   as after an exchange, and let none use the communicator or call give_up afterwards. NULL and a zeroed communicator
+   are allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 
 /* --------------------------------------------------------------------------------------------------- 10 Runtime --- */
@@ -498,6 +504,8 @@ GMMDEF void gmm_peers_close(gmm_comm *comm);
                stream that uses it waits: any order of calls, number of slots and sharing of streams is correct. The
                content of a slot is identified by bundle, direction and version: a gather that is still valid is reused,
                an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Streams     Their handles tell them apart: a stream that was passed to a call is not destroyed before
+               gmm_gtp_fini, unless the host has waited for it.
    Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
                publishes them.
    Formats     Quantized shards are gathered as elements and scales. They are quantized once, before they are published
@@ -682,7 +690,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
-       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+       communicator on several streams; a bundle in two chains of a pass, or in captured and other chains; bundles of
+       several domains gathered together); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
@@ -691,9 +700,11 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
 
 /* gmm_gtp_seal ends the declarations and lays out the memory. gmm_gtp_memory_need gives the bytes of a domain.
    gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
-   blocks of the domain. Bytes of 0 take NULL.
-   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle; a chain that mixes), GMM_E_WORKSPACE, GMM_E_ALIGN,
-       GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
+   blocks of the domain. Bytes of 0 take NULL. The blocks of all domains share no bytes with each other, with shards or
+   with main_grads.
+   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), those of gmm_accumulate_query and gmm_quantize_query,
+       GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of
+       the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need);
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
@@ -727,7 +738,8 @@ typedef struct gmm_gtp_quantization {
                                    = not wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
                                    called on the domain's gather stream, or on `stream` where a domain has one rank.
-                                   gmm_gtp_poll does not monitor it */
+                                   gmm_gtp_poll does not monitor it. If a call of it fails, the object fails, and its
+                                   give_up is called too */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -784,8 +796,9 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire; GMM_E_ALIGN, GMM_E_CAPTURE (in a capture). */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
-   timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting for them: GMM_E_COMM if one has run longer
+   than timeout_ms, counted from the first poll that finds it begun, or a communicator reports a failure. Call it
+   repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 
@@ -1386,7 +1399,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
 
     gradient = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.main_grad) / 8;
-    wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
+    wire = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.wire == GMM_NONE ? GMM_F32 : u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
     fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
            gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);
@@ -1612,8 +1625,8 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds since some point in the past, by a clock that does not change when the host's time is set: a timeout must
-   not end then. With -std=c11 glibc does not declare it. */
+/* Seconds since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11
+   glibc does not declare it: then the host's time is used, and to set it changes timeouts. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
 #ifdef CLOCK_MONOTONIC
@@ -1666,7 +1679,11 @@ static GMM__UNUSED void gmm__comm_free(gmm_context *ctx, void *p) {
 
 #ifdef GMM_WITH_CPU_RANKS
 
-enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those of graphs included */
+enum {
+    GMM__MAX_CPU_RANKS = 98,
+    GMM__RANK_QUEUES = 49,       /* most streams of a rank, stream NULL and those of graphs included */
+    GMM__MAX_READY_QUEUES = 128  /* queues among which an operation is drawn: those of the first ranks that are ready */
+};
 
 /* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {
@@ -2023,8 +2040,8 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
 
 /* Runs the collective that is the head of a queue on every rank, after a check that the ranks made the same calls. */
 static void gmm__group_run(gmm__group *g) {
-    gmm__coll *parts[2 * GMM__RANK_QUEUES];
-    gmm__rank_queue *queue[2 * GMM__RANK_QUEUES];
+    gmm__coll *parts[GMM__MAX_CPU_RANKS];
+    gmm__rank_queue *queue[GMM__MAX_CPU_RANKS];
     gmm__rank_op *first = gmm__group_find_op(g, 0, &queue[0]);
     int32_t i, j;
     parts[0] = (gmm__coll *)first->memory;
@@ -2131,7 +2148,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
 /* Runs one operation, drawn from those that are ready, if possible from a queue that is not delayed. Returns 0 if none
    is ready. */
 static int gmm__ranks_step(gmm_ranks *w) {
-    gmm__rank_queue *ready[128], *drawn = NULL;
+    gmm__rank_queue *ready[GMM__MAX_READY_QUEUES], *drawn = NULL;
     int count = 0, prompt = 0, i;
     int32_t r;
     /* with probability 1/24, draw again which queues are delayed */
@@ -2140,7 +2157,7 @@ static int gmm__ranks_step(gmm_ranks *w) {
             for (i = 0; i < GMM__RANK_QUEUES; i++)
                 if (w->rank[r].queues[i]) w->rank[r].queues[i]->delayed = gmm__ranks_random(w) % 3 == 0;
     for (r = 0; r < w->config.ranks; r++)
-        for (i = 0; i < GMM__RANK_QUEUES && count < 128; i++) {
+        for (i = 0; i < GMM__RANK_QUEUES && count < GMM__MAX_READY_QUEUES; i++) {
             gmm__rank_queue *q = w->rank[r].queues[i];
             if (!q || !gmm__queue_head(q) || !gmm__rank_is_ready(q)) continue;
             if (!w->config.seed) {
@@ -3035,9 +3052,9 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     *out = NULL;
     s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error);
     if (s) return s;
-    if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
+    if (c.ranks < 1 || c.ranks > GMM__MAX_CPU_RANKS || c.timeout_ms < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, c.ranks,
-                         c.timeout_ms, 2 * (int)GMM__RANK_QUEUES);
+                         c.timeout_ms, (int)GMM__MAX_CPU_RANKS);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "%s: allocator: both functions or none", fn);
     if (c.timeout_ms == 0) c.timeout_ms = 10000;
@@ -3152,9 +3169,14 @@ static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
 /* After a failed call NCCL's group stays open until give_up ends it. */
+static gmm_status gmm__nccl_end_group(gmm__nccl *n) {
+    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
+}
 static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
-    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
+    const gmm_status s = gmm__nccl_end_group(n);
+    n->comm_base.what = NULL;
+    return s;
 }
 static gmm_status gmm__nccl_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -3255,7 +3277,9 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);
     if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
     if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
-        return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
+        return gmm__fail(error, GMM_E_ARG, "%s: ctx is of %s %d: must be of CUDA device %d, that of the "
+                         "communicator", fn, c.ctx->config.space == GMM_SPACE_CUDA ? "CUDA device" : "the CPU, device",
+                         c.ctx->config.device, device);
     n = (gmm__nccl *)gmm__comm_alloc(c.ctx, sizeof *n);
     if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
     n->comm_base.ctx = c.ctx;
@@ -3525,13 +3549,19 @@ static gmm__peers_location gmm__peers_find_window(const gmm__peers *p, const voi
     return location;
 }
 
+static gmm_status gmm__peers_no_window(gmm__peers *p, const char *call, const char *name, const void *memory,
+                                       size_t bytes) {
+    char text[96];
+    (void)snprintf(text, sizeof text, "%s at %p, %zu bytes: lies in no window", name, memory, bytes);
+    return gmm__comm_fail(&p->comm_base, call, text);
+}
 /* Adds a push to the offset of `recv` in the window of every rank: `bytes` of `send`, to this rank too, or part r of
    `send` to every other rank r (`parts`). */
 static gmm_status gmm__peers_add_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
                                       int parts) {
     const gmm__peers_location target = gmm__peers_find_window(p, recv, bytes * (size_t)p->config.size);
     gmm__peers_push *q;
-    if (!target.window) return gmm__comm_fail(&p->comm_base, call, "recv lies in no window");
+    if (!target.window) return gmm__peers_no_window(p, call, "recv", recv, bytes * (size_t)p->config.size);
     if (bytes == 0) return GMM_OK;
     if (p->push_count == GMM__PEERS_MAX_PUSHES) {
         const gmm_status s = gmm__peers_cuda(p, call, gmm__peers_flush(p));
@@ -3564,7 +3594,8 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
     gmm_accumulation d;
     gmm_mat x, y;
     int32_t i;
-    if (!source.window) return gmm__comm_fail(&p->comm_base, "reduce_scatter", "send lies in no window");
+    if (!source.window)
+        return gmm__peers_no_window(p, "reduce_scatter", "send", send, bytes * (size_t)p->config.size);
     if (count == 0) return GMM_OK;
     for (i = 0; i < p->config.size; i++)
         addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
@@ -3644,16 +3675,20 @@ static gmm_status gmm__peers_group_end(void *self) {
     int current;
     gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
     p->comm_base.open = 0;
-    if (s) return s;
-    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_end_op(p);
-    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
+    if (!s && gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) s = GMM_E_CUDA;
+    else if (!s) {
+        s = gmm__peers_end_op(p);
+        (void)gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess);
+    }
+    p->comm_base.what = NULL;
+    return s;
 }
 
 /* Windows, failures, opening and closing of communicators of peer copies. */
 
-/* Finds a peer that has given up, and for the message of a timeout the only peer that has not reached the operation. It
-   waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
+/* Finds a peer that has given up, and for the message of a timeout the only peer whose READY flag is not set. That peer
+   has not reached the operation; of two ranks it may also not have finished its copies, since READY flags are reset
+   before these. It waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
     gmm_status s = gmm__comm_poll(&p->comm_base, error);
@@ -3679,7 +3714,8 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         (void)gmm__comm_poll(&p->comm_base, error);
     } else if (missing_count == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) {
         /* the message of a timeout contains this text; s stays GMM_OK */
-        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined%s", missing, size,
+                       size == 2 ? ", or not finished" : "");
     }
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
@@ -3767,7 +3803,11 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
         s = gmm__comm_fail(&p->comm_base, call, "the exchange failed");
     if (s) return s;
     for (i = 0; i < p->config.size && !failure; i++) {
-        if (all[i].bytes != bytes) failure = "that of a peer has another size";
+        if (all[i].bytes != bytes) {
+            (void)snprintf(text, sizeof text, "%zu bytes, rank %d has %zu: must be of equal size", bytes, i,
+                           all[i].bytes);
+            failure = text;
+        }
         else w->base[i] = all[i].base;
         if (failure || i == p->config.rank) continue;
         if (p->config.processes) {
@@ -4044,7 +4084,6 @@ typedef struct gmm__wgrad_slot {
 typedef struct gmm__gtp_bundle {
     const char *name;
     int32_t domain, first, count;  /* members[first .. first + count) */
-    int32_t uniform;               /* 1: all weights have one shape */
     int32_t trainable;             /* number of weights with a main_grad */
     int32_t captured;              /* 1: its chains are captured */
     int32_t publish_requested;     /* 1: hooks.need was called for the next forward */
@@ -4106,6 +4145,7 @@ struct gmm_gtp {
     gmm_error error;
     gmm_status failed;           /* the failure that ended the object's use; GMM_OK = none */
     const char *collective;      /* the one being called, by rank caller[0] of caller[1]; NULL = none */
+    const gmm_comm *further;     /* gmm_gtp_quantization.also while it is being called; else NULL */
     int32_t caller[2];
     int32_t sealed, active, finished, in_callback, dry_run; /* active: the memory of all domains is bound */
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, chain_bundle_count;
@@ -4219,6 +4259,10 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
     } else if ((s = gmm_runtime_of(c.ctx, &g->runtime)) != GMM_OK) {
         return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
     }
+    if (g->runtime.space != c.ctx->config.space)
+        return gmm__fail(error, GMM_E_CONFIG, "%s: config->runtime is for %s memory, ctx for %s: must be one memory "
+                         "space", fn, g->runtime.space == GMM_SPACE_CPU ? "CPU" : "GPU",
+                         c.ctx->config.space == GMM_SPACE_CPU ? "CPU" : "GPU");
     if (!gmm__gtp_runtime_complete(&g->runtime))
         return gmm__fail(error, GMM_E_NULL, "%s: config->runtime lacks a function: all but stream_create, "
                          "stream_destroy, stream_sync and event_sync are needed", fn);
@@ -4508,7 +4552,6 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     b->domain = domain;
     b->first = gtp->member_count;
     b->count = count;
-    b->uniform = 1;
     b->wgrad_slot = -1;
     for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->position[i] = -1;
     for (i = 0; i < count; i++) {
@@ -4516,11 +4559,6 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
         gtp->members[b->first + w->desc.expert] = weights[i];
         w->bundle = gtp->bundle_count;
         b->trainable += w->desc.main_grad != NULL;
-    }
-    for (i = 1; i < count; i++) {
-        const gmm_shard_plan *p = &gtp->weights[weights[i]].plan, *q = &gtp->weights[weights[0]].plan;
-        if (p->local_rows != q->local_rows || p->local_cols != q->local_cols || p->padded_rows != q->padded_rows)
-            b->uniform = 0;
     }
     gtp->member_count += count;
     *id = gtp->bundle_count++;
@@ -4977,7 +5015,8 @@ GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need
 
 /* ...................................................................................... Runtime: errors, events ... */
 
-/* Tells the communicators of all domains that this rank will call no further collective. */
+/* Tells the communicators of all domains, and the further one of a call that has failed, that this rank will call no
+   further collective. */
 static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     int32_t i;
     for (i = 0; i < g->domain_count; i++) {
@@ -4986,6 +5025,7 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
         d->gather.give_up(d->gather.self, why);
         d->reduce.give_up(d->reduce.self, why);
     }
+    if (g->further && g->further->give_up) g->further->give_up(g->further->self, why);
 }
 
 /* Records the collective that is being called, so that an error message names it. */
@@ -5000,6 +5040,7 @@ static void gmm__gtp_set_collective(gmm_gtp *g, const gmm__gtp_domain *d, const 
 static gmm_status gmm__gtp_fail(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
     char why[320] = "", text[460], calls[64] = "";
     int32_t i;
+    if (g->failed) return g->failed; /* by a hook: its failure is the first */
     for (i = 0; i < g->domain_count && !why[0]; i++) {
         gmm_comm *c[2];
         int k;
@@ -5010,6 +5051,10 @@ static gmm_status gmm__gtp_fail(gmm_gtp *g, const char *fn, const char *name, gm
             if (c[k]->poll && c[k]->poll(c[k]->self, &e) != GMM_OK)
                 (void)snprintf(why, sizeof why, "%.300s", e.text);
         }
+    }
+    if (!why[0] && g->further && g->further->poll) {
+        gmm_error e = GMM_ZERO;
+        if (g->further->poll(g->further->self, &e) != GMM_OK) (void)snprintf(why, sizeof why, "%.300s", e.text);
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->failed = status;
@@ -5187,6 +5232,30 @@ static void gmm__gtp_set_addresses(gmm_gtp *g) {
     }
 }
 
+/* Refuses blocks of a domain that share bytes with each other, or with those of a domain that is bound. */
+static gmm_status gmm__gtp_check_disjoint(gmm_gtp *g, const char *fn, int32_t domain, const void *gather,
+                                          const void *reduce) {
+    static const char *const names[2] = {"gather", "reduce"};
+    const gmm__gtp_domain *d = &g->domains[domain];
+    const uintptr_t own[2] = {(uintptr_t)gather, (uintptr_t)reduce};
+    const size_t own_bytes[2] = {d->gather_bytes, d->reduce_bytes};
+    int32_t i;
+    int k, n;
+    for (i = 0; i < g->domain_count; i++) {
+        const gmm__gtp_domain *x = &g->domains[i];
+        const uintptr_t base[2] = {i == domain ? own[0] : (uintptr_t)x->gather_base,
+                                   i == domain ? own[1] : (uintptr_t)x->reduce_base};
+        const size_t bytes[2] = {x->gather_bytes, x->reduce_bytes};
+        for (k = 0; k < 2 && (i == domain || x->bound); k++)
+            for (n = 0; n < 2; n++)
+                if ((i != domain || k < n) && own[k] < base[n] + bytes[n] && base[n] < own[k] + own_bytes[k])
+                    return gmm__fail(&g->error, GMM_E_ARG, "%s: domain %d: %s at %p, %llu bytes, overlaps %s of domain "
+                                     "%d at %p", fn, domain, names[k], (void *)own[k],
+                                     (unsigned long long)own_bytes[k], names[n], i, (void *)base[n]);
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
                                size_t reduce_bytes) {
     static const char fn[] = "gmm_gtp_bind";
@@ -5213,6 +5282,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     if (((uintptr_t)gather | (uintptr_t)reduce) % 256 != 0)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: domain %d: %p and %p must be aligned to 256 bytes", fn,
                          domain, gather, reduce);
+    if ((s = gmm__gtp_check_disjoint(gtp, fn, domain, gather, reduce)) != GMM_OK) return s;
     d->gather_base = (char *)gather;
     d->reduce_base = (char *)reduce;
     if (d->size > 1 && d->gather.window_add && d->gather_bytes)
@@ -5240,7 +5310,9 @@ enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
     if (g->failed) return g->failed;
-    if (!g->active) return gmm__fail(&g->error, GMM_E_STATE, "%s: seal the object and bind its memory first", fn);
+    if (!g->active)
+        return gmm__fail(&g->error, GMM_E_STATE, "%s: %s", fn,
+                         g->finished ? "gmm_gtp_fini was called" : "seal the object and bind its memory first");
     if (g->in_callback && !(allowed & GMM__GTP_IN_CALLBACK))
         return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
     if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))
@@ -5331,6 +5403,7 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
     const double now = gmm__gtp_now();
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     gmm__watch *w = NULL;
+    char graph[24] = "";
     int32_t i;
     if (s) return s;
     for (i = 0; i < gtp->domain_count; i++) {
@@ -5349,7 +5422,10 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
             d->oldest[role]++;
         }
     }
-    for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
+    for (i = 0; i < gtp->graph_count && !s; i++) {
+        s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
+        if (s) (void)snprintf(graph, sizeof graph, "graph %d", i), w->name = graph;
+    }
     if (s == GMM_E_COMM && w->end) { /* timeout: the message names the peer if the communicator knows it */
         gmm_error who = GMM_ZERO;
         char text[400];
@@ -5379,9 +5455,9 @@ static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bu
 }
 
 /* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
-   gmm_gtp_pre_replay has to. */
-static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
-    if (b->publish_requested) return;
+   gmm_gtp_pre_replay has to. Returns the failure of a gmm_gtp_publish that the hook has called. */
+static gmm_status gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
+    if (b->publish_requested) return GMM_OK;
     b->publish_requested = 1;
     if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, (int32_t)(b - g->bundles)) |= GMM__GRAPH_NEEDS;
     else if (g->config.hooks.need && !g->dry_run) {
@@ -5389,6 +5465,7 @@ static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
         g->in_callback = 0;
     }
+    return g->failed;
 }
 
 /* Copies a value of `size` bytes of each weight to consecutive addresses: its tensor scale (`scale` = 1) or its amax.
@@ -5627,7 +5704,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t co
 }
 
 /* Begins to gather a bundle ahead of its acquire: counts it, and marks a slot that holds it already. Returns 1 if it
-   must be gathered: it is not resident, and its slot is not in use. */
+   must be gathered: it is not resident, its slot is not in use, and the caller's hook has not failed (g->failed). */
 static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
@@ -5637,7 +5714,7 @@ static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass
         g->stats.busy++;
         return 0;
     }
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(g, b);
+    if (pass == GMM_GTP_FORWARD && gmm__gtp_request_publish(g, b) != GMM_OK) return 0;
     if (gmm__gtp_slot_valid(g, slot, bundle)) {
         if (!slot->pending) slot->pending = 2;
         return 0;
@@ -5664,6 +5741,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
         /* gmm_gtp_seal gives each a slot of its own */
         if (gmm__gtp_begin_prefetch(g, next, pass)) list[count++] = next;
     }
+    if (g->failed) return g->failed;
     s = gmm__gtp_gather(g, list, count, pass, stream);
     for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
     return s;
@@ -5671,7 +5749,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
 /* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
 static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm_status s;
-    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return GMM_OK;
+    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return g->failed;
     s = gmm__gtp_gather_together(g, bundle, pass, NULL);
     g->slots[g->bundles[bundle].slot[pass]].pending = 1;
     return s;
@@ -5801,7 +5879,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
     if (slot && slot->acquired && slot->bundle != bundle)
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s': its slot holds '%s', which is not released: release it, "
                          "or raise gmm_gtp_chain.held", fn, b->name, gtp->bundles[slot->bundle].name);
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(gtp, b);
+    if (pass == GMM_GTP_FORWARD && (s = gmm__gtp_request_publish(gtp, b)) != GMM_OK) return s;
     if (slot && slot->acquired && !gmm__gtp_slot_valid(gtp, slot, bundle))
         return gmm__fail(&gtp->error, GMM_E_STATE, "%s: '%s' was published while another pass holds it", fn, b->name);
     gmm__gtp_hash(gtp, 1, bundle, (int)pass);
@@ -6054,7 +6132,7 @@ static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm_
         void *const data = source->table ? source->table[i] : source->data;
         int64_t matrix, elements, bytes;
         if (!data) return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-        if (ld < p->local_cols || (packed && !b->uniform))
+        if (ld < p->local_cols || (packed && !gmm__gtp_uniform(g, b, 0, b->count)))
             return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed with "
                              "different shapes", fn, b->name, (long long)ld, (long long)p->local_cols);
         if (!gmm__mul(p->local_rows, ld, &matrix) ||
@@ -6140,7 +6218,7 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
     gmm__watch *watch = NULL;
-    gmm_status s = gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch);
+    gmm_status s = d->size > 1 ? gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch) : GMM_OK;
     if (!s) gmm__gtp_set_collective(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
@@ -6201,8 +6279,8 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     }
     if (!s) s = gmm__gtp_event_record(g, &slot->last_use, stream);
     if (!s) s = gmm__gtp_event_record(g, &b->done, stream);
-    return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, d->size > 1 ? c : NULL,
-                                  exchange ? "all_to_all" : "reduce_scatter", b->name);
+    return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, c, exchange ? "all_to_all" : "reduce_scatter",
+                                  b->name);
 }
 
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
@@ -6251,7 +6329,7 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
         gtp->in_callback = 0;
     }
-    return GMM_OK;
+    return gtp->failed; /* by the hook */
 }
 
 /* Waits of streams for gathers, reductions and replays. */
@@ -6314,11 +6392,12 @@ static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm
     for (k = 0; k < 2 && !s; k++) {
         const gmm_comm *c = k ? further : sharded ? &d->gather : NULL;
         if (!c) continue;
+        g->further = k ? further : NULL;
         gmm__gtp_set_collective(g, d, "all_reduce_max");
         s = c->group_begin(c->self, "amax");
         if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
-        if (!s) g->collective = NULL;
+        if (!s) g->collective = NULL, g->further = NULL;
         if (!s && !k) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, c, "all_reduce_max", "amax");
     }
     return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);
@@ -6575,7 +6654,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
         const int use = *gmm__gtp_graph_usage(gtp, graph, i);
-        if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
+        if (use & GMM__GRAPH_NEEDS && (s = gmm__gtp_request_publish(gtp, b)) != GMM_OK) return s;
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
         if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
@@ -6599,17 +6678,16 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].end = gtp->graph_end[graph];
     gtp->graph_watch[graph].begun = 0;
     gtp->graph_watch[graph].what = "replay";
-    gtp->graph_watch[graph].name = "graph";
     gtp->graph_watch[graph].replayed = 1;
     gtp->graph_watch[graph].stream = stream;
-    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
+    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run && !gtp->failed; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;
     }
-    return GMM_OK;
+    return gtp->failed; /* by a hook */
 }
 
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {

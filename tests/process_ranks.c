@@ -100,6 +100,7 @@ process_segment *processes_run(const char *program, const void *job, size_t job_
     mapped_bytes = sizeof *mapped + result_bytes;
     mapped = segment_open(mapped_bytes, &fd);
     if (!mapped) T_FAIL("no shared memory: %s", strerror(errno));
+    T_CHECK(job_bytes <= PROCESS_JOB_BYTES && size <= PROCESS_RANKS, "%zu bytes, %d ranks", job_bytes, size);
     mapped->size = size;
     memcpy(mapped->job, job, job_bytes);
     (void)pthread_mutexattr_init(&attributes);

@@ -663,14 +663,17 @@ static void memory(int arg) {
     T_CHECK(m.gather == 3 * 3 * 128 * 64 * 2, "gather %lld", (long long)m.gather);
     T_CHECK(m.wgrad == 2 * 3 * 128 * 64 * 2 && m.reduce == 3 * 32 * 64 * 2, "reduce %lld", (long long)m.reduce);
 
-    /* all parts received before one sum; reduction in main_grad's dtype on the wire; SGD with momentum in bf16 */
+    /* all parts received before one sum; gradients on the wire in fp32, the default of a domain too, also for a bf16
+       main_grad; SGD with momentum in bf16 */
     memset(&m, 0, sizeof m);
     use.all_to_all = 1;
+    use.main_grad = GMM_BF16;
     use.wire = GMM_NONE;
     use.optimizer_bytes = 2;
     T_OK_TEXT(gmm_gtp_memory_add(&use, &m, &e), e.text);
     T_CHECK(m.reduce == 3 * 128 * 64 * 4 && m.wgrad == 2 * 3 * 128 * 64 * 4, "reduce %lld", (long long)m.reduce);
     T_CHECK(m.optimizer == (30 * 32 * 64 + 6) / 7 * 2, "optimizer %lld", (long long)m.optimizer);
+    use.main_grad = GMM_F32;
 
     memset(&m, 0, sizeof m); /* rowwise and columnwise copies stored and gathered; recompute gathers one of them */
     s.dtype = GMM_E4M3;

@@ -1115,6 +1115,69 @@ static void published_while_held(int arg) {
     close_world();
 }
 
+/* A publication that fails in a hook is the failure of the call that has called the hook, which enqueues nothing. */
+static int records_fail;
+static gmm_runtime whole_runtime;
+static gmm_status failing_record(void *self, gmm_event event, gmm_stream stream, uint32_t flags) {
+    return records_fail ? GMM_E_CUDA : whole_runtime.event_record(self, event, stream, flags);
+}
+static void publish_fails(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
+    rank *r = (rank *)user;
+    records_fail = 1;
+    T_CHECK(gmm_gtp_publish(gtp, weights, count, r->compute) == GMM_E_CUDA, "%s", gmm_gtp_last_error(gtp));
+    records_fail = 0;
+}
+static void publish_fails_behind(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count, gmm_stream stream) {
+    (void)stream;
+    publish_fails(user, gtp, weights, count);
+}
+static void failed_hooks(int arg) {
+    (void)arg;
+    for (int k = 0; k < 3; k++) { /* need, by acquire and by prefetch; ready */
+        rank *r;
+        gmm_gtp_config config;
+        gmm_gtp_domain d;
+        gmm_gtp_view v = GMM_ZERO;
+        gmm_gtp_gradient g = GMM_ZERO;
+        gmm_gtp_statistics n = GMM_ZERO;
+        gmm_gtp_weight w;
+        gmm_shard s = GMM_ZERO;
+        gmm_status got;
+        open_world(k == 1 ? 2 : 1, 5, 500);
+        r = &W.r[0];
+        whole_runtime = r->rt;
+        r->rt.event_record = failing_record;
+        config = config_of(r);
+        config.hooks.user = r;
+        if (k < 2) config.hooks.need = publish_fails;
+        else config.hooks.ready = publish_fails_behind;
+        d = k == 1 ? domain_of(r, 0, 1) : domain_of(r, -1, -1);
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        s.dtype = GMM_F32;
+        s.rows = 12;
+        s.cols = 5;
+        s.gtp_size = k == 1 ? 2 : 1;
+        s.unit = 2;
+        w = weight_of(&s, 0, "weight");
+        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+        bind(r, 1);
+        g.zero = 1;
+        got = k == 0   ? gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v)
+              : k == 1 ? gmm_gtp_prefetch(r->gtp, 0, GMM_GTP_FORWARD)
+                       : gmm_gtp_submit(r->gtp, 0, &g, r->compute);
+        T_CHECK(got == GMM_E_CUDA, "case %d: %s", k, gmm_status_name(got));
+        T_CHECK(!v.mat.data && strstr(gmm_gtp_last_error(r->gtp), "gmm_gtp_publish"), "%s", gmm_gtp_last_error(r->gtp));
+        T_CHECK(gmm_gtp_fence(r->gtp, GMM_GTP_ALL, r->compute) == GMM_E_CUDA, "the object goes on");
+        T_OK_TEXT(gmm_gtp_statistics_of(r->gtp, &n), "");
+        T_CHECK(n.gathers == 0 && n.acquires == 0, "%lld gathers", (long long)n.gathers);
+        r->rt = whole_runtime;
+        (void)gmm_ranks_run(W.ranks);
+        close_world();
+    }
+}
+
 /* Calls that all ranks make alike, and none that a rank may make alone, change the hash of calls. */
 static void hashed_calls(int arg) {
     gmm_gtp_statistics n = GMM_ZERO;
@@ -1200,6 +1263,67 @@ static void further_ranks(int arg) {
     close_world();
 }
 
+/* A failure of further ranks is in the message, and gives their communicator up. */
+static int further_given_up;
+static gmm_status further_begins(void *self, const char *what) { return (void)self, (void)what, GMM_OK; }
+static gmm_status further_ends(void *self) { return (void)self, GMM_OK; }
+static gmm_status further_fails(void *self, float *values, size_t count, gmm_stream stream) {
+    return (void)self, (void)values, (void)count, (void)stream, GMM_E_COMM;
+}
+static gmm_status further_poll(void *self, gmm_error *error) {
+    (void)self;
+    if (error) snprintf(error->text, sizeof error->text, "the further rank 3 is gone");
+    return GMM_E_COMM;
+}
+static void further_gives_up(void *self, const char *why) {
+    (void)self;
+    further_given_up += strstr(why, "gmm_gtp_quantize") != NULL;
+}
+static void further_ranks_fail(int arg) {
+    static const float one[48 * 16] = {1};
+    const void *from = one;
+    rank *r;
+    gmm_gtp_config config;
+    gmm_gtp_domain d;
+    gmm_gtp_quantization q = GMM_ZERO;
+    gmm_format format = GMM_ZERO;
+    gmm_shard s = GMM_ZERO;
+    gmm_gtp_weight w;
+    gmm_comm also = GMM_ZERO;
+    (void)arg;
+    open_world(1, 4, 200);
+    r = &W.r[0];
+    config = config_of(r);
+    d = domain_of(r, -1, -1);
+    begin(r, &config);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+    format.dtype = s.dtype = GMM_E4M3;
+    format.scaling = s.scaling = GMM_SCALING_TENSOR;
+    s.rows = 48;
+    s.cols = 16;
+    s.gtp_size = 1;
+    w = weight_of(&s, 0, "weight");
+    w.scale[0] = gtp_memory(sizeof(float), 0);
+    w.format = &format;
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+    bind(r, 1);
+    also.group_begin = further_begins;
+    also.group_end = further_ends;
+    also.all_reduce_max = further_fails;
+    also.poll = further_poll;
+    also.give_up = further_gives_up;
+    q.dtype = GMM_F32;
+    q.from = &from;
+    q.also = &also;
+    further_given_up = 0;
+    T_CHECK(gmm_gtp_quantize(r->gtp, r->weight, 1, &q, r->compute) == GMM_E_COMM, "no failure");
+    T_CHECK(strstr(gmm_gtp_last_error(r->gtp), "further rank 3"), "%s", gmm_gtp_last_error(r->gtp));
+    T_CHECK(further_given_up == 1, "given up %d times", further_given_up);
+    (void)gmm_ranks_run(W.ranks);
+    close_world();
+}
+
 /* Memory and configuration of gmm_gtp_init that are refused. */
 static void bad_memory(const rank *r, gmm_gtp_config config, size_t bytes) {
     gmm_error e = GMM_ZERO;
@@ -1217,6 +1341,13 @@ static void bad_memory(const rank *r, gmm_gtp_config config, size_t bytes) {
         config.runtime = &rt;
         T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "config->runtime lacks",
                        NULL);
+    }
+    {
+        gmm_runtime rt = r->rt;
+        rt.space = GMM_SPACE_CUDA;
+        config.runtime = &rt;
+        T_REFUSED_TEXT(GMM_E_CONFIG, gmm_gtp_init(memory, bytes, &config, &gtp, &e), e.text, "is for GPU memory",
+                       "ctx for CPU", NULL);
     }
     config = config_of(r);
     config.bundles = -1;
@@ -1651,6 +1782,8 @@ static void bad_bindings(const rank *r, const gmm_gtp_need *n) {
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_bind(r->gtp, 0, gather, gathered, NULL, reduced), "reduce is NULL", NULL);
     GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_bind(r->gtp, 0, gather + 8, gathered, reduce, reduced), "256 bytes", NULL);
     GTP_REFUSED(r, GMM_E_ALIGN, gmm_gtp_bind(r->gtp, 0, gather, gathered, reduce + 8, reduced), "256 bytes", NULL);
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_bind(r->gtp, 0, gather, gathered, gather, reduced), "gather at",
+                "overlaps reduce", NULL);
 }
 
 /* Windows of an object whose bind failed are removed again. */
@@ -3062,8 +3195,10 @@ void tests_gtp_runtime(void) {
     t_add_host(capture_rules, 0, "gtp runtime capture rules");
     for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
     t_add_host(published_while_held, 0, "gtp runtime a hook publishes what backward holds");
+    t_add_host(failed_hooks, 0, "gtp runtime a publication fails in a hook");
     t_add_host(hashed_calls, 0, "gtp runtime calls in the hash");
     t_add_host(further_ranks, 0, "gtp runtime further ranks of amaxes hang");
+    t_add_host(further_ranks_fail, 0, "gtp runtime further ranks of amaxes fail");
     t_add_host(huge_strides, 0, "gtp runtime gradients with huge strides");
     t_add_host(declarations, 0, "gtp runtime declarations");
     t_add_host(states, 0, "gtp runtime states");

@@ -40,9 +40,14 @@ static gmm_status gmm__nccl_group_begin(void *self, const char *what) {
     GMM__NCCL(n, "ncclGroupStart", (n->comm_base.open = 1, ncclGroupStart()));
 }
 /* After a failed call NCCL's group stays open until give_up ends it. */
+static gmm_status gmm__nccl_end_group(gmm__nccl *n) {
+    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
+}
 static gmm_status gmm__nccl_group_end(void *self) {
     gmm__nccl *n = (gmm__nccl *)self;
-    GMM__NCCL(n, "ncclGroupEnd", (n->comm_base.open = 0, ncclGroupEnd()));
+    const gmm_status s = gmm__nccl_end_group(n);
+    n->comm_base.what = NULL;
+    return s;
 }
 static gmm_status gmm__nccl_all_gather(void *self, const void *send, void *recv, size_t bytes, gmm_stream stream) {
     gmm__nccl *n = (gmm__nccl *)self;
@@ -143,7 +148,9 @@ GMMDEF gmm_status gmm_nccl_open(const gmm_nccl_config *config, gmm_comm *out, gm
     if (r == ncclSuccess) r = ncclCommCuDevice(c.comm, &device);
     if (r != ncclSuccess) return gmm__fail(error, GMM_E_COMM, "%s: %s", fn, ncclGetErrorString(r));
     if (c.ctx->config.space != GMM_SPACE_CUDA || c.ctx->config.device != device)
-        return gmm__fail(error, GMM_E_ARG, "%s: ctx is not of CUDA device %d, that of the communicator", fn, device);
+        return gmm__fail(error, GMM_E_ARG, "%s: ctx is of %s %d: must be of CUDA device %d, that of the "
+                         "communicator", fn, c.ctx->config.space == GMM_SPACE_CUDA ? "CUDA device" : "the CPU, device",
+                         c.ctx->config.device, device);
     n = (gmm__nccl *)gmm__comm_alloc(c.ctx, sizeof *n);
     if (!n) return gmm__fail(error, GMM_E_MEMORY, "%s: no memory", fn);
     n->comm_base.ctx = c.ctx;

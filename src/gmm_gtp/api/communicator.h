@@ -4,10 +4,12 @@
    Order       All ranks make the same calls in the same order. A call is enqueued on the stream. Later work on the
                stream may read what the call received and overwrite what it sent. Calls on several streams run one
                after the other: the caller orders the streams with events.
-   Groups      Calls between group_begin and group_end are one operation with distinct outputs. `what` names it in
-               messages, is the same text on all ranks, and stays valid until the operation is done.
-   Failure     GMM_E_COMM from a call or from poll; the message of poll names operation and peer. The communicator is
-               then unusable.
+   Groups      Calls between group_begin and group_end are one operation, on one stream, with distinct outputs. Groups
+               do not nest. `what` names it in messages, is the same text on all ranks, and stays valid until the
+               operation is done.
+   Failure     A call returns GMM_E_COMM, or another status if it has enqueued nothing (GMM_E_ARG, GMM_E_DTYPE,
+               GMM_E_MEMORY, GMM_E_CUDA); the ranks no longer agree then, so give_up is called. poll returns
+               GMM_E_COMM, and its message names operation and peer. The communicator is then unusable.
    Threads     One at a time. */
 typedef struct gmm_comm {
     uint32_t struct_size;
@@ -32,7 +34,8 @@ typedef struct gmm_comm {
     /* Registers memory that later calls send from and receive into; collective. Both functions may be NULL. */
     gmm_status (*window_add)(void *self, void *base, size_t bytes, void **window);
     gmm_status (*window_remove)(void *self, void *window);
-    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait. */
+    /* GMM_OK unless a failure is known; `error` may be NULL. Does not wait for collectives; that of peer copies
+       waits at most 0.1 s for a copy of their flags. */
     gmm_status (*poll)(void *self, gmm_error *error);
     /* Aborts: operations in flight end as soon as possible, later ones are refused. `why` is copied into messages. */
     void (*give_up)(void *self, const char *why);

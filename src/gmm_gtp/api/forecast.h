@@ -11,10 +11,11 @@ typedef struct gmm_gtp_use {
     int32_t recompute_slots;  /* rowwise gather buffers of a recompute chain */
     int32_t wgrad_slots;      /* buffers of unsharded gradients: the one being written and those being reduced; in
                                  captured graphs the slots of their ring */
-    int32_t reduce_slots;     /* reductions in flight */
+    int32_t reduce_slots;     /* receive buffers: in a runtime none with GMM_GTP_REDUCE_SCATTER, one of a domain with
+                                 GMM_GTP_REDUCE_EXCHANGE */
     int32_t all_to_all;       /* a reduction receives 0: its shard; 1: the parts of all ranks, which it adds in fp32 */
     gmm_dtype main_grad;      /* F32 or BF16; NONE: frozen, without gradient and optimizer state */
-    gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = main_grad's */
+    gmm_dtype wire;           /* of reductions and of the gradients they read: F32 or BF16; NONE = F32 */
     int32_t optimizer_bytes;  /* per parameter; 0 = 12: fp32 master and two moments */
     int32_t optimizer_ranks;  /* that share the optimizer state of a shard (CP * DP); 0 = 1 */
     int32_t reserved;         /* 0 */

@@ -29,8 +29,9 @@ typedef struct gmm_peers_config {
     int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
     gmm_context *ctx;      /* of the rank's device: its memory, its messages */
     /* All-gather of the host: all [size][bytes] = `mine` of every rank, at most 128 bytes. Collective, and waits. open,
-       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks. A
-       result other than GMM_OK makes them fail with GMM_E_COMM. */
+       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks; open
+       does not after GMM_E_VERSION, with config or out NULL, or with a rank or size out of range. A result other than
+       GMM_OK makes them fail with GMM_E_COMM. */
     gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
     void *user;
 } gmm_peers_config;
@@ -39,7 +40,8 @@ typedef struct gmm_peers_config {
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_VERSION, GMM_E_MEMORY, GMM_E_COMM (such as a GPU that cannot reach another's
        memory), GMM_E_CUDA, GMM_E_BUILD. *out is zeroed after a failure. */
 GMMDEF gmm_status gmm_peers_open(const gmm_peers_config *config, gmm_comm *out, gmm_error *error);
-/* Frees what gmm_peers_open made; the work of all ranks must be done, and none may call give_up afterwards. NULL and a
-   zeroed communicator are allowed. */
+/* Unmaps the memory of the peers, and frees that of this rank at once: call it when the work of all ranks is done, such
+   as after an exchange, and let none use the communicator or call give_up afterwards. NULL and a zeroed communicator
+   are allowed. */
 GMMDEF void gmm_peers_close(gmm_comm *comm);
 

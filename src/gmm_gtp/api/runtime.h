@@ -17,6 +17,8 @@
                stream that uses it waits: any order of calls, number of slots and sharing of streams is correct. The
                content of a slot is identified by bundle, direction and version: a gather that is still valid is reused,
                an outdated one never. After bind, addresses depend on bundle and pass alone.
+   Streams     Their handles tell them apart: a stream that was passed to a call is not destroyed before
+               gmm_gtp_fini, unless the host has waited for it.
    Shards      Before it writes shards, a stream waits for the gathers that read them (fence); afterwards the caller
                publishes them.
    Formats     Quantized shards are gathered as elements and scales. They are quantized once, before they are published
@@ -201,7 +203,8 @@ GMMDEF const char *gmm_gtp_last_error(const gmm_gtp *gtp);
    share dtype and scaling; quantized ones of one shape also the unit. Every weight is in one bundle. A bundle's name is
    the same on all ranks; CPU ranks distinguish bundles of one size by it. NULL is "bundle".
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, as gmm_gtp_plan; GMM_E_CONFIG (also: one
-       communicator on several streams); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
+       communicator on several streams; a bundle in two chains of a pass, or in captured and other chains; bundles of
+       several domains gathered together); GMM_E_WORKSPACE (more than configured); GMM_E_STATE (sealed). */
 GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_weight(gmm_gtp *gtp, const gmm_gtp_weight *weight, int32_t *id);
 GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t *weights, int32_t count,
@@ -210,9 +213,11 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
 
 /* gmm_gtp_seal ends the declarations and lays out the memory. gmm_gtp_memory_need gives the bytes of a domain.
    gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
-   blocks of the domain. Bytes of 0 take NULL.
-   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle; a chain that mixes), GMM_E_WORKSPACE, GMM_E_ALIGN,
-       GMM_E_ARG, GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
+   blocks of the domain. Bytes of 0 take NULL. The blocks of all domains share no bytes with each other, with shards or
+   with main_grads.
+   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), those of gmm_accumulate_query and gmm_quantize_query,
+       GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of
+       the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need);
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
@@ -246,7 +251,8 @@ typedef struct gmm_gtp_quantization {
                                    = not wanted */
     const gmm_comm *also;       /* further ranks that share the amaxes, such as tensor-parallel ones; NULL = none. It is
                                    called on the domain's gather stream, or on `stream` where a domain has one rank.
-                                   gmm_gtp_poll does not monitor it */
+                                   gmm_gtp_poll does not monitor it. If a call of it fails, the object fails, and its
+                                   give_up is called too */
 } gmm_gtp_quantization;
 
 /* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
@@ -303,8 +309,9 @@ GMMDEF gmm_status gmm_gtp_fence(gmm_gtp *gtp, uint32_t what, gmm_stream stream);
    Errors: as gmm_gtp_acquire; GMM_E_ALIGN, GMM_E_CAPTURE (in a capture). */
 GMMDEF gmm_status gmm_gtp_amax(gmm_gtp *gtp, int32_t domain, float *values, int32_t count, gmm_stream stream);
 
-/* Checks the collectives in flight (up to 256 of a stream), without waiting: GMM_E_COMM if one has run longer than
-   timeout_ms, or a communicator reports a failure. Call it repeatedly while the host waits for a stream.
+/* Checks the collectives in flight (up to 256 of a stream), without waiting for them: GMM_E_COMM if one has run longer
+   than timeout_ms, counted from the first poll that finds it begun, or a communicator reports a failure. Call it
+   repeatedly while the host waits for a stream.
    Errors: GMM_E_COMM, GMM_E_STATE, GMM_E_CAPTURE, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp);
 

@@ -54,7 +54,7 @@ typedef struct gmm_shard_plan {
                                                             backward reads the rowwise one */
 } gmm_shard_plan;
 
-/* Plans one shard. *out is written on success only.
+/* Plans one shard. *plan is written on success only.
    Errors: GMM_E_NULL (shard, plan), GMM_E_VERSION, GMM_E_DTYPE (format not sharded, or dtype and scaling do not go
        together), GMM_E_OVERFLOW; GMM_E_ARG: rows or cols below 1, a rank outside its size, a section below 1, section
        rows that do not add up, rows (of every section) or cols that tp_size does not divide, odd local rows or cols of

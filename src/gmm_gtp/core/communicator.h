@@ -5,8 +5,8 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds since some point in the past, by a clock that does not change when the host's time is set: a timeout must
-   not end then. With -std=c11 glibc does not declare it. */
+/* Seconds since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11
+   glibc does not declare it: then the host's time is used, and to set it changes timeouts. */
 static GMM__UNUSED double gmm__gtp_now(void) {
     struct timespec t;
 #ifdef CLOCK_MONOTONIC

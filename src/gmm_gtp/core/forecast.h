@@ -59,7 +59,7 @@ GMMDEF gmm_status gmm_gtp_memory_add(const gmm_gtp_use *use, gmm_gtp_memory *mem
     if (status) return status;
 
     gradient = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.main_grad) / 8;
-    wire = u.wire == GMM_NONE ? gradient : gmm_dtype_bits(u.wire) / 8;
+    wire = u.main_grad == GMM_NONE ? 0 : gmm_dtype_bits(u.wire == GMM_NONE ? GMM_F32 : u.wire) / 8;
     received = u.all_to_all ? p.padded_rows : p.shard_rows;
     fits = gmm__gtp_add_product(&weights, u.layers, u.bundle, 1) &&
            gmm__gtp_add_product(&elements, p.shard_rows, p.local_cols, weights);

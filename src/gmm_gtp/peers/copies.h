@@ -222,13 +222,19 @@ static gmm__peers_location gmm__peers_find_window(const gmm__peers *p, const voi
     return location;
 }
 
+static gmm_status gmm__peers_no_window(gmm__peers *p, const char *call, const char *name, const void *memory,
+                                       size_t bytes) {
+    char text[96];
+    (void)snprintf(text, sizeof text, "%s at %p, %zu bytes: lies in no window", name, memory, bytes);
+    return gmm__comm_fail(&p->comm_base, call, text);
+}
 /* Adds a push to the offset of `recv` in the window of every rank: `bytes` of `send`, to this rank too, or part r of
    `send` to every other rank r (`parts`). */
 static gmm_status gmm__peers_add_push(gmm__peers *p, const char *call, const void *send, void *recv, size_t bytes,
                                       int parts) {
     const gmm__peers_location target = gmm__peers_find_window(p, recv, bytes * (size_t)p->config.size);
     gmm__peers_push *q;
-    if (!target.window) return gmm__comm_fail(&p->comm_base, call, "recv lies in no window");
+    if (!target.window) return gmm__peers_no_window(p, call, "recv", recv, bytes * (size_t)p->config.size);
     if (bytes == 0) return GMM_OK;
     if (p->push_count == GMM__PEERS_MAX_PUSHES) {
         const gmm_status s = gmm__peers_cuda(p, call, gmm__peers_flush(p));
@@ -261,7 +267,8 @@ static gmm_status gmm__peers_sum_windows(gmm__peers *p, const void *send, void *
     gmm_accumulation d;
     gmm_mat x, y;
     int32_t i;
-    if (!source.window) return gmm__comm_fail(&p->comm_base, "reduce_scatter", "send lies in no window");
+    if (!source.window)
+        return gmm__peers_no_window(p, "reduce_scatter", "send", send, bytes * (size_t)p->config.size);
     if (count == 0) return GMM_OK;
     for (i = 0; i < p->config.size; i++)
         addends[i] = source.window->base[i] + source.offset + (size_t)p->config.rank * bytes;
@@ -341,9 +348,12 @@ static gmm_status gmm__peers_group_end(void *self) {
     int current;
     gmm_status s = gmm__comm_poll(&p->comm_base, NULL);
     p->comm_base.open = 0;
-    if (s) return s;
-    if (gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) return GMM_E_CUDA;
-    s = gmm__peers_end_op(p);
-    return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
+    if (!s && gmm__cuda_enter(p->comm_base.ctx, &current) != cudaSuccess) s = GMM_E_CUDA;
+    else if (!s) {
+        s = gmm__peers_end_op(p);
+        (void)gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess);
+    }
+    p->comm_base.what = NULL;
+    return s;
 }
 

@@ -1,7 +1,8 @@
 /* Windows, failures, opening and closing of communicators of peer copies. */
 
-/* Finds a peer that has given up, and for the message of a timeout the only peer that has not reached the operation. It
-   waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
+/* Finds a peer that has given up, and for the message of a timeout the only peer whose READY flag is not set. That peer
+   has not reached the operation; of two ranks it may also not have finished its copies, since READY flags are reset
+   before these. It waits for its copy of the flags at most 0.1 s, since a stream of the device may wait for ever. */
 static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
     gmm__peers *p = (gmm__peers *)self;
     gmm_status s = gmm__comm_poll(&p->comm_base, error);
@@ -27,7 +28,8 @@ static gmm_status gmm__peers_poll(void *self, gmm_error *error) {
         (void)gmm__comm_poll(&p->comm_base, error);
     } else if (missing_count == 1 && error && cudaEventQuery(p->last) == cudaErrorNotReady) {
         /* the message of a timeout contains this text; s stays GMM_OK */
-        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined", missing, size);
+        (void)snprintf(error->text, sizeof error->text, "rank %d of %d has not joined%s", missing, size,
+                       size == 2 ? ", or not finished" : "");
     }
     (void)cudaGetLastError();
     return gmm__cuda_leave(p->comm_base.ctx, "peers", current, cudaSuccess), s;
@@ -115,7 +117,11 @@ static gmm_status gmm__peers_open_window(gmm__peers *p, gmm__peers_window *w, vo
         s = gmm__comm_fail(&p->comm_base, call, "the exchange failed");
     if (s) return s;
     for (i = 0; i < p->config.size && !failure; i++) {
-        if (all[i].bytes != bytes) failure = "that of a peer has another size";
+        if (all[i].bytes != bytes) {
+            (void)snprintf(text, sizeof text, "%zu bytes, rank %d has %zu: must be of equal size", bytes, i,
+                           all[i].bytes);
+            failure = text;
+        }
         else w->base[i] = all[i].base;
         if (failure || i == p->config.rank) continue;
         if (p->config.processes) {

@@ -169,8 +169,8 @@ static void gmm__coll_run(const gmm__group *g, gmm__coll **p, int32_t which) {
 
 /* Runs the collective that is the head of a queue on every rank, after a check that the ranks made the same calls. */
 static void gmm__group_run(gmm__group *g) {
-    gmm__coll *parts[2 * GMM__RANK_QUEUES];
-    gmm__rank_queue *queue[2 * GMM__RANK_QUEUES];
+    gmm__coll *parts[GMM__MAX_CPU_RANKS];
+    gmm__rank_queue *queue[GMM__MAX_CPU_RANKS];
     gmm__rank_op *first = gmm__group_find_op(g, 0, &queue[0]);
     int32_t i, j;
     parts[0] = (gmm__coll *)first->memory;
@@ -277,7 +277,7 @@ static void gmm__rank_run(gmm__rank_queue *q) {
 /* Runs one operation, drawn from those that are ready, if possible from a queue that is not delayed. Returns 0 if none
    is ready. */
 static int gmm__ranks_step(gmm_ranks *w) {
-    gmm__rank_queue *ready[128], *drawn = NULL;
+    gmm__rank_queue *ready[GMM__MAX_READY_QUEUES], *drawn = NULL;
     int count = 0, prompt = 0, i;
     int32_t r;
     /* with probability 1/24, draw again which queues are delayed */
@@ -286,7 +286,7 @@ static int gmm__ranks_step(gmm_ranks *w) {
             for (i = 0; i < GMM__RANK_QUEUES; i++)
                 if (w->rank[r].queues[i]) w->rank[r].queues[i]->delayed = gmm__ranks_random(w) % 3 == 0;
     for (r = 0; r < w->config.ranks; r++)
-        for (i = 0; i < GMM__RANK_QUEUES && count < 128; i++) {
+        for (i = 0; i < GMM__RANK_QUEUES && count < GMM__MAX_READY_QUEUES; i++) {
             gmm__rank_queue *q = w->rank[r].queues[i];
             if (!q || !gmm__queue_head(q) || !gmm__rank_is_ready(q)) continue;
             if (!w->config.seed) {

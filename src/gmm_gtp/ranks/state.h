@@ -9,7 +9,11 @@
 
 #ifdef GMM_WITH_CPU_RANKS
 
-enum { GMM__RANK_QUEUES = 49 }; /* most streams of a rank, stream NULL and those of graphs included */
+enum {
+    GMM__MAX_CPU_RANKS = 98,
+    GMM__RANK_QUEUES = 49,       /* most streams of a rank, stream NULL and those of graphs included */
+    GMM__MAX_READY_QUEUES = 128  /* queues among which an operation is drawn: those of the first ranks that are ready */
+};
 
 /* One record of an event. A wait retains the token of the record that was the last one when the wait was enqueued. */
 typedef struct gmm__token {

@@ -85,9 +85,9 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     *out = NULL;
     s = gmm__gtp_read(fn, "config", config, &c, sizeof c, error);
     if (s) return s;
-    if (c.ranks < 1 || c.ranks > 2 * GMM__RANK_QUEUES || c.timeout_ms < 0)
+    if (c.ranks < 1 || c.ranks > GMM__MAX_CPU_RANKS || c.timeout_ms < 0)
         return gmm__fail(error, GMM_E_ARG, "%s: %d ranks, timeout_ms %d: must be 1 to %d, and >= 0", fn, c.ranks,
-                         c.timeout_ms, 2 * (int)GMM__RANK_QUEUES);
+                         c.timeout_ms, (int)GMM__MAX_CPU_RANKS);
     if (!c.allocator.alloc != !c.allocator.release)
         return gmm__fail(error, GMM_E_ARG, "%s: allocator: both functions or none", fn);
     if (c.timeout_ms == 0) c.timeout_ms = 10000;

@@ -5,7 +5,9 @@ enum { GMM__GTP_IN_CALLBACK = 1, GMM__GTP_NO_CAPTURE = 2 };
 static gmm_status gmm__gtp_check_call(gmm_gtp *g, const char *fn, int32_t allowed) {
     if (!g) return GMM_E_NULL;
     if (g->failed) return g->failed;
-    if (!g->active) return gmm__fail(&g->error, GMM_E_STATE, "%s: seal the object and bind its memory first", fn);
+    if (!g->active)
+        return gmm__fail(&g->error, GMM_E_STATE, "%s: %s", fn,
+                         g->finished ? "gmm_gtp_fini was called" : "seal the object and bind its memory first");
     if (g->in_callback && !(allowed & GMM__GTP_IN_CALLBACK))
         return gmm__fail(&g->error, GMM_E_STATE, "%s: not from a callback", fn);
     if (g->graph && (allowed & GMM__GTP_NO_CAPTURE))

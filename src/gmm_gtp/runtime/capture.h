@@ -105,7 +105,7 @@ GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream str
     for (i = 0; i < gtp->bundle_count && !s; i++) {
         gmm__gtp_bundle *b = &gtp->bundles[i];
         const int use = *gmm__gtp_graph_usage(gtp, graph, i);
-        if (use & GMM__GRAPH_NEEDS) gmm__gtp_request_publish(gtp, b);
+        if (use & GMM__GRAPH_NEEDS && (s = gmm__gtp_request_publish(gtp, b)) != GMM_OK) return s;
         b->publish_requested = use & GMM__GRAPH_NEEDS ? 0 : b->publish_requested;
         if (use & (GMM__GRAPH_NEEDS | GMM__GRAPH_READS)) s = gmm__gtp_event_wait(gtp, &b->published, stream);
         if (!s && use & GMM__GRAPH_READS) s = gmm__gtp_hand_over(gtp, b->domain, GMM__GTP_GATHER, stream);
@@ -129,17 +129,16 @@ GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream st
     gtp->graph_watch[graph].end = gtp->graph_end[graph];
     gtp->graph_watch[graph].begun = 0;
     gtp->graph_watch[graph].what = "replay";
-    gtp->graph_watch[graph].name = "graph";
     gtp->graph_watch[graph].replayed = 1;
     gtp->graph_watch[graph].stream = stream;
-    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run; i++) {
+    for (i = 0; i < gtp->bundle_count && gtp->config.hooks.ready && !gtp->dry_run && !gtp->failed; i++) {
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         if (!(*gmm__gtp_graph_usage(gtp, graph, i) & GMM__GRAPH_REDUCES)) continue;
         gtp->in_callback = 1;
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, stream);
         gtp->in_callback = 0;
     }
-    return GMM_OK;
+    return gtp->failed; /* by a hook */
 }
 
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out) {

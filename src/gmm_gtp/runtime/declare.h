@@ -89,6 +89,10 @@ GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config 
     } else if ((s = gmm_runtime_of(c.ctx, &g->runtime)) != GMM_OK) {
         return gmm__fail(error, s, "%s: %.400s", fn, gmm_last_error(c.ctx));
     }
+    if (g->runtime.space != c.ctx->config.space)
+        return gmm__fail(error, GMM_E_CONFIG, "%s: config->runtime is for %s memory, ctx for %s: must be one memory "
+                         "space", fn, g->runtime.space == GMM_SPACE_CPU ? "CPU" : "GPU",
+                         c.ctx->config.space == GMM_SPACE_CPU ? "CPU" : "GPU");
     if (!gmm__gtp_runtime_complete(&g->runtime))
         return gmm__fail(error, GMM_E_NULL, "%s: config->runtime lacks a function: all but stream_create, "
                          "stream_destroy, stream_sync and event_sync are needed", fn);
@@ -378,7 +382,6 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
     b->domain = domain;
     b->first = gtp->member_count;
     b->count = count;
-    b->uniform = 1;
     b->wgrad_slot = -1;
     for (i = 0; i < GMM_GTP_PASSES; i++) b->slot[i] = b->chain[i] = b->position[i] = -1;
     for (i = 0; i < count; i++) {
@@ -386,11 +389,6 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
         gtp->members[b->first + w->desc.expert] = weights[i];
         w->bundle = gtp->bundle_count;
         b->trainable += w->desc.main_grad != NULL;
-    }
-    for (i = 1; i < count; i++) {
-        const gmm_shard_plan *p = &gtp->weights[weights[i]].plan, *q = &gtp->weights[weights[0]].plan;
-        if (p->local_rows != q->local_rows || p->local_cols != q->local_cols || p->padded_rows != q->padded_rows)
-            b->uniform = 0;
     }
     gtp->member_count += count;
     *id = gtp->bundle_count++;

@@ -2,7 +2,8 @@
 
 /* ...................................................................................... Runtime: errors, events ... */
 
-/* Tells the communicators of all domains that this rank will call no further collective. */
+/* Tells the communicators of all domains, and the further one of a call that has failed, that this rank will call no
+   further collective. */
 static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
     int32_t i;
     for (i = 0; i < g->domain_count; i++) {
@@ -11,6 +12,7 @@ static void gmm__gtp_give_up(gmm_gtp *g, const char *why) {
         d->gather.give_up(d->gather.self, why);
         d->reduce.give_up(d->reduce.self, why);
     }
+    if (g->further && g->further->give_up) g->further->give_up(g->further->self, why);
 }
 
 /* Records the collective that is being called, so that an error message names it. */
@@ -25,6 +27,7 @@ static void gmm__gtp_set_collective(gmm_gtp *g, const gmm__gtp_domain *d, const 
 static gmm_status gmm__gtp_fail(gmm_gtp *g, const char *fn, const char *name, gmm_status status) {
     char why[320] = "", text[460], calls[64] = "";
     int32_t i;
+    if (g->failed) return g->failed; /* by a hook: its failure is the first */
     for (i = 0; i < g->domain_count && !why[0]; i++) {
         gmm_comm *c[2];
         int k;
@@ -35,6 +38,10 @@ static gmm_status gmm__gtp_fail(gmm_gtp *g, const char *fn, const char *name, gm
             if (c[k]->poll && c[k]->poll(c[k]->self, &e) != GMM_OK)
                 (void)snprintf(why, sizeof why, "%.300s", e.text);
         }
+    }
+    if (!why[0] && g->further && g->further->poll) {
+        gmm_error e = GMM_ZERO;
+        if (g->further->poll(g->further->self, &e) != GMM_OK) (void)snprintf(why, sizeof why, "%.300s", e.text);
     }
     if (!why[0]) (void)snprintf(why, sizeof why, "%.280s", gmm_last_error(g->config.ctx));
     g->failed = status;

@@ -15,9 +15,9 @@ static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bu
 }
 
 /* Asks the caller, once per forward, to publish the weights of a bundle: calls hooks.need, or in a capture notes that
-   gmm_gtp_pre_replay has to. */
-static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
-    if (b->publish_requested) return;
+   gmm_gtp_pre_replay has to. Returns the failure of a gmm_gtp_publish that the hook has called. */
+static gmm_status gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
+    if (b->publish_requested) return GMM_OK;
     b->publish_requested = 1;
     if (g->graph) *gmm__gtp_graph_usage(g, g->graph - 1, (int32_t)(b - g->bundles)) |= GMM__GRAPH_NEEDS;
     else if (g->config.hooks.need && !g->dry_run) {
@@ -25,6 +25,7 @@ static void gmm__gtp_request_publish(gmm_gtp *g, gmm__gtp_bundle *b) {
         g->config.hooks.need(g->config.hooks.user, g, g->members + b->first, b->count);
         g->in_callback = 0;
     }
+    return g->failed;
 }
 
 /* Copies a value of `size` bytes of each weight to consecutive addresses: its tensor scale (`scale` = 1) or its amax.
@@ -263,7 +264,7 @@ static gmm_status gmm__gtp_gather(gmm_gtp *g, const int32_t *bundles, int32_t co
 }
 
 /* Begins to gather a bundle ahead of its acquire: counts it, and marks a slot that holds it already. Returns 1 if it
-   must be gathered: it is not resident, and its slot is not in use. */
+   must be gathered: it is not resident, its slot is not in use, and the caller's hook has not failed (g->failed). */
 static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm__gtp_bundle *b = &g->bundles[bundle];
     gmm__gtp_slot *slot;
@@ -273,7 +274,7 @@ static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass
         g->stats.busy++;
         return 0;
     }
-    if (pass == GMM_GTP_FORWARD) gmm__gtp_request_publish(g, b);
+    if (pass == GMM_GTP_FORWARD && gmm__gtp_request_publish(g, b) != GMM_OK) return 0;
     if (gmm__gtp_slot_valid(g, slot, bundle)) {
         if (!slot->pending) slot->pending = 2;
         return 0;
@@ -300,6 +301,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
         /* gmm_gtp_seal gives each a slot of its own */
         if (gmm__gtp_begin_prefetch(g, next, pass)) list[count++] = next;
     }
+    if (g->failed) return g->failed;
     s = gmm__gtp_gather(g, list, count, pass, stream);
     for (i = 1; i < count; i++) g->slots[g->bundles[list[i]].slot[pass]].pending = 1;
     return s;
@@ -307,7 +309,7 @@ static gmm_status gmm__gtp_gather_together(gmm_gtp *g, int32_t bundle, gmm_gtp_p
 /* Gathers a bundle ahead of its acquire, unless it is resident or its slot is in use. */
 static gmm_status gmm__gtp_prefetch_bundle(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass) {
     gmm_status s;
-    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return GMM_OK;
+    if (!gmm__gtp_begin_prefetch(g, bundle, pass)) return g->failed;
     s = gmm__gtp_gather_together(g, bundle, pass, NULL);
     g->slots[g->bundles[bundle].slot[pass]].pending = 1;
     return s;

@@ -108,6 +108,30 @@ static void gmm__gtp_set_addresses(gmm_gtp *g) {
     }
 }
 
+/* Refuses blocks of a domain that share bytes with each other, or with those of a domain that is bound. */
+static gmm_status gmm__gtp_check_disjoint(gmm_gtp *g, const char *fn, int32_t domain, const void *gather,
+                                          const void *reduce) {
+    static const char *const names[2] = {"gather", "reduce"};
+    const gmm__gtp_domain *d = &g->domains[domain];
+    const uintptr_t own[2] = {(uintptr_t)gather, (uintptr_t)reduce};
+    const size_t own_bytes[2] = {d->gather_bytes, d->reduce_bytes};
+    int32_t i;
+    int k, n;
+    for (i = 0; i < g->domain_count; i++) {
+        const gmm__gtp_domain *x = &g->domains[i];
+        const uintptr_t base[2] = {i == domain ? own[0] : (uintptr_t)x->gather_base,
+                                   i == domain ? own[1] : (uintptr_t)x->reduce_base};
+        const size_t bytes[2] = {x->gather_bytes, x->reduce_bytes};
+        for (k = 0; k < 2 && (i == domain || x->bound); k++)
+            for (n = 0; n < 2; n++)
+                if ((i != domain || k < n) && own[k] < base[n] + bytes[n] && base[n] < own[k] + own_bytes[k])
+                    return gmm__fail(&g->error, GMM_E_ARG, "%s: domain %d: %s at %p, %llu bytes, overlaps %s of domain "
+                                     "%d at %p", fn, domain, names[k], (void *)own[k],
+                                     (unsigned long long)own_bytes[k], names[n], i, (void *)base[n]);
+    }
+    return GMM_OK;
+}
+
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
                                size_t reduce_bytes) {
     static const char fn[] = "gmm_gtp_bind";
@@ -134,6 +158,7 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
     if (((uintptr_t)gather | (uintptr_t)reduce) % 256 != 0)
         return gmm__fail(&gtp->error, GMM_E_ALIGN, "%s: domain %d: %p and %p must be aligned to 256 bytes", fn,
                          domain, gather, reduce);
+    if ((s = gmm__gtp_check_disjoint(gtp, fn, domain, gather, reduce)) != GMM_OK) return s;
     d->gather_base = (char *)gather;
     d->reduce_base = (char *)reduce;
     if (d->size > 1 && d->gather.window_add && d->gather_bytes)

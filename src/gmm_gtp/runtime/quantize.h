@@ -19,11 +19,12 @@ static gmm_status gmm__gtp_reduce_amax(gmm_gtp *g, gmm__gtp_domain *d, const gmm
     for (k = 0; k < 2 && !s; k++) {
         const gmm_comm *c = k ? further : sharded ? &d->gather : NULL;
         if (!c) continue;
+        g->further = k ? further : NULL;
         gmm__gtp_set_collective(g, d, "all_reduce_max");
         s = c->group_begin(c->self, "amax");
         if (!s) s = c->all_reduce_max(c->self, values, (size_t)count, comm_stream);
         if (!s) s = c->group_end(c->self);
-        if (!s) g->collective = NULL;
+        if (!s) g->collective = NULL, g->further = NULL;
         if (!s && !k) s = gmm__watch_end(g, d, GMM__GTP_GATHER, watch, c, "all_reduce_max", "amax");
     }
     return s || !sharded ? s : gmm__gtp_join_stream(g, d, GMM__GTP_GATHER, stream);

@@ -105,7 +105,7 @@ static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm_
         void *const data = source->table ? source->table[i] : source->data;
         int64_t matrix, elements, bytes;
         if (!data) return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from->table[%d] is NULL", fn, b->name, i);
-        if (ld < p->local_cols || (packed && !b->uniform))
+        if (ld < p->local_cols || (packed && !gmm__gtp_uniform(g, b, 0, b->count)))
             return gmm__fail(&g->error, GMM_E_STRIDE, "%s: '%s': from: ld %lld is below %lld columns, or packed with "
                              "different shapes", fn, b->name, (long long)ld, (long long)p->local_cols);
         if (!gmm__mul(p->local_rows, ld, &matrix) ||
@@ -191,7 +191,7 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     const size_t size = (size_t)gmm_dtype_bits(d->desc.wire) / 8;
     int32_t i;
     gmm__watch *watch = NULL;
-    gmm_status s = gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch);
+    gmm_status s = d->size > 1 ? gmm__watch_begin(g, d, GMM__GTP_REDUCE, &watch) : GMM_OK;
     if (!s) gmm__gtp_set_collective(g, d, exchange ? "all_to_all" : "reduce_scatter");
     if (!s && d->size > 1) s = c->group_begin(c->self, b->name);
     for (i = 0; i < b->count && d->size > 1 && !s; i++) {
@@ -252,8 +252,8 @@ static gmm_status gmm__gtp_reduce_bundle(gmm_gtp *g, int32_t bundle, float scale
     }
     if (!s) s = gmm__gtp_event_record(g, &slot->last_use, stream);
     if (!s) s = gmm__gtp_event_record(g, &b->done, stream);
-    return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, d->size > 1 ? c : NULL,
-                                  exchange ? "all_to_all" : "reduce_scatter", b->name);
+    return s ? s : gmm__watch_end(g, d, GMM__GTP_REDUCE, watch, c, exchange ? "all_to_all" : "reduce_scatter",
+                                  b->name);
 }
 
 GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gradient *gradient, gmm_stream stream) {
@@ -302,6 +302,6 @@ GMMDEF gmm_status gmm_gtp_submit(gmm_gtp *gtp, int32_t bundle, const gmm_gtp_gra
         gtp->config.hooks.ready(gtp->config.hooks.user, gtp, gtp->members + b->first, b->count, d->desc.reduce_stream);
         gtp->in_callback = 0;
     }
-    return GMM_OK;
+    return gtp->failed; /* by the hook */
 }
 

@@ -92,7 +92,6 @@ typedef struct gmm__wgrad_slot {
 typedef struct gmm__gtp_bundle {
     const char *name;
     int32_t domain, first, count;  /* members[first .. first + count) */
-    int32_t uniform;               /* 1: all weights have one shape */
     int32_t trainable;             /* number of weights with a main_grad */
     int32_t captured;              /* 1: its chains are captured */
     int32_t publish_requested;     /* 1: hooks.need was called for the next forward */
@@ -154,6 +153,7 @@ struct gmm_gtp {
     gmm_error error;
     gmm_status failed;           /* the failure that ended the object's use; GMM_OK = none */
     const char *collective;      /* the one being called, by rank caller[0] of caller[1]; NULL = none */
+    const gmm_comm *further;     /* gmm_gtp_quantization.also while it is being called; else NULL */
     int32_t caller[2];
     int32_t sealed, active, finished, in_callback, dry_run; /* active: the memory of all domains is bound */
     int32_t domain_count, weight_count, bundle_count, chain_count, graph_count, member_count, chain_bundle_count;

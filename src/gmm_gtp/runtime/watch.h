@@ -54,6 +54,7 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
     const double now = gmm__gtp_now();
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     gmm__watch *w = NULL;
+    char graph[24] = "";
     int32_t i;
     if (s) return s;
     for (i = 0; i < gtp->domain_count; i++) {
@@ -72,7 +73,10 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
             d->oldest[role]++;
         }
     }
-    for (i = 0; i < gtp->graph_count && !s; i++) s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
+    for (i = 0; i < gtp->graph_count && !s; i++) {
+        s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
+        if (s) (void)snprintf(graph, sizeof graph, "graph %d", i), w->name = graph;
+    }
     if (s == GMM_E_COMM && w->end) { /* timeout: the message names the peer if the communicator knows it */
         gmm_error who = GMM_ZERO;
         char text[400];

@@ -2231,8 +2231,7 @@ typedef struct gmm__plan {
     int32_t kernel;              /* row of the engine's kernel table */
     const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
-    int32_t grid[3], block, cluster;
-    size_t shared_bytes;
+    int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
@@ -2389,8 +2388,8 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
         gmm__add_boxes(call, name, part, gmm__writes(call->op, role), &box, table, matrices, stride);
 }
 /* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, and lays out the workspace
-   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults; one named gmm__check_* only
-   checks. */
+   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults. One named gmm__check_* refuses
+   what breaks a rule; it may record memory for gmm__check_overlap, and store in the call what it derives. */
 
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
@@ -2829,7 +2828,7 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
+/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
@@ -2955,8 +2954,8 @@ static GMM__NOINLINE void gmm__row_store(gmm_dtype dtype, void *dst, const float
 static GMM__NOINLINE void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
     const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
     const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
-    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
-    const int64_t step = v->apart ? v->ld : 1;
+    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->mn_major ? l : l * v->ld);
+    const int64_t step = v->mn_major ? v->ld : 1;
     int64_t i, end, first;
     if (v->dtype == GMM_E4M3)
         for (i = 0; i < n; i++) dst[i] = gmm_e4m3_to_f32(src[(a + i) * step]);
@@ -4756,10 +4755,11 @@ static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
 
-/* Refuses an operand that is given although the configuration has none. */
-static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
+/* Refuses an operand that is given although config.`field` is 0. */
+static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, const char *field,
+                                            int configured) {
     if (given && !configured)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
     return GMM_OK;
 }
 
@@ -4809,7 +4809,9 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(directions >> direction & 1)) continue;
-        if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        if (direction && !m.columnwise)
+            return gmm__refuse(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized weight",
+                               gmm_op_name(call->op));
         s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
                             direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
@@ -4990,6 +4992,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, checks == GMM__MLP_QUERY);
     const int query = checks == GMM__MLP_QUERY;
     int64_t elements, bytes;
+    int k;
     gmm_error error;
     gmm_groups g;
 
@@ -5027,17 +5030,23 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK) return s;
     call->in = c->hidden;
     call->out = c->hidden_out;
-    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, "bias1", c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, "bias2", c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, "prob", c->prob)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, "bias1", c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, "bias2", c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, "prob", c->prob)) != GMM_OK)
         return s;
 
     if (!gmm__mul(call->rows, gmm__mlp_fc1_cols(call), &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)gmm__mlp_fc1_cols(call));
+    for (k = 0; k < 2; k++) { /* a table of weights has no group_stride, by which gmm__read_mat would find this */
+        const gmm__extents w = gmm__mlp_weight_extents(call, k ? GMM__W2 : GMM__W);
+        if (!gmm__mul(w.rows, w.cols, &bytes) || !gmm__mul(bytes, w.matrices, &bytes) || !gmm__mul(bytes, 16, &bytes))
+            return gmm__refuse(call, GMM_E_OVERFLOW, k ? "w2" : "w1", "%lld matrices of %lld x %lld do not fit 64 bits",
+                               (long long)w.matrices, (long long)w.rows, (long long)w.cols);
+    }
     if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
     call->query = checks != GMM__MLP_LAUNCH;
     s = gmm__mlp_read_rows(call);
@@ -5087,6 +5096,10 @@ static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes)
         if (at + size > arena->peak) arena->peak = at + size;
     }
     return arena->memory ? arena->memory + at : NULL;
+}
+/* A packed matrix of `rows` x `cols` in an arena. */
+static gmm_mat gmm__place_rows(gmm__mlp_arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    return gmm_mat_packed(dtype, gmm__mlp_place(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
 }
 static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
     int32_t i, kept = 0;
@@ -5469,16 +5482,22 @@ static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_li
     steps->step[steps->count - 1].param = param;
 }
 
+/* Plans a step; `prepared` is the status of its checks. If it is refused, declines `plan` with the reason and restores
+   the context's error, since another engine may serve the call. */
+static int gmm__plan_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, gmm__plan *step_plan,
+                          gmm__plan *plan) {
+    if (prepared == GMM_OK && gmm__select(step, step_plan) == GMM_OK) return 1;
+    (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
+    step->ctx->error = *last_error;
+    return 0;
+}
+
 /* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
-   `prepared` is the status of the step's checks; *last_error is restored if the step is declined. */
+   `prepared` and last_error as in gmm__plan_step. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                                  gmm__plan *plan) {
     gmm__plan step_plan;
-    if (prepared != GMM_OK || gmm__select(step, &step_plan) != GMM_OK) {
-        (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *last_error; /* a declined plan is no error: another engine may serve the call */
-        return 0;
-    }
+    if (!gmm__plan_step(step, prepared, last_error, &step_plan, plan)) return 0;
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
     if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
@@ -5490,14 +5509,6 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
                        step->ctx->wgmma_unavailable);
 #endif
     return 1;
-}
-/* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
-static GMM__UNUSED int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes,
-                                            gmm__plan *out) {
-    gmm__call step;
-    const gmm_error last_error = plan->call->ctx->error;
-    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 
 /* Casts of an MLP's operands. A tensor that several products read is read once and cast in all directions that they
@@ -5719,8 +5730,7 @@ static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, g
 }
 /* A packed matrix with the rows of the groups in an arena. */
 static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, steps->call->rows * cols *
-                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
+    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */
@@ -6493,12 +6503,25 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* Checks the cache of quantized weights, which forward writes and backward reads, if there is one. */
-static gmm_status gmm__mlp_cache_buffer(gmm__call *call, int writes, size_t need) {
+/* Checks the caller's buffers of forward or backward, of an MLP or a layer, against what the plan needs. `cache` is the
+   name of the weight cache, which forward writes and backward reads. */
+static gmm_status gmm__check_buffers(gmm__call *call, const gmm__plan *plan, const void *saved, size_t saved_bytes,
+                                     const void *deferred, size_t deferred_bytes, const char *cache) {
+    const int fwd = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MOE_FWD;
     const gmm_mlp_quant *q = &call->quant;
-    return q->weight_cache ? gmm__mlp_buffer(call, "quant.weight_cache", writes, q->weight_cache,
-                                             q->weight_cache_bytes, need)
-                           : GMM_OK;
+    gmm_status s = GMM_OK;
+    if (!fwd || saved)
+        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes, plan->saved_bytes);
+    if (s == GMM_OK && !fwd)
+        s = gmm__mlp_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
+    if (s == GMM_OK && q->weight_cache)
+        s = gmm__mlp_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
+    return s;
+}
+static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
+    const gmm_mlp *d = &call->d.mlp;
+    return gmm__check_buffers(call, plan, d->saved, d->saved_bytes, d->deferred, d->deferred_bytes,
+                              "quant.weight_cache");
 }
 
 /* Checks the fields of the queue, which the caller may have set. */
@@ -6533,18 +6556,6 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
-/* Checks the caller's buffers of forward or backward against what the plan needs. */
-static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
-    const gmm_mlp *d = &call->d.mlp;
-    const int fwd = call->op == GMM_OP_MLP_FWD;
-    gmm_status s = GMM_OK;
-    if (!fwd || d->saved)
-        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, d->saved, d->saved_bytes,
-                            plan->saved_bytes);
-    if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
-    return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);
-}
 /* Checks that the queue takes the weight gradients of a backward that delays them. */
 static gmm_status gmm__mlp_check_append(gmm__call *call) {
     const gmm_wgrad_queue *q = call->d.mlp.queue;
@@ -7262,8 +7273,8 @@ static gmm_status gmm__read_sequences(gmm__call *call, gmm_route *r) {
         return gmm__refuse(call, GMM_E_ARG, "sequence_first", "%d must be 0 or 1", r->sequence_first);
     if (r->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", r->reserved);
     if (r->sequences == 1 && r->sequence_counts)
-        return gmm__refuse(call, GMM_E_CONFIG, "sequence_counts", "is given, but sequences %d are those of counts",
-                           r->sequences);
+        return gmm__refuse(call, GMM_E_CONFIG, "sequence_counts", "must be NULL with sequences %d: counts holds the "
+                           "counts of a single sequence", r->sequences);
     s = gmm__check_elements(call, "padding", r->padding, 0, 0, r->tokens, 1);
     if (s == GMM_OK)
         s = gmm__check_elements(call, "sequence_counts", r->sequence_counts, reads && r->sequences > 1,
@@ -7368,7 +7379,9 @@ static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *functi
         return gmm__refuse(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
                            d->values ? "probs" : "values");
     if (reads && (d->counts || d->offsets))
-        return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "is given, but no map to count in");
+        return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "%s",
+                           to ? "must be NULL: gmm_route_to_dense counts nothing"
+                              : "must be NULL without map: gmm_route_from_dense counts the tokens of the map");
     if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
     if (!d->map && !d->values)
         return gmm__refuse(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
@@ -8019,6 +8032,15 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
 }
 
 /* Reads the configuration and the caller's descriptors of MLP and route. */
+/* The steps of a layer multiply rows by columns before the checks of its MLP do. */
+static gmm_status gmm__moe_check_rows(gmm__call *call) {
+    const int64_t widest = call->in > call->out ? call->in : call->out;
+    int64_t bytes;
+    if (gmm__mul(call->rows, widest, &bytes) && gmm__mul(bytes, 16, &bytes)) return GMM_OK;
+    return gmm__refuse(call, GMM_E_OVERFLOW, call->in > call->out ? "mlp.config.hidden" : "mlp.config.hidden_out",
+                       "%lld rows of %lld columns do not fit 64 bits", (long long)call->rows, (long long)widest);
+}
+
 static gmm_status gmm__moe_read_parts(gmm__call *call) {
     const gmm_moe *d = &call->d.moe;
     gmm_mlp_config *c = &call->config;
@@ -8038,7 +8060,7 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
     call->in = c->hidden;
     call->out = c->hidden_out;
-    if (d->route && (s = gmm__moe_check_route(call)) != GMM_OK) return s;
+    if ((s = gmm__moe_check_rows(call)) != GMM_OK || (d->route && (s = gmm__moe_check_route(call)) != GMM_OK)) return s;
     if (!d->route && !d->probs) {
         if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
             return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
@@ -8181,8 +8203,7 @@ static void gmm__moe_add_step(gmm__moe_steps *steps, gmm_op op, const void *desc
 }
 /* Rows of the MLP in an arena. */
 static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    const int64_t bytes = steps->call->rows * cols * (gmm_dtype_bits(steps->dtype) / 8);
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, bytes));
+    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Finds the maps in `saved`, or places them in the workspace. */
@@ -8493,11 +8514,7 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
     gmm__plan step_plan;
     const size_t before = steps->step[i].workspace;
     const gmm_status s = gmm__moe_prepare_step(steps, i, 1, &step);
-    if (s != GMM_OK || gmm__select(&step, &step_plan) != GMM_OK) {
-        (void)gmm__decline(plan, "%.180s", ctx->error.text);
-        ctx->error = last_error;
-        return 0;
-    }
+    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
     if (before + step_plan.workspace_bytes > plan->workspace_bytes)
         plan->workspace_bytes = before + step_plan.workspace_bytes;
     if (text) gmm__describe_plan(text, &step_plan);
@@ -8598,20 +8615,13 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
 /* Checks the caller's buffers, and launches. */
 static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_moe *moe, void *workspace,
                                size_t workspace_bytes, gmm_stream stream) {
-    const int fwd = op == GMM_OP_MOE_FWD;
     gmm__call call;
     gmm__plan plan;
     const gmm_moe *d = &call.d.moe;
     gmm_status s = gmm__moe_prepare(&call, ctx, op, function, moe, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if (!fwd || d->saved)
-        s = gmm__mlp_buffer(&call, "saved", fwd || call.config.overwrite_saved, d->saved, d->saved_bytes,
-                            plan.saved_bytes);
-    if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes);
-    if (s == GMM_OK && call.quant.weight_cache)
-        s = gmm__mlp_buffer(&call, "mlp.quant.weight_cache", fwd, call.quant.weight_cache,
-                            call.quant.weight_cache_bytes, plan.weight_cache_bytes);
+    s = gmm__check_buffers(&call, &plan, d->saved, d->saved_bytes, d->deferred, d->deferred_bytes,
+                           "mlp.quant.weight_cache");
     return s != GMM_OK ? s : gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 
@@ -9305,13 +9315,13 @@ static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_
                              int64_t along, const gmm__quant_scratch *w) {
     const int width = gmm_block_along(v->scaling);
     int64_t l, a, j;
-    for (l = 0; l < data_lines && !v->apart; l++) {
+    for (l = 0; l < data_lines && !v->mn_major; l++) {
         const uint8_t *code = w->code + l * GMM_TILE;
         uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
         if (v->dtype != GMM_E2M1) memcpy(dst, code, (size_t)along);
         else for (a = 0; a < along; a += 2) dst[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
     }
-    for (a = 0; a < along && v->apart; a++) {
+    for (a = 0; a < along && v->mn_major; a++) {
         uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
         if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) dst[l] = w->code[l * GMM_TILE + a];
         else
@@ -9397,7 +9407,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
         t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
         t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
         gmm_quantize_tile(&t, w->code, w->scale);
-        gmm__quant_store(&v, c0, s.row, n, n, v.apart ? s.m : along, w);
+        gmm__quant_store(&v, c0, s.row, n, n, v.mn_major ? s.m : along, w);
     }
 }
 
@@ -9685,7 +9695,30 @@ enum {
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
-    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
+    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: CUDA: %s%s%s%s", call->function, cudaGetErrorString(e),
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+}
+
+/* The largest extent of kernels that index by int32, so that it still fits rounded up to whole tiles. */
+enum { GMM__MAX_EXTENT = INT32_MAX - 1024 };
+
+/* The groups of a call with their splits as row offsets in device memory. */
+static gmm_groups gmm__groups_at(const gmm_groups *groups, const int64_t *offsets) {
+    gmm_groups g = *groups;
+    g.splits = offsets;
+    g.form = GMM_SPLIT_OFFSETS;
+    g.dtype = GMM_I64;
+    g.on_host = g.row_align = 0;
+    return g;
+}
+
+/* Sets *table to `source`, or to its copy in `region` of the workspace if the tables of `m` are in host memory. */
+static cudaError_t gmm__mma_device_table(const gmm__plan *plan, const gmm_mat *m, void *const *source, int64_t count,
+                                         int region, void *const **table, gmm_stream stream) {
+    *table = source;
+    if (!source || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
+    *table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), source, count, stream);
 }
 
 /* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
@@ -9757,9 +9790,10 @@ typedef struct gmm__mma_split {
     const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__mma_split;
 
-/* An MLP computes the split once for all of its steps; for other calls this enqueues its computation into the
-   workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with those of 16 rows, to
-   `tiles16`. */
+/* An MLP computes the split once for its casts, dequantizations, activations and bias gradients; the products of MMA
+   compute it again, with the prefix sums of their kernel's tiles. For calls outside of an MLP this enqueues the
+   computation into the workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with
+   those of 16 rows, to `tiles16`. */
 static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
                                     gmm__mma_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -9793,9 +9827,8 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     out->table = m->table;
     out->ld = m->ld;
     out->stride = per_group ? m->group_stride * (gmm_dtype_bits(m->dtype) / 8) : 0;
-    if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    out->table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
+    if (m->dtype == GMM_NONE) return cudaSuccess;
+    return gmm__mma_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
 }
 
 /* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
@@ -9916,7 +9949,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX / 16;
+    const int64_t max_extent = INT32_MAX / 16 / 128 * 128; /* 16 bytes times a padded extent fit 32 bits */
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
@@ -9943,7 +9976,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     plan->kernel_name = gmm_qgemm_kernels[plan->kernel].name;
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
-    if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    if (max_tiles > INT32_MAX / tiles_n)
+        return gmm__decline(plan, "takes at most %d tiles, not %lld rows of tiles with %lld each", INT32_MAX,
+                            (long long)max_tiles, (long long)tiles_n);
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
@@ -9965,7 +10000,7 @@ static int64_t gmm__mma_expected_rows(const gmm__call *call) {
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
+    const int64_t G = call->groups.count, max_extent = GMM__MAX_EXTENT;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__mma_expected_rows(call);
@@ -10064,11 +10099,8 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     args.b_rows = (int32_t)call->out;
     args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
     args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
-    if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
-                            stream);
-    }
+    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                              GMM__MMA_SCALE_TABLE, &args.b.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -10089,11 +10121,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                  (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
-    groups = call->groups;
-    groups.splits = args.offsets;
-    groups.form = GMM_SPLIT_OFFSETS;
-    groups.dtype = GMM_I64;
-    groups.on_host = groups.row_align = 0;
+    groups = gmm__groups_at(&call->groups, args.offsets);
     if ((s = gmm__cuda_status(call, gmm__mma_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
 #ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
@@ -10121,7 +10149,7 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, max_extent = INT32_MAX - 1024;
+    const int64_t n = call->out, max_extent = GMM__MAX_EXTENT;
     const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
@@ -10166,7 +10194,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
-    args.row_add = d->d_bias_scale_add;
+    args.d_bias_scale_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
 }
@@ -10244,8 +10272,8 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
-    if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
+    if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
+        return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
     return 1;
 }
@@ -10456,8 +10484,8 @@ static gmm__permute_args gmm__mma_permute_args(const gmm__call *call, int src, i
 }
 
 static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
-    if (call->d.permute.hidden > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d columns", INT32_MAX - 1024);
+    if (call->d.permute.hidden > GMM__MAX_EXTENT)
+        return gmm__decline(plan, "takes at most %d columns", (int)GMM__MAX_EXTENT);
     return 1;
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -10560,35 +10588,27 @@ static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) 
     return 1;
 }
 
-/* Sets *table to a table in device memory; a host table is copied to the workspace. */
-static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int region, void *const **table,
-                                         gmm_stream stream) {
-    const gmm_mat *m = &plan->call->mat[role];
-    *table = m->table;
-    if (!m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->d.glu.count, stream);
-}
-
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
     const gmm__launch_limits limits = gmm__mma_streaming_limits(call);
     gmm__glu_args a;
+    const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     cudaError_t e;
     memset(&a, 0, sizeof a);
     a.src = gmm__mma_view(call, GMM__X_);
     a.dst = gmm__mma_view(call, GMM__Y);
-    a.src_stride = call->mat[GMM__X_].group_stride;
-    a.dst_stride = call->mat[GMM__Y].group_stride;
+    a.src_stride = src->group_stride;
+    a.dst_stride = dst->group_stride;
     a.count = d->count;
     a.ffn = d->ffn;
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC_TABLE, &a.src_table, stream);
-    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST_TABLE, &a.dst_table, stream);
+    e = gmm__mma_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
@@ -10700,6 +10720,16 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
     return 1;
 }
+/* The workspace of the bias gradient. Returns 0, and declines the plan, if no engine serves it. */
+static int gmm__mma_quant_bgrad_bytes(const gmm_linear *l, gmm__plan *plan, size_t *bytes) {
+    gmm__call step;
+    gmm__plan step_plan;
+    const gmm_error last_error = plan->call->ctx->error;
+    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, GMM_OP_LINEAR_BGRAD, plan->call->function, l, 1);
+    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
+    *bytes = step_plan.workspace_bytes;
+    return 1;
+}
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t counts[3], bgrad_bytes = 0;
@@ -10710,7 +10740,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
         gmm_options options;
         gmm_grad grad;
         const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &bgrad_bytes, plan)) return 0;
+        if (!gmm__mma_quant_bgrad_bytes(&l, plan, &bgrad_bytes)) return 0;
     }
     gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
     return 1;
@@ -10849,7 +10879,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
-    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue;
+    if (e == cudaSuccess && call->act_source && !a.vectorized)
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
+                           "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -11025,7 +11057,7 @@ static int gmm__lt_open(gmm_context *ctx) {
     int current = 0;
     cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    gmm__cuda_restore(ctx, current);
     (void)cudaGetLastError();
     return ctx->lt.handle != NULL;
 }
@@ -11549,7 +11581,8 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (block % 64 && block != 8 && block != 16 && block != 32)
         return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins an act to z of x's dtype at multiples of 16 bytes alone");
+        return gmm__decline(plan, "joins no act to z of %s and ld %lld: must be of x's dtype, with rows at multiples "
+                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
     /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
@@ -11629,14 +11662,13 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
-    int current = 0, built = 0;
-    cudaError_t e = cudaGetDevice(&current);
-    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    int current, built = 0;
+    cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e == cudaSuccess) {
         built = gmm_sm90_present();
         e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
-        (void)cudaSetDevice(current);
     }
+    gmm__cuda_restore(ctx, current);
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
@@ -11652,7 +11684,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = INT32_MAX - 1024;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
@@ -11670,7 +11702,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
                             (long long)max_extent);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
+        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
+                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
     if (!gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
@@ -11696,7 +11730,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX - 1024;
+    const int64_t max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
     double cost = 0.0;
@@ -11710,13 +11744,15 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
     plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies, &cost);
     if (plan->kernel < 0)
-        return gmm__decline(plan, copies ? "has no kernel for these types"
-                                         : "has no kernel that gathers rows itself, as options.workspace_limit asks");
+        return copies ? gmm__decline(plan, "has no kernel for %s operands", gmm_dtype_name(dtype))
+                      : gmm__decline(plan, "has no kernel that gathers rows itself, as options.workspace_limit asks");
     k = &gmm_sm90_kernels[plan->kernel];
     plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
+        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
+                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups)
@@ -11791,7 +11827,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                                  ? 0 : gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
-            return gmm__decline(plan, "converts no so many rows");
+            return gmm__decline(plan, "converts at most %d blocks of 64 columns, not %lld rows of %lld columns",
+                                INT32_MAX, (long long)rows, (long long)cols);
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
         gmm__reserve(plan, operand ? GMM__COPY_B : GMM__COPY_A, (size_t)(rows * cols) * 2);
@@ -11861,11 +11898,8 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
-    if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
-                            stream);
-    }
+    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                              GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -11897,11 +11931,9 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
-        if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
-            if (e != cudaSuccess) return gmm__cuda_status(call, e);
-        }
+        e = gmm__mma_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__MMA_SCALE_TABLE,
+                                  &s->src.scale_table, stream); /* only weights have tables of scales */
+        if (e != cudaSuccess) return gmm__cuda_status(call, e);
         if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
             product->along = call->direction[role];
@@ -11974,10 +12006,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
             split.offsets = offsets;
         }
         if (s != GMM_OK) return s;
-        args.groups.splits = split.offsets;
-        args.groups.form = GMM_SPLIT_OFFSETS;
-        args.groups.dtype = GMM_I64;
-        args.groups.on_host = args.groups.row_align = 0;
+        args.groups = gmm__groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad) {
@@ -12364,7 +12393,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
 
 /* The optional fields, options and flags of calls, one per row. A row gives the operations whose descriptors have the
    field (a range of GMM_OP_LIST), the condition under which a call uses it, and for each engine 1 if it honours the
-   field. gmm__select_from declines an engine that does not honour a field which the call uses, so that no engine
+   field. gmm__plan_row declines an engine that does not honour a field which the call uses, so that no engine
    silently ignores one. Whoever adds a field to a descriptor adds a row here, with 1 for the engines that implement it.
    Also 1     permissions (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit), which other
               engines may ignore; on the CPU engine sm_limit and groups.rows_hint, which never change results. CUBLASLT
@@ -12952,7 +12981,7 @@ static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t 
     return 0;
 }
 /* Finds two boxes that overlap, one from each of two spans, and writes their addresses to `overlap`. With in_place, two
-   boxes at the same address and of the same form are allowed. */
+   boxes at the same address and of the same form are allowed, if one of the two spans has one box. */
 static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
@@ -12989,7 +13018,7 @@ static int gmm__may_replace(const gmm__call *call, const gmm__span *a, const gmm
     };
     size_t i;
     if (!call->in_place || b->writes) return 0;
-    if (call->op != GMM_OP_ACT_BWD && call->op != GMM_OP_MLP_BWD) return 1; /* which have one input and one output */
+    if (call->op != GMM_OP_ACT_BWD && call->op != GMM_OP_MLP_BWD) return 1; /* ACCUMULATE: y may be an addend */
     for (i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         if (call->op == pairs[i].op && !strcmp(a->name, pairs[i].output) && !strcmp(b->name, pairs[i].input)) return 1;
     return 0;

@@ -22,11 +22,12 @@
  *     GMM_KERNELS_SCHEDULE   C and C++ compilers see the arithmetic of the Hopper products' work tiles (gmm_sm90_tile),
  *                        for tests
  *
- * Kernels are static, need sm_80, read group sizes on the device, and are launched with shapes that depend on
- * capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take plain argument
- * structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some kernels use
- * programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the stream
- * finishes, and wait for its completion before they access memory.
+ * Kernels are static (with GMM_PARTS hidden), need sm_80, read group sizes on the device, and are launched with shapes
+ * that depend on capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take
+ * plain argument structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some
+ * kernels use programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the
+ * stream finishes. They wait for its completion before they access memory, except that the schedulers of the Hopper
+ * products read the split early and compare it after the wait.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
  * are no floating-point atomics.
  *
@@ -37,6 +38,7 @@
 #include "gmm_quant.h"
 
 
+/* This conditional ends in hopper/schedule.cuh, which C compilers read too, and which opens the next one. */
 #if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
 #define GMM__GEMM_DONE
 /* .................................................................................... Common to all kernels ... */
@@ -161,9 +163,9 @@ GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
-   releases, so the default scope, the CTA, suffices; at cluster scope it would also wait for stores to device memory,
-   once per stage. */
+/* Arrives at the same barrier of CTA `rank` of the cluster. Reads of what the arrival releases are complete: wgmma has
+   finished, and values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would
+   also wait for stores to device memory, once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
@@ -285,8 +287,7 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
 }
-/* Reads the first `bytes` of 16 (or 4) bytes and writes zeros for the rest. `global` is an address of the global
-   space. */
+/* Reads the first `bytes` of 16 bytes and writes zeros for the rest. */
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
@@ -295,6 +296,7 @@ GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int ze
     asm volatile("{\n.reg .pred zeros;\nsetp.ne.s32 zeros, %2, 0;\n"
                  "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" : : "r"(smem), "l"(src), "r"(zeros));
 }
+/* Reads the first `bytes` of 4 bytes and writes zeros for the rest. `global`: an address of the global state space. */
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
 }
@@ -426,7 +428,8 @@ GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
-/* --- maxima of absolute values; _nan variants return NaN if an operand is NaN, the others ignore it --- */
+/* --- maxima. bf16x2 and f16x2 take signed values: callers clear sign bits. max_abs and max_nan_abs return max(a, |b|),
+   --- max_abs_abs max(|a|, |b|). max_nan variants return NaN if an operand is NaN, the others ignore it --- */
 GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
     return a;
@@ -493,14 +496,14 @@ GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, u
         "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
         : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
 }
-/* Adds the fraction `fraction` of the E2M1 step at m, multiplies by 2^-126 and truncates: bits 22 and up hold the
-   code. */
-GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
+/* Adds fraction_plus_128 - 128, in [0, 1), times the E2M1 step at m (half of the power of two at or below max(m, 1)),
+   multiplies by 2^-126 and truncates: bits 22 and up hold the code. */
+GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction_plus_128) {
     uint32_t bits;
     asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
         "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
         "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-        : "=r"(bits) : "f"(m), "f"(fraction));
+        : "=r"(bits) : "f"(m), "f"(fraction_plus_128));
     return bits;
 }
 /* A matrix of each group: group g is at table[g] or, without a table, at data + g stride. */
@@ -584,8 +587,8 @@ GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) 
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. All lanes
-   of the warp call it, with equal arguments. */
+/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]; to `groups`
+   if i >= ends[groups]. *g is at most that group before. All lanes of the warp call it, with equal arguments. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {
@@ -642,8 +645,9 @@ static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsig
 
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
-   as soon as the launch returns, and a captured graph keeps the captured values. */
+/* Writes up to GMM_COPY_VALUES words of 64 bits to device memory, one per thread of a CTA. The words are kernel
+   parameters, of which 448 fit the limit of 4096 bytes: so the host array may change as soon as the launch returns, and
+   a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
     uint64_t *dst;
@@ -815,9 +819,10 @@ typedef struct gmm_gemm_args {
    beta D, which is followed by the only rounding. Every engine applies the steps in the order of the list. A step is
    element-wise: it computes an element from the sum so far, a value of its row and a value of its column. */
 
-/* Steps: X(name, whether it reads a value per row, whether it reads a value per column). For each of them stand below
-   gmm_epilogue_<name>_present, which is the same for all threads, and gmm_epilogue_<name>, the arithmetic of one
-   element. A value that a call does not have is 1. */
+/* Steps: X(name, whether it reads a value per row, whether it reads a value per column). Each of them has
+   gmm_epilogue_<name>_present, which is the same for all threads; gmm_epilogue_<name>_values, which says where its
+   values are, is called for absent steps too, and reads no memory but a table that is present; and gmm_epilogue_<name>,
+   the arithmetic of one element. A value that a call does not have is 1. */
 #define GMM_EPILOGUE_STEP_LIST(X) \
     X(bias, 1, 1) \
     X(prob, 1, 0)
@@ -936,11 +941,11 @@ GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_co
     GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
     GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
-#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
-    GMM__CAT(gmm_ragged_k_, tag) = ragged,
+#define GMM__X(tag, ta, tb, grouped) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
+    GMM__CAT(gmm_k_grouped_, tag) = grouped,
 enum { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_ops_end };
 #undef GMM__X
-#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_gemm_, tag),
+#define GMM__X(tag, ta, tb, grouped) GMM__CAT(gmm_gemm_, tag),
 typedef enum gmm_gemm_op { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_op_count } gmm_gemm_op;
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_bm_, tag) = bm, GMM__CAT(gmm_bn_, tag) = bn, \
@@ -950,6 +955,19 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_tile_, tag),
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
+#undef GMM__X
+/* Rules of tiles. gmm_stage_load adds steps of rows to a swizzled offset, which is right for multiples of 8 rows.
+   gmm_mma_load_fragment adds blocks to it by XOR, which is an addition where a warp's extent is a power of two.
+   Fragments alternate between two buffers from one stage to the next. gmm_gemm_store_rows holds at most 64 columns of a
+   warp. */
+#define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
+    static_assert(32 * (wm) * (wn) % (bm) == 0 && 32 * (wm) * (wn) % (bn) == 0 && 32 * (wm) * (wn) % (bk) == 0, \
+                  "tile " #tag ": a CTA loads a multiple of 8 rows of a stage at once"); \
+    static_assert((bm) / (wm) % 16 == 0 && ((bm) / (wm) & ((bm) / (wm) - 1)) == 0 && (bk) % 32 == 0, \
+                  "tile " #tag ": a warp's rows are a power of two from 16 on, a stage's K steps of 16 even"); \
+    static_assert((bn) / (wn) == 16 || (bn) / (wn) == 32 || (bn) / (wn) == 64, \
+                  "tile " #tag ": a warp has 16, 32 or 64 columns");
+GMM_MMA_TILE_LIST(GMM__X)
 #undef GMM__X
 
 /* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
@@ -983,11 +1001,11 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 
 /* Advances *tile_index to the first tile of this CTA's sequence, at or after it, that has work, and describes the tile
    in *t. Returns 0 where there is none. Whole warp. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int k_grouped, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
-    if (!ragged_k) {
+    if (!k_grouped) {
         uint32_t row_tile;
         if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
         row_tile = (uint32_t)*tile_index / tiles_n;
@@ -1029,14 +1047,15 @@ typedef struct gmm_gemm_epilogue {
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int k_grouped,
+                                                      const gmm_gemm_tile *t) {
     gmm_gemm_epilogue epilogue;
-    epilogue.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    epilogue.d = gmm_kmat_data(&args->d, t->g) + (k_grouped ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
     epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
-    epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    epilogue.bias = !k_grouped && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
 #define GMM__X(name, rows, cols) \
-    epilogue.present[GMM_EPILOGUE_##name] = !ragged_k && gmm_epilogue_##name##_present(args); \
+    epilogue.present[GMM_EPILOGUE_##name] = !k_grouped && gmm_epilogue_##name##_present(args); \
     epilogue.values[GMM_EPILOGUE_##name] = gmm_epilogue_##name##_values(args, t->g, t->row);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
@@ -1046,6 +1065,11 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     return epilogue;
 }
 
+#define GMM__X(name, rows, cols) \
+    static_assert(!(cols) || GMM_EPILOGUE_##name == GMM_EPILOGUE_bias, \
+                  #name ": the portable products have values of columns for the bias alone");
+GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 /* Applies an epilogue step to four elements of a row of the group. `bias`: values of their columns, which no other step
    has. */
 GMM__DEVICE void gmm_gemm_apply_step(const gmm_epilogue_step step, const gmm_gemm_epilogue *o, int32_t row,
@@ -1160,12 +1184,12 @@ GMM__DEVICE void gmm_gemm_store_8_rows(const gmm_gemm_args *args, const gmm_gemm
 }
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
-GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
+GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int k_grouped, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (k_grouped ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * row_lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / row_lines, col = t->n0 + i % row_lines * (128 / size);
         if (row < t->m && col < args->n)
@@ -1319,7 +1343,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
     X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
     X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
-/* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
+/* Body 1: the product on tensor cores. preface.cuh lists the bodies that GMM__BODY selects. */
 #define GMM__BODY 1
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)
@@ -1660,7 +1684,8 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     }
 }
 
-/* Strides of the scales along k, in bytes: between blocks within four blocks, and between groups of four blocks. */
+/* Strides of the scales along k, in bytes: from block to block within four blocks, and from four blocks to the next
+   four. They fit 32 bits, since gmm__mma_plan_quantized limits extents. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;
@@ -2182,7 +2207,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
    the phase before the first.
        barrier         completed by, arrivals per phase                            waited for by      parity of wait
-       full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
+       full[n % S]     producer lane 0, in small-M mode lane 1 for every second    consumers          n / S
+                       stage (1, and the bytes of the TMA boxes);
                        packed weights also the 32 lanes of the scale loader (33);
                        gathered rows the 64 lanes of the gather warps (65)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
@@ -2435,6 +2461,11 @@ GMM_SM90_TILE_LIST(GMM__X)
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+    static_assert(!GMM__SM90(b_format, b_format_) || ((consumers_) == 2 && (wgmma_m_) == 1 && (m16_) <= 12), \
+                  "tile " #tag ": packed weights need two consumers of 64 columns each; wgmma RS has N up to 192");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
@@ -2443,10 +2474,17 @@ GMM_SM90_TILE_LIST(GMM__X)
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
-    static_assert(!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
-                                         GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
+    static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+    static_assert(!gmm_k_grouped_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
+    static_assert(gmm_k_grouped_##op || GMM__SM90(store_blocks, tile) != 8, \
+                  #kernel ": store slots of 8 blocks select the registers of wgrad"); \
+    static_assert(!GMM__SM90(tile_b, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
+                  #kernel ": packed weights are multiplied in forward and in bf16 alone");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
@@ -2574,7 +2612,8 @@ GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
 GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
     gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
 }
-/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
+/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. All lanes
+   have waited for the stage and read it: a wgmma instruction or __syncwarp precedes the call. */
 GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
     const uint32_t lane = threadIdx.x & 31;
     if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
@@ -2649,8 +2688,10 @@ GMM_SM90_TILE_LIST(GMM__X)
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
 static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
               offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
-              (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128,
-              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");
+              (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128 &&
+              (int)gmm_sm90_smem_bytes_160x256 == (int)gmm_sm90_smem_bytes_256x128 &&
+              (int)gmm_sm90_smem_groups_160x256 == (int)gmm_sm90_smem_groups_256x128,
+              "the two tiles of a kernel have their barriers and their tile ring at the same offsets, and equal sizes");
 /* One wrapper for each wgmma instruction and shape. */
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
 GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.aligned;" : : : "memory"); }
@@ -2818,9 +2859,9 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, ui
 GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + lane / 4 + (u & 2 ? 8 : 0); }
 GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
 
-/* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
-   sums of cluster tiles. schedule.cuh has its arithmetic and says what a cluster tile is. All but gmm_sm90_table_bytes
-   runs in the scheduler warp of a CTA. */
+/* State of the consumer warp groups, and behind it the tile scheduler of the Hopper products on the device: the split
+   reader, the choice of a tile for the split, the sums of cluster tiles. schedule.cuh has the arithmetic and says
+   what a cluster tile is. From gmm_sm90_lane_groups on, everything runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -3635,7 +3676,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes */
+        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes, since
+                             gmm__wgmma_choose declines matrices of 64 GiB and more */
         int32_t x, k_end, lines;
         int64_t first; /* row of the product in line 0 */
         int i;
@@ -3672,7 +3714,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
 
    A row of the slot has 64 gate columns and the 64 linear columns that belong to them, in blocks as in D, or, where
    blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
-   each; all vectors are within the matrices, since ffn is a multiple of 64. */
+   each; all vectors are within the matrices, since ffn is a multiple of 64. Rows of D and h begin at multiples of 16
+   bytes: gmm__wgmma_serves_glu checks D, and h is in the workspace or in what forward saves. */
 
 /* The probabilities of a thread's rows of h, of a slot with `count` rows from row `row` of the tile on. */
 GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,
@@ -3910,8 +3953,8 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
-   more than one. */
+/* Launches a kernel of the Hopper products with at most `blocks` CTAs, as clusters of two CTAs where there is more than
+   one. */
 static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
                                                    void *args, cudaStream_t stream) {
     const int cluster = blocks > 1 ? 2 : 1;
@@ -3931,7 +3974,8 @@ static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t b
     config.dynamicSmemBytes = (size_t)smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
+    /* With an SM limit this launch waits for the end of its predecessor. Otherwise its CTAs would occupy, beside the
+       predecessor's, the multiprocessors that the limit leaves to others. */
     error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
@@ -3941,7 +3985,7 @@ static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t b
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+/* Encodes the tensor maps and launches the kernel with at most `blocks` CTAs. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {
@@ -4083,11 +4127,11 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = other_regs_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
@@ -4130,7 +4174,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -4138,13 +4182,13 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -4155,7 +4199,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -4189,13 +4233,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -4370,6 +4414,18 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
    warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
+/* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
+   tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+    static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
+    static_assert(128 * ((consumers_) * (consumer_regs_) + (other_regs_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
+                  (other_regs_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
+    static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
+                  "tile " #tag ": a lane stores or loads one box"); \
+    static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
+                  "tile " #tag ": a tile that predicts has its group tables in shared memory");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                        const int lane_groups, int known, int32_t tile_n) {
     int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
@@ -4591,7 +4647,7 @@ static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+/* Encodes the tensor maps and launches the kernel with at most `blocks` CTAs. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {
@@ -5042,17 +5098,18 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
    over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
-    gmm_kmat dy, db, bias;
+    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. Without db only d_bias_scale is computed, which needs bias */
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;        /* [chunks][n] partial sums */
+    float *partials;        /* with db: [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
     const float *bias_scale; /* NULL: ones */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    int32_t row_add, zero_tail;
+    int32_t d_bias_scale_add; /* 1: d_bias_scale is added to instead of stored */
+    int32_t zero_tail;       /* 1: entries of d_bias_scale behind the last group become 0 */
     float *d_bias_scale;     /* NULL: not written */
     gmm_row_index dy_index;
 } gmm_bgrad_args;
@@ -5246,7 +5303,7 @@ typedef struct gmm__act_args {
     const float *prob;
     float *dprob;
     uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
-    int32_t groups;            /* whose row offsets end at valid_rows */
+    int32_t groups;            /* with amax: valid_rows is the last of groups + 1 row offsets, which are read too */
 } gmm__act_args;
 
 typedef struct gmm__route_args {
@@ -5254,8 +5311,9 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;                        /* aux_coeff E / (topk T^2 B), where T is a sequence's tokens, and z_coeff / T;
-                                            with padding without the T's. 0: the loss is not computed */
+    float aux, z;                        /* aux: aux_coeff E / (topk T^2 B), T: tokens of a sequence; z: z_coeff over
+                                            the call's tokens. With padding both are without these counts, and kernels
+                                            divide by the tokens that are no padding. 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets, aux_loss and total_counts */
     float *probs, *aux_loss, *z_loss;
@@ -5266,7 +5324,7 @@ typedef struct gmm__route_args {
     int32_t *sequence_counts;            /* [B][E] with several sequences and aux_loss; else NULL */
     int64_t *total_counts;               /* raised by the counts */
     const uint8_t *padding;
-    int32_t *valid;                      /* [B] with padding: tokens that are none */
+    int32_t *valid;                      /* [B] with padding: each sequence's tokens that are no padding; else NULL */
     float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
     int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
     float tolerance;
@@ -5305,7 +5363,7 @@ typedef struct gmm__permute_args {
     const float *probs;        /* probabilities of slots; NULL: ones */
     const float *row_probs_in; /* read by gmm__k_gather_probs */
     uint32_t *fault;           /* NULL: faults are not reported */
-    float *row_probs;          /* written by gmm__k_permute_rows */
+    float *row_probs;          /* written by gmm__k_permute_rows and gmm__k_gather_row_probs */
     float *dprobs;             /* written by gmm__k_gather_probs and gmm__k_unpermute_dots */
 } gmm__permute_args;
 
@@ -5973,7 +6031,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float e
     return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
 }
 
-/* Maximum over the 4, 8 or 32 lanes that share a block. */
+/* Maximum over each aligned group of `lanes` adjacent lanes, a power of two; every lane receives it. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -6120,7 +6178,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         for (i = 0; i < 4; i++)
             code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], encode_scale), (word >> 8 * i) & 0xFFu) << 4 * i;
     } else code = gmm__quant_codes(f->dtype, v, encode_scale);
-    if (view->apart) {
+    if (view->mn_major) {
 #pragma unroll
         for (i = 0; i < 4; i++)
             codes[(4 * lane + i) * GMM__QUANT_CODES_PITCH + l] =
@@ -6203,7 +6261,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         gmm__quant_load_line(x, columnwise, l, hadamard, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
-    if (!s->view.apart) return;
+    if (!s->view.mn_major) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES_PITCH;
@@ -6638,9 +6696,10 @@ GMM__DEVICE uint32_t gmm_e2m1x8_random(const float v[8], float encode_scale, con
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         const float m = gmm_e2m1_product(v[j], encode_scale, 1);
-        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
+        /* 128 plus the random byte times 2^-8 */
+        const float fraction_plus_128 =
+            gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction_plus_128);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm_e2m1_signs(v);
@@ -6755,6 +6814,7 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
 enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
+static_assert((int)GMM_CAST_ACT_SLOTS >= (int)GMM_CAST_FP8_CODES, "columnwise codes replace the activation's slots");
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {
@@ -9280,8 +9340,9 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 }
 #endif /* GMM__HOLDS(0) */
 
-#endif /* GMM_IMPLEMENTATION */
+#endif /* GMM__GEMM_REST_DONE: opened at the end of hopper/schedule.cuh */
 
+/* Continues the #ifndef GMM__BODY of preface.cuh: each body is a branch, and the last one ends it. */
 #elif !defined(GMM__ROW)
 #error "gmm: a body needs GMM__ROW"
 
@@ -9295,7 +9356,7 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 #define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
-#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_k_grouped_, GMM__OP)
 /* Columns of a warp, blocks of 16 rows and of 8 columns in them, and steps of 16 values of k in a stage. */
 #define GMM__WN (GMM__CFG(bn) / GMM__CFG(wn))
 #define GMM__MT (GMM__CFG(bm) / GMM__CFG(wm) / 16)
@@ -9498,7 +9559,7 @@ GMM__ROW_KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
-        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        K_GROUPED = (int)GMM__CAT(gmm_k_grouped_, GMM__OP),
         BM = gmm_bm_f32, BN = gmm_bn_f32, BK = gmm_bk_f32, LD = gmm_ld_f32
     };
     __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
@@ -9507,11 +9568,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     int64_t tile_index;
 
     tile.g = 0;
-    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, K_GROUPED, BM, BN, &tile_index, &tile);
          tile_index += gridDim.x) {
         const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
-        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
-                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const char *b = gmm_kmat_data(&args.b, K_GROUPED ? 0 : tile.g) +
+                        4 * ((K_GROUPED ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
         const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
         const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
@@ -9553,7 +9614,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, K_GROUPED, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
@@ -9571,7 +9632,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!K_GROUPED && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__KERNEL_NAME
 #undef GMM__OP
@@ -9588,7 +9649,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #define GMM__TB (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND)
 #define GMM__BLOCK_SCALED (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND)
 #define GMM__DTYPE (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND)
-#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_k_grouped_, GMM__OP)
 /* The tile's columns, its rows of A and B together, and log2 of its columns in units of 64. */
 #define GMM__BN (GMM__BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0)
 #define GMM__MN (GMM_QGEMM_TILE_M + GMM__BN)
@@ -10040,7 +10101,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
                                 args.offsets[args.groups], (int64_t)gridDim.x * blockDim.x);
 }
 
-/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value if d_bias_scale_add is 1. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
@@ -10074,7 +10135,8 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
         if (lane == 0)
-            args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
+            args.d_bias_scale[row] =
+                row < valid_rows && args.d_bias_scale_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
     if (GMM__GATHERED)
         gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x, valid_rows,
@@ -10600,7 +10662,7 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__TAG
 #undef GMM__ROW
 
-/* ................................................................................. Body: products on Hopper ... */
+/* ............................................................................. Body: one wgmma instruction ... */
 #elif GMM__BODY == 8
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
@@ -10658,7 +10720,7 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 #endif
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
-#define GMM__K_GROUPED GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED GMM__CAT(gmm_k_grouped_, GMM__OP)
 #define GMM__GLU GMM__CAT(GMM__IS_GLU_, GMM__OP)
 #if GMM__GLU
 #define GMM__WGMMA_OP fwd /* whose operands glu has */
@@ -11270,7 +11332,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
     const gmm_sm90_tile_shape second_shape = { GMM__SECOND_CFG(tile_n), GMM__SECOND_CFG(m16) };
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, s->ends);
-    if ((threadIdx.x & 31) == 0) /* no group has more than 64 rows, or 128 if their mean is 3/4 of the largest */
+    /* no group has more than 64 rows; or none has more than 128, and the mean of those with rows is at least 3/4 of the
+       largest */
+    if ((threadIdx.x & 31) == 0)
         smem->ring.small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
                              (stats.max_rows <= GMM_SM90_SMALL_M &&
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
@@ -11365,7 +11429,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
 }
 
 /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a warm-up tile
-   without rows: it loads nothing, but brings code and parameters into the caches. */
+   without rows: it loads no operand, but brings code and parameters into the caches. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
     const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;
@@ -12378,7 +12442,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
         return;
     }
-    GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
+    GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
     if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
     else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
     else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))
@@ -12560,7 +12624,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.line0 = c0;
             s.along0 = p.row;
             s.lines = n;
-            s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.along = a.grouped && !s.view.mn_major ? GMM_TILE : (int32_t)p.m;
             s.per_line = a.col_amax != NULL;
             s.amax = a.col_amax ? a.col_amax + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;
@@ -12642,7 +12706,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES]; /* slots before that */
+    /* columnwise codes; with GMM__ACT first the lanes' slots of the activation, which all lanes have read by then */
+    __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };

@@ -1239,7 +1239,8 @@ typedef struct gmm__qview {
     gmm_scaling scaling;
     gmm_scale_order order;
     gmm_direction direction;
-    int32_t apart;        /* 1: elements of a line are ld apart, lines 1 (columnwise MX32); 0: the reverse */
+    int32_t mn_major;     /* place of element a of line l: 1: a * ld + l, as in the source (columnwise MX32);
+                             0: l * ld + a */
     int32_t per_line;     /* amax has one value per line */
     int64_t ld;
     int64_t lines, along; /* lines and elements of a line, as the layout of the scales counts them (padded) */
@@ -1262,13 +1263,13 @@ GMM__HD gmm__qview gmm__qview_of(const gmm_mat *m, gmm_direction direction, int 
     v.scaling = m->scaling;
     v.order = m->scale_order;
     v.direction = direction;
-    v.apart = !rowwise && m->scaling == GMM_SCALING_MX32;
+    v.mn_major = !rowwise && m->scaling == GMM_SCALING_MX32;
     v.per_line = (m->flags & (uint32_t)GMM_MAT_ROW_AMAX) != 0;
     v.ld = m->ld;
     v.lines = rowwise ? padded_rows : cols;
     v.along = rowwise ? cols : padded_rows;
     v.e4m3_max = m->flags & (uint32_t)GMM_MAT_E4M3_256 ? 256.0f : 448.0f;
-    element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.apart ? row * m->ld : start;
+    element = !grouped ? (m->table ? 0 : g * m->group_stride) : rowwise || v.mn_major ? row * m->ld : start;
     scale = grouped ? gmm_scale_base(m->scaling, direction, cols, g, row, start)
                     : m->scale_table ? 0 : g * gmm__scale_count(m->scaling, v.lines, v.along);
     v.data = (uint8_t *)(m->table ? m->table[g] : m->data);
@@ -1282,7 +1283,7 @@ GMM__HD int64_t gmm__qview_scale(const gmm__qview *v, int64_t l, int64_t j) {
     return gmm_scale_index(v->scaling, v->order, v->direction, v->lines, v->along, l, j);
 }
 GMM__HD uint8_t gmm__qview_code(const gmm__qview *v, int64_t l, int64_t a) {
-    const int64_t i = v->apart ? a * v->ld + l : l * v->ld + a;
+    const int64_t i = v->mn_major ? a * v->ld + l : l * v->ld + a;
     return v->dtype == GMM_E2M1 ? gmm_nibble(v->data, i) : v->data[i];
 }
 /* Decode scale of block j of line l, by which its codes are multiplied. `whole` 0: only the part of it that differs by

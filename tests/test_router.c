@@ -679,9 +679,9 @@ static void other_errors(int arg) {
     d.indices = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "indices", "12 values");
     d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_to_dense, GMM_E_NULL, "map is NULL", "nothing is asked");
     d.map = NULL; d.values = d.probs = NULL; REFUSED(gmm_route_from_dense, GMM_E_NULL, "map is NULL", "values");
-    d.counts = route_ints_out(4); REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "counts", "no map");
+    d.counts = route_ints_out(4); REFUSED(gmm_route_to_dense, GMM_E_CONFIG, "counts", "counts nothing");
     d.offsets = route_ints_out(5); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "offsets", "without counts");
-    d.map = NULL; d.counts = route_ints_out(4); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "counts", "no map");
+    d.map = NULL; d.counts = route_ints_out(4); REFUSED(gmm_route_from_dense, GMM_E_CONFIG, "counts", "without map");
     d.values = (float *)(void *)((char *)good.values + 2); REFUSED(gmm_route_to_dense, GMM_E_ALIGN, "values");
     d.map = (uint8_t *)good.probs; REFUSED(gmm_route_to_dense, GMM_E_ARG, "overlaps");
     T_REFUSED(GMM_E_NULL, gmm_route_to_dense(T.ctx, NULL, T.stream), "gmm_route_to_dense", "dense", NULL);

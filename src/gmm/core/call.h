@@ -116,8 +116,7 @@ typedef struct gmm__plan {
     int32_t kernel;              /* row of the engine's kernel table */
     const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
-    int32_t grid[3], block, cluster;
-    size_t shared_bytes;
+    int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;

@@ -1,6 +1,6 @@
 /* Reads descriptors into a gmm__call and checks them, formats the messages of refused calls, and lays out the workspace
-   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults; one named gmm__check_* only
-   checks. */
+   of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults. One named gmm__check_* refuses
+   what breaks a rule; it may record memory for gmm__check_overlap, and store in the call what it derives. */
 
 /* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
    descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
@@ -439,7 +439,7 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
-/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve has set plan->workspace. */
+/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);

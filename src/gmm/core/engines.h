@@ -188,7 +188,7 @@ static int gmm__tables_overlap(const gmm__span *a, const gmm__span *b, uint64_t 
     return 0;
 }
 /* Finds two boxes that overlap, one from each of two spans, and writes their addresses to `overlap`. With in_place, two
-   boxes at the same address and of the same form are allowed. */
+   boxes at the same address and of the same form are allowed, if one of the two spans has one box. */
 static int gmm__spans_overlap(const gmm__span *a, const gmm__span *b, int in_place, uint64_t overlap[2]) {
     int64_t i, j;
     if (a->high <= b->low || b->high <= a->low) return 0;
@@ -225,7 +225,7 @@ static int gmm__may_replace(const gmm__call *call, const gmm__span *a, const gmm
     };
     size_t i;
     if (!call->in_place || b->writes) return 0;
-    if (call->op != GMM_OP_ACT_BWD && call->op != GMM_OP_MLP_BWD) return 1; /* which have one input and one output */
+    if (call->op != GMM_OP_ACT_BWD && call->op != GMM_OP_MLP_BWD) return 1; /* ACCUMULATE: y may be an addend */
     for (i = 0; i < sizeof pairs / sizeof pairs[0]; i++)
         if (call->op == pairs[i].op && !strcmp(a->name, pairs[i].output) && !strcmp(b->name, pairs[i].input)) return 1;
     return 0;

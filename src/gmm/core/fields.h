@@ -2,7 +2,7 @@
 
 /* The optional fields, options and flags of calls, one per row. A row gives the operations whose descriptors have the
    field (a range of GMM_OP_LIST), the condition under which a call uses it, and for each engine 1 if it honours the
-   field. gmm__select_from declines an engine that does not honour a field which the call uses, so that no engine
+   field. gmm__plan_row declines an engine that does not honour a field which the call uses, so that no engine
    silently ignores one. Whoever adds a field to a descriptor adds a row here, with 1 for the engines that implement it.
    Also 1     permissions (allow_*, fp8_fast_accum) and settings of one engine (tile, workspace_limit), which other
               engines may ignore; on the CPU engine sm_limit and groups.rows_hint, which never change results. CUBLASLT

@@ -236,12 +236,25 @@ static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes,
     return GMM_OK;
 }
 
-/* Checks the cache of quantized weights, which forward writes and backward reads, if there is one. */
-static gmm_status gmm__mlp_cache_buffer(gmm__call *call, int writes, size_t need) {
+/* Checks the caller's buffers of forward or backward, of an MLP or a layer, against what the plan needs. `cache` is the
+   name of the weight cache, which forward writes and backward reads. */
+static gmm_status gmm__check_buffers(gmm__call *call, const gmm__plan *plan, const void *saved, size_t saved_bytes,
+                                     const void *deferred, size_t deferred_bytes, const char *cache) {
+    const int fwd = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MOE_FWD;
     const gmm_mlp_quant *q = &call->quant;
-    return q->weight_cache ? gmm__mlp_buffer(call, "quant.weight_cache", writes, q->weight_cache,
-                                             q->weight_cache_bytes, need)
-                           : GMM_OK;
+    gmm_status s = GMM_OK;
+    if (!fwd || saved)
+        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes, plan->saved_bytes);
+    if (s == GMM_OK && !fwd)
+        s = gmm__mlp_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
+    if (s == GMM_OK && q->weight_cache)
+        s = gmm__mlp_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
+    return s;
+}
+static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
+    const gmm_mlp *d = &call->d.mlp;
+    return gmm__check_buffers(call, plan, d->saved, d->saved_bytes, d->deferred, d->deferred_bytes,
+                              "quant.weight_cache");
 }
 
 /* Checks the fields of the queue, which the caller may have set. */
@@ -276,18 +289,6 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
     return gmm__write_layout(&call, layout, &full, sizeof full);
 }
 
-/* Checks the caller's buffers of forward or backward against what the plan needs. */
-static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
-    const gmm_mlp *d = &call->d.mlp;
-    const int fwd = call->op == GMM_OP_MLP_FWD;
-    gmm_status s = GMM_OK;
-    if (!fwd || d->saved)
-        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, d->saved, d->saved_bytes,
-                            plan->saved_bytes);
-    if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(call, "deferred", 1, d->deferred, d->deferred_bytes, plan->deferred_bytes);
-    return s != GMM_OK ? s : gmm__mlp_cache_buffer(call, fwd, plan->weight_cache_bytes);
-}
 /* Checks that the queue takes the weight gradients of a backward that delays them. */
 static gmm_status gmm__mlp_check_append(gmm__call *call) {
     const gmm_wgrad_queue *q = call->d.mlp.queue;

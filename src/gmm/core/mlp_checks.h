@@ -5,10 +5,11 @@ static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
     return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
 }
 
-/* Refuses an operand that is given although the configuration has none. */
-static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, int configured) {
+/* Refuses an operand that is given although config.`field` is 0. */
+static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, const char *field,
+                                            int configured) {
     if (given && !configured)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "is given, but the configuration has none");
+        return gmm__refuse(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
     return GMM_OK;
 }
 
@@ -58,7 +59,9 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(directions >> direction & 1)) continue;
-        if (direction && !m.columnwise) return gmm__refuse(call, GMM_E_NULL, name, "is NULL");
+        if (direction && !m.columnwise)
+            return gmm__refuse(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized weight",
+                               gmm_op_name(call->op));
         s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
                             direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
@@ -239,6 +242,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     gmm_status s = gmm__open(call, ctx, op, function, checks == GMM__MLP_QUERY);
     const int query = checks == GMM__MLP_QUERY;
     int64_t elements, bytes;
+    int k;
     gmm_error error;
     gmm_groups g;
 
@@ -276,17 +280,23 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (s != GMM_OK) return s;
     call->in = c->hidden;
     call->out = c->hidden_out;
-    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, c->prob)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, c->bias1)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, c->bias2)) != GMM_OK ||
-        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, c->prob)) != GMM_OK)
+    if ((s = gmm__mlp_check_configured(call, "b1", d->b1 != NULL, "bias1", c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "b2", d->b2 != NULL, "bias2", c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "prob", d->prob != NULL, "prob", c->prob)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db1", d->db1 != NULL, "bias1", c->bias1)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "db2", d->db2 != NULL, "bias2", c->bias2)) != GMM_OK ||
+        (s = gmm__mlp_check_configured(call, "dprob", d->dprob != NULL, "prob", c->prob)) != GMM_OK)
         return s;
 
     if (!gmm__mul(call->rows, gmm__mlp_fc1_cols(call), &elements) || !gmm__mul(elements, 16, &bytes))
         return gmm__refuse(call, GMM_E_OVERFLOW, "config.ffn", "%lld rows of %lld columns do not fit 64 bits",
                            (long long)call->rows, (long long)gmm__mlp_fc1_cols(call));
+    for (k = 0; k < 2; k++) { /* a table of weights has no group_stride, by which gmm__read_mat would find this */
+        const gmm__extents w = gmm__mlp_weight_extents(call, k ? GMM__W2 : GMM__W);
+        if (!gmm__mul(w.rows, w.cols, &bytes) || !gmm__mul(bytes, w.matrices, &bytes) || !gmm__mul(bytes, 16, &bytes))
+            return gmm__refuse(call, GMM_E_OVERFLOW, k ? "w2" : "w1", "%lld matrices of %lld x %lld do not fit 64 bits",
+                               (long long)w.matrices, (long long)w.rows, (long long)w.cols);
+    }
     if ((s = gmm__mlp_check_indices(call)) != GMM_OK) return s;
     call->query = checks != GMM__MLP_LAUNCH;
     s = gmm__mlp_read_rows(call);

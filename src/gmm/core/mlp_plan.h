@@ -38,6 +38,10 @@ static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes)
     }
     return arena->memory ? arena->memory + at : NULL;
 }
+/* A packed matrix of `rows` x `cols` in an arena. */
+static gmm_mat gmm__place_rows(gmm__mlp_arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    return gmm_mat_packed(dtype, gmm__mlp_place(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
+}
 static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
     int32_t i, kept = 0;
     for (i = 0; i < arena->count; i++)
@@ -419,16 +423,22 @@ static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_li
     steps->step[steps->count - 1].param = param;
 }
 
+/* Plans a step; `prepared` is the status of its checks. If it is refused, declines `plan` with the reason and restores
+   the context's error, since another engine may serve the call. */
+static int gmm__plan_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, gmm__plan *step_plan,
+                          gmm__plan *plan) {
+    if (prepared == GMM_OK && gmm__select(step, step_plan) == GMM_OK) return 1;
+    (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
+    step->ctx->error = *last_error;
+    return 0;
+}
+
 /* Raises *bytes to the workspace of one step, and notes in `plan` which engine serves it. Returns 0 if none does.
-   `prepared` is the status of the step's checks; *last_error is restored if the step is declined. */
+   `prepared` and last_error as in gmm__plan_step. */
 static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm_error *last_error, size_t *bytes,
                                  gmm__plan *plan) {
     gmm__plan step_plan;
-    if (prepared != GMM_OK || gmm__select(step, &step_plan) != GMM_OK) {
-        (void)gmm__decline(plan, "%.180s", step->ctx->error.text);
-        step->ctx->error = *last_error; /* a declined plan is no error: another engine may serve the call */
-        return 0;
-    }
+    if (!gmm__plan_step(step, prepared, last_error, &step_plan, plan)) return 0;
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
     if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
@@ -440,13 +450,5 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
                        step->ctx->wgmma_unavailable);
 #endif
     return 1;
-}
-/* Raises *bytes to the workspace of a linear step. Returns 0 if it is declined. */
-static GMM__UNUSED int gmm__mlp_size_linear(const gmm__plan *plan, gmm_op op, const gmm_linear *l, size_t *bytes,
-                                            gmm__plan *out) {
-    gmm__call step;
-    const gmm_error last_error = plan->call->ctx->error;
-    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, op, plan->call->function, l, 1);
-    return gmm__mlp_measure_step(&step, s, &last_error, bytes, out);
 }
 

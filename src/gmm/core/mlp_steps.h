@@ -14,8 +14,7 @@ static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, g
 }
 /* A packed matrix with the rows of the groups in an arena. */
 static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, steps->call->rows * cols *
-                                                                         (gmm_dtype_bits(steps->dtype) / 8)));
+    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */

@@ -86,11 +86,7 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
     gmm__plan step_plan;
     const size_t before = steps->step[i].workspace;
     const gmm_status s = gmm__moe_prepare_step(steps, i, 1, &step);
-    if (s != GMM_OK || gmm__select(&step, &step_plan) != GMM_OK) {
-        (void)gmm__decline(plan, "%.180s", ctx->error.text);
-        ctx->error = last_error;
-        return 0;
-    }
+    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
     if (before + step_plan.workspace_bytes > plan->workspace_bytes)
         plan->workspace_bytes = before + step_plan.workspace_bytes;
     if (text) gmm__describe_plan(text, &step_plan);
@@ -191,20 +187,13 @@ GMMDEF gmm_status gmm_moe_saved_query(gmm_context *ctx, gmm_op op, const gmm_moe
 /* Checks the caller's buffers, and launches. */
 static gmm_status gmm__moe_run(gmm_context *ctx, gmm_op op, const char *function, const gmm_moe *moe, void *workspace,
                                size_t workspace_bytes, gmm_stream stream) {
-    const int fwd = op == GMM_OP_MOE_FWD;
     gmm__call call;
     gmm__plan plan;
     const gmm_moe *d = &call.d.moe;
     gmm_status s = gmm__moe_prepare(&call, ctx, op, function, moe, 0);
     if (s != GMM_OK || (s = gmm__select(&call, &plan)) != GMM_OK) return s;
-    if (!fwd || d->saved)
-        s = gmm__mlp_buffer(&call, "saved", fwd || call.config.overwrite_saved, d->saved, d->saved_bytes,
-                            plan.saved_bytes);
-    if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(&call, "deferred", 1, d->deferred, d->deferred_bytes, plan.deferred_bytes);
-    if (s == GMM_OK && call.quant.weight_cache)
-        s = gmm__mlp_buffer(&call, "mlp.quant.weight_cache", fwd, call.quant.weight_cache,
-                            call.quant.weight_cache_bytes, plan.weight_cache_bytes);
+    s = gmm__check_buffers(&call, &plan, d->saved, d->saved_bytes, d->deferred, d->deferred_bytes,
+                           "mlp.quant.weight_cache");
     return s != GMM_OK ? s : gmm__serve_plan(&call, &plan, workspace, workspace_bytes, stream);
 }
 

@@ -141,6 +141,15 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
 }
 
 /* Reads the configuration and the caller's descriptors of MLP and route. */
+/* The steps of a layer multiply rows by columns before the checks of its MLP do. */
+static gmm_status gmm__moe_check_rows(gmm__call *call) {
+    const int64_t widest = call->in > call->out ? call->in : call->out;
+    int64_t bytes;
+    if (gmm__mul(call->rows, widest, &bytes) && gmm__mul(bytes, 16, &bytes)) return GMM_OK;
+    return gmm__refuse(call, GMM_E_OVERFLOW, call->in > call->out ? "mlp.config.hidden" : "mlp.config.hidden_out",
+                       "%lld rows of %lld columns do not fit 64 bits", (long long)call->rows, (long long)widest);
+}
+
 static gmm_status gmm__moe_read_parts(gmm__call *call) {
     const gmm_moe *d = &call->d.moe;
     gmm_mlp_config *c = &call->config;
@@ -160,7 +169,7 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
         return gmm__refuse_member(call, error.status, "mlp.config", error.text);
     call->in = c->hidden;
     call->out = c->hidden_out;
-    if (d->route && (s = gmm__moe_check_route(call)) != GMM_OK) return s;
+    if ((s = gmm__moe_check_rows(call)) != GMM_OK || (d->route && (s = gmm__moe_check_route(call)) != GMM_OK)) return s;
     if (!d->route && !d->probs) {
         if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
             return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");

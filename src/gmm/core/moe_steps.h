@@ -67,8 +67,7 @@ static void gmm__moe_add_step(gmm__moe_steps *steps, gmm_op op, const void *desc
 }
 /* Rows of the MLP in an arena. */
 static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    const int64_t bytes = steps->call->rows * cols * (gmm_dtype_bits(steps->dtype) / 8);
-    return gmm_mat_packed(steps->dtype, gmm__mlp_place(arena, owner, bytes));
+    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Finds the maps in `saved`, or places them in the workspace. */

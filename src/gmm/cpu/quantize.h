@@ -129,13 +129,13 @@ static void gmm__quant_store(const gmm__qview *v, int64_t l0, int64_t a0, int64_
                              int64_t along, const gmm__quant_scratch *w) {
     const int width = gmm_block_along(v->scaling);
     int64_t l, a, j;
-    for (l = 0; l < data_lines && !v->apart; l++) {
+    for (l = 0; l < data_lines && !v->mn_major; l++) {
         const uint8_t *code = w->code + l * GMM_TILE;
         uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((l0 + l) * v->ld + a0) / 2 : (l0 + l) * v->ld + a0);
         if (v->dtype != GMM_E2M1) memcpy(dst, code, (size_t)along);
         else for (a = 0; a < along; a += 2) dst[a / 2] = (uint8_t)(code[a] | code[a + 1] << 4);
     }
-    for (a = 0; a < along && v->apart; a++) {
+    for (a = 0; a < along && v->mn_major; a++) {
         uint8_t *dst = v->data + (v->dtype == GMM_E2M1 ? ((a0 + a) * v->ld + l0) / 2 : (a0 + a) * v->ld + l0);
         if (v->dtype != GMM_E2M1) for (l = 0; l < lines; l++) dst[l] = w->code[l * GMM_TILE + a];
         else
@@ -221,7 +221,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
         t.blocks_per_line = width ? gmm__ceil_div(s.rows, width) : 1;
         t.first_block = c0 * t.blocks_per_line + (width ? s.row / width : 0);
         gmm_quantize_tile(&t, w->code, w->scale);
-        gmm__quant_store(&v, c0, s.row, n, n, v.apart ? s.m : along, w);
+        gmm__quant_store(&v, c0, s.row, n, n, v.mn_major ? s.m : along, w);
     }
 }
 

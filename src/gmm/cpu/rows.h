@@ -69,8 +69,8 @@ static GMM__NOINLINE void gmm__row_store(gmm_dtype dtype, void *dst, const float
 static GMM__NOINLINE void gmm__qview_load(const gmm__qview *v, int64_t l, int64_t a, int64_t n, int whole, float *dst) {
     const int64_t width = gmm_block_along(v->scaling) ? gmm_block_along(v->scaling) : v->along;
     const int fixed = !whole && v->scaling != GMM_SCALING_MX32 && v->scaling != GMM_SCALING_NV16;
-    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->apart ? l : l * v->ld);
-    const int64_t step = v->apart ? v->ld : 1;
+    const uint8_t *src = v->data + (v->dtype == GMM_E2M1 ? 0 : v->mn_major ? l : l * v->ld);
+    const int64_t step = v->mn_major ? v->ld : 1;
     int64_t i, end, first;
     if (v->dtype == GMM_E4M3)
         for (i = 0; i < n; i++) dst[i] = gmm_e4m3_to_f32(src[(a + i) * step]);

@@ -43,7 +43,7 @@ static int gmm__lt_open(gmm_context *ctx) {
     int current = 0;
     cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
-    if (current != ctx->config.device) (void)cudaSetDevice(current);
+    gmm__cuda_restore(ctx, current);
     (void)cudaGetLastError();
     return ctx->lt.handle != NULL;
 }

@@ -25,7 +25,30 @@ enum {
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
     if (e == cudaSuccess) return GMM_OK;
     (void)cudaGetLastError(); /* clears the error, so that the next call does not report it */
-    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: %s", call->function, cudaGetErrorString(e));
+    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: CUDA: %s%s%s%s", call->function, cudaGetErrorString(e),
+                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+}
+
+/* The largest extent of kernels that index by int32, so that it still fits rounded up to whole tiles. */
+enum { GMM__MAX_EXTENT = INT32_MAX - 1024 };
+
+/* The groups of a call with their splits as row offsets in device memory. */
+static gmm_groups gmm__groups_at(const gmm_groups *groups, const int64_t *offsets) {
+    gmm_groups g = *groups;
+    g.splits = offsets;
+    g.form = GMM_SPLIT_OFFSETS;
+    g.dtype = GMM_I64;
+    g.on_host = g.row_align = 0;
+    return g;
+}
+
+/* Sets *table to `source`, or to its copy in `region` of the workspace if the tables of `m` are in host memory. */
+static cudaError_t gmm__mma_device_table(const gmm__plan *plan, const gmm_mat *m, void *const *source, int64_t count,
+                                         int region, void *const **table, gmm_stream stream) {
+    *table = source;
+    if (!source || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
+    *table = (void *const *)gmm__part(plan, region);
+    return gmm_launch_copy(gmm__part(plan, region), source, count, stream);
 }
 
 /* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
@@ -97,9 +120,10 @@ typedef struct gmm__mma_split {
     const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__mma_split;
 
-/* An MLP computes the split once for all of its steps; for other calls this enqueues its computation into the
-   workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with those of 16 rows, to
-   `tiles16`. */
+/* An MLP computes the split once for its casts, dequantizations, activations and bias gradients; the products of MMA
+   compute it again, with the prefix sums of their kernel's tiles. For calls outside of an MLP this enqueues the
+   computation into the workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with
+   those of 16 rows, to `tiles16`. */
 static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
                                     gmm__mma_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -133,9 +157,8 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     out->table = m->table;
     out->ld = m->ld;
     out->stride = per_group ? m->group_stride * (gmm_dtype_bits(m->dtype) / 8) : 0;
-    if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    out->table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->groups.count, stream);
+    if (m->dtype == GMM_NONE) return cudaSuccess;
+    return gmm__mma_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
 }
 
 /* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
@@ -256,7 +279,7 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX / 16;
+    const int64_t max_extent = INT32_MAX / 16 / 128 * 128; /* 16 bytes times a padded extent fit 32 bits */
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
@@ -283,7 +306,9 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     plan->kernel_name = gmm_qgemm_kernels[plan->kernel].name;
     tiles_n = gmm__ceil_div(n, gmm_qgemm_kernels[plan->kernel].tile_cols);
-    if (max_tiles > INT32_MAX / tiles_n) return gmm__decline(plan, "has no kernel for so many tiles");
+    if (max_tiles > INT32_MAX / tiles_n)
+        return gmm__decline(plan, "takes at most %d tiles, not %lld rows of tiles with %lld each", INT32_MAX,
+                            (long long)max_tiles, (long long)tiles_n);
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
@@ -305,7 +330,7 @@ static int64_t gmm__mma_expected_rows(const gmm__call *call) {
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
 static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t G = call->groups.count, max_extent = INT32_MAX - 1024;
+    const int64_t G = call->groups.count, max_extent = GMM__MAX_EXTENT;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t rows = gmm__mma_expected_rows(call);
@@ -404,11 +429,8 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     args.b_rows = (int32_t)call->out;
     args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
     args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
-    if (args.b.scale_table && (args.b.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
-                            stream);
-    }
+    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                              GMM__MMA_SCALE_TABLE, &args.b.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -429,11 +451,7 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
     s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
                                  (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
-    groups = call->groups;
-    groups.splits = args.offsets;
-    groups.form = GMM_SPLIT_OFFSETS;
-    groups.dtype = GMM_I64;
-    groups.on_host = groups.row_align = 0;
+    groups = gmm__groups_at(&call->groups, args.offsets);
     if ((s = gmm__cuda_status(call, gmm__mma_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
 #ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
@@ -461,7 +479,7 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, max_extent = INT32_MAX - 1024;
+    const int64_t n = call->out, max_extent = GMM__MAX_EXTENT;
     const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     int64_t size;
@@ -506,7 +524,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
-    args.row_add = d->d_bias_scale_add;
+    args.d_bias_scale_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
     return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
 }

@@ -49,6 +49,16 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
     return 1;
 }
+/* The workspace of the bias gradient. Returns 0, and declines the plan, if no engine serves it. */
+static int gmm__mma_quant_bgrad_bytes(const gmm_linear *l, gmm__plan *plan, size_t *bytes) {
+    gmm__call step;
+    gmm__plan step_plan;
+    const gmm_error last_error = plan->call->ctx->error;
+    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, GMM_OP_LINEAR_BGRAD, plan->call->function, l, 1);
+    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
+    *bytes = step_plan.workspace_bytes;
+    return 1;
+}
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     const gmm_quantization *d = &call->d.quant;
     size_t counts[3], bgrad_bytes = 0;
@@ -59,7 +69,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
         gmm_options options;
         gmm_grad grad;
         const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mlp_size_linear(plan, GMM_OP_LINEAR_BGRAD, &l, &bgrad_bytes, plan)) return 0;
+        if (!gmm__mma_quant_bgrad_bytes(&l, plan, &bgrad_bytes)) return 0;
     }
     gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
     return 1;
@@ -198,7 +208,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
-    if (e == cudaSuccess && call->act_source && !a.vectorized) e = cudaErrorInvalidValue;
+    if (e == cudaSuccess && call->act_source && !a.vectorized)
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
+                           "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__mma_split split;
         const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);

@@ -69,8 +69,8 @@ static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **of
 static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return interleave == ffn ? 0 : interleave; }
 
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
-    if (call->rows > INT32_MAX || call->in > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d rows and columns", INT32_MAX - 1024);
+    if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
+        return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
     gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
     return 1;
 }
@@ -281,8 +281,8 @@ static gmm__permute_args gmm__mma_permute_args(const gmm__call *call, int src, i
 }
 
 static int gmm__mma_plan_permute(const gmm__call *call, gmm__plan *plan) {
-    if (call->d.permute.hidden > INT32_MAX - 1024)
-        return gmm__decline(plan, "takes at most %d columns", INT32_MAX - 1024);
+    if (call->d.permute.hidden > GMM__MAX_EXTENT)
+        return gmm__decline(plan, "takes at most %d columns", (int)GMM__MAX_EXTENT);
     return 1;
 }
 static gmm_status gmm__mma_launch_permute_fwd(const gmm__plan *plan, gmm_stream stream) {
@@ -385,35 +385,27 @@ static int gmm__mma_plan_glu_interleave(const gmm__call *call, gmm__plan *plan) 
     return 1;
 }
 
-/* Sets *table to a table in device memory; a host table is copied to the workspace. */
-static cudaError_t gmm__mma_device_table(const gmm__plan *plan, int role, int region, void *const **table,
-                                         gmm_stream stream) {
-    const gmm_mat *m = &plan->call->mat[role];
-    *table = m->table;
-    if (!m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), m->table, plan->call->d.glu.count, stream);
-}
-
 static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_glu *d = &call->d.glu;
     const gmm__launch_limits limits = gmm__mma_streaming_limits(call);
     gmm__glu_args a;
+    const gmm_mat *src = &call->mat[GMM__X_], *dst = &call->mat[GMM__Y];
     cudaError_t e;
     memset(&a, 0, sizeof a);
     a.src = gmm__mma_view(call, GMM__X_);
     a.dst = gmm__mma_view(call, GMM__Y);
-    a.src_stride = call->mat[GMM__X_].group_stride;
-    a.dst_stride = call->mat[GMM__Y].group_stride;
+    a.src_stride = src->group_stride;
+    a.dst_stride = dst->group_stride;
     a.count = d->count;
     a.ffn = d->ffn;
     a.cols = d->cols;
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, GMM__X_, GMM__GLU_SRC_TABLE, &a.src_table, stream);
-    if (e == cudaSuccess) e = gmm__mma_device_table(plan, GMM__Y, GMM__GLU_DST_TABLE, &a.dst_table, stream);
+    e = gmm__mma_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }

@@ -43,14 +43,13 @@ static GMM__UNUSED int gmm__wgmma_check_alignment(const gmm__call *call, int rol
 static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     enum cudaDriverEntryPointQueryResult result = cudaDriverEntryPointSymbolNotFound;
     void *encode = NULL;
-    int current = 0, built = 0;
-    cudaError_t e = cudaGetDevice(&current);
-    if (e == cudaSuccess) e = cudaSetDevice(ctx->config.device);
+    int current, built = 0;
+    cudaError_t e = gmm__cuda_enter(ctx, &current);
     if (e == cudaSuccess) {
         built = gmm_sm90_present();
         e = cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &encode, 12000, cudaEnableDefault, &result);
-        (void)cudaSetDevice(current);
     }
+    gmm__cuda_restore(ctx, current);
     (void)cudaGetLastError();
     ctx->wgmma_encode = (PFN_cuTensorMapEncodeTiled_v12000)encode;
     build->sm90a = (int32_t)(built != 0);
@@ -66,7 +65,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = INT32_MAX - 1024;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
@@ -84,7 +83,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
         return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
                             (long long)max_extent);
     tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
+        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
+                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
     if (!gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
@@ -110,7 +111,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
-    const int64_t max_extent = INT32_MAX - 1024;
+    const int64_t max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
     double cost = 0.0;
@@ -124,13 +125,15 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
     plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies, &cost);
     if (plan->kernel < 0)
-        return gmm__decline(plan, copies ? "has no kernel for these types"
-                                         : "has no kernel that gathers rows itself, as options.workspace_limit asks");
+        return copies ? gmm__decline(plan, "has no kernel for %s operands", gmm_dtype_name(dtype))
+                      : gmm__decline(plan, "has no kernel that gathers rows itself, as options.workspace_limit asks");
     k = &gmm_sm90_kernels[plan->kernel];
     plan->kernel_name = k->name;
     /* an upper bound, since the device may choose tiles of little more than half the height */
     tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n)) return gmm__decline(plan, "takes no so many tiles");
+    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
+        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
+                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups)
@@ -205,7 +208,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                                  ? 0 : gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         if (!rows) continue;
         if (rows + G * GMM_GROUP_ROWS > INT32_MAX / gmm__ceil_div(cols, 64))
-            return gmm__decline(plan, "converts no so many rows");
+            return gmm__decline(plan, "converts at most %d blocks of 64 columns, not %lld rows of %lld columns",
+                                INT32_MAX, (long long)rows, (long long)cols);
         blocks += gmm__ceil_div(rows + G * GMM_GROUP_ROWS, 32) * gmm__ceil_div(cols, GMM_EXPAND_SPAN);
         elements += rows * cols;
         gmm__reserve(plan, operand ? GMM__COPY_B : GMM__COPY_A, (size_t)(rows * cols) * 2);
@@ -275,11 +279,8 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
-    if (args.b_scale.scale_table && (args.b_scale.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-        args.b_scale.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-        e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role_b].scale_table, call->groups.count,
-                            stream);
-    }
+    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                              GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -311,11 +312,9 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
-        if (role == GMM__W && s->src.scale_table && (s->src.flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) {
-            s->src.scale_table = (void *const *)gmm__part(plan, GMM__MMA_SCALE_TABLE);
-            e = gmm_launch_copy(gmm__part(plan, GMM__MMA_SCALE_TABLE), call->mat[role].scale_table, G, stream);
-            if (e != cudaSuccess) return gmm__cuda_status(call, e);
-        }
+        e = gmm__mma_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__MMA_SCALE_TABLE,
+                                  &s->src.scale_table, stream); /* only weights have tables of scales */
+        if (e != cudaSuccess) return gmm__cuda_status(call, e);
         if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
             product->along = call->direction[role];
@@ -388,10 +387,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
             split.offsets = offsets;
         }
         if (s != GMM_OK) return s;
-        args.groups.splits = split.offsets;
-        args.groups.form = GMM_SPLIT_OFFSETS;
-        args.groups.dtype = GMM_I64;
-        args.groups.on_host = args.groups.row_align = 0;
+        args.groups = gmm__groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad) {

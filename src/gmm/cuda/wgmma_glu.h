@@ -14,7 +14,8 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (block % 64 && block != 8 && block != 16 && block != 32)
         return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins an act to z of x's dtype at multiples of 16 bytes alone");
+        return gmm__decline(plan, "joins no act to z of %s and ld %lld: must be of x's dtype, with rows at multiples "
+                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
     /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */

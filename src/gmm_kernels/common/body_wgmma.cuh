@@ -1,4 +1,4 @@
-/* ................................................................................. Body: products on Hopper ... */
+/* ............................................................................. Body: one wgmma instruction ... */
 #elif GMM__BODY == 8
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)

@@ -79,8 +79,8 @@ GMM__DEVICE int gmm_vec4_aligned(gmm_dtype dtype, const char *base, int64_t ld) 
     return (((uint64_t)(uintptr_t)base | (uint64_t)ld * (unit / 4)) & (unit - 1)) == 0;
 }
 
-/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]. All lanes
-   of the warp call it, with equal arguments. */
+/* Advances *g to the group that contains index `i`, where ends are prefix sums: ends[g] <= i < ends[g + 1]; to `groups`
+   if i >= ends[groups]. *g is at most that group before. All lanes of the warp call it, with equal arguments. */
 GMM__DEVICE void gmm_find_group32(const int32_t *ends, int32_t groups, int64_t i, int32_t *g) {
     int passed;
     do {

@@ -25,9 +25,10 @@ typedef struct gmm_gemm_args {
    beta D, which is followed by the only rounding. Every engine applies the steps in the order of the list. A step is
    element-wise: it computes an element from the sum so far, a value of its row and a value of its column. */
 
-/* Steps: X(name, whether it reads a value per row, whether it reads a value per column). For each of them stand below
-   gmm_epilogue_<name>_present, which is the same for all threads, and gmm_epilogue_<name>, the arithmetic of one
-   element. A value that a call does not have is 1. */
+/* Steps: X(name, whether it reads a value per row, whether it reads a value per column). Each of them has
+   gmm_epilogue_<name>_present, which is the same for all threads; gmm_epilogue_<name>_values, which says where its
+   values are, is called for absent steps too, and reads no memory but a table that is present; and gmm_epilogue_<name>,
+   the arithmetic of one element. A value that a call does not have is 1. */
 #define GMM_EPILOGUE_STEP_LIST(X) \
     X(bias, 1, 1) \
     X(prob, 1, 0)

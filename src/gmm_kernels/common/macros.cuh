@@ -1,4 +1,5 @@
 
+/* This conditional ends in hopper/schedule.cuh, which C compilers read too, and which opens the next one. */
 #if defined(GMM_IMPLEMENTATION) && defined(__CUDACC__) && !defined(GMM__GEMM_DONE)
 #define GMM__GEMM_DONE
 /* .................................................................................... Common to all kernels ... */

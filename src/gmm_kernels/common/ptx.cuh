@@ -66,9 +66,9 @@ GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of CTA `rank` of the cluster. wgmma has already finished reading what the arrival
-   releases, so the default scope, the CTA, suffices; at cluster scope it would also wait for stores to device memory,
-   once per stage. */
+/* Arrives at the same barrier of CTA `rank` of the cluster. Reads of what the arrival releases are complete: wgmma has
+   finished, and values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would
+   also wait for stores to device memory, once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
@@ -190,8 +190,7 @@ GMM__DEVICE void gmm_mma_f16(float d[4], const uint32_t a[4], const uint32_t *b)
 GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
     asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" : : "r"(smem), "l"(src));
 }
-/* Reads the first `bytes` of 16 (or 4) bytes and writes zeros for the rest. `global` is an address of the global
-   space. */
+/* Reads the first `bytes` of 16 bytes and writes zeros for the rest. */
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
@@ -200,6 +199,7 @@ GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int ze
     asm volatile("{\n.reg .pred zeros;\nsetp.ne.s32 zeros, %2, 0;\n"
                  "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" : : "r"(smem), "l"(src), "r"(zeros));
 }
+/* Reads the first `bytes` of 4 bytes and writes zeros for the rest. `global`: an address of the global state space. */
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     asm volatile("cp.async.ca.shared.global [%0], [%1], 4, %2;" : : "r"(smem), "l"(global), "r"(bytes) : "memory");
 }
@@ -331,7 +331,8 @@ GMM__DEVICE uint32_t gmm_mul_f16x2(uint32_t a, uint32_t b) {
     return r;
 }
 
-/* --- maxima of absolute values; _nan variants return NaN if an operand is NaN, the others ignore it --- */
+/* --- maxima. bf16x2 and f16x2 take signed values: callers clear sign bits. max_abs and max_nan_abs return max(a, |b|),
+   --- max_abs_abs max(|a|, |b|). max_nan variants return NaN if an operand is NaN, the others ignore it --- */
 GMM__DEVICE uint32_t gmm_max_bf16x2(uint32_t a, uint32_t b) {
     asm("max.bf16x2 %0, %0, %1;" : "+r"(a) : "r"(b));
     return a;
@@ -398,13 +399,13 @@ GMM__DEVICE void gmm_e2m1_candidates(float m, uint32_t *low, uint32_t *middle, u
         "fma.rn.f32 t, %3, 0f3F000000, 0f4B000004;\nmov.b32 %2, t;\n}"
         : "=r"(*low), "=r"(*middle), "=r"(*high) : "f"(m));
 }
-/* Adds the fraction `fraction` of the E2M1 step at m, multiplies by 2^-126 and truncates: bits 22 and up hold the
-   code. */
-GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction) {
+/* Adds fraction_plus_128 - 128, in [0, 1), times the E2M1 step at m (half of the power of two at or below max(m, 1)),
+   multiplies by 2^-126 and truncates: bits 22 and up hold the code. */
+GMM__DEVICE uint32_t gmm_e2m1_add_fraction(float m, float fraction_plus_128) {
     uint32_t bits;
     asm("{\n.reg .f32 e, f, t;\n.reg .b32 u;\nmax.f32 e, %1, 0f3F800000;\nmov.b32 u, e;\n"
         "and.b32 u, u, 0x7F800000;\nmov.b32 e, u;\nfma.rn.f32 f, %2, 0f3F000000, 0fC2800000;\n"
         "fma.rn.f32 t, e, f, %1;\nmul.rz.f32 t, t, 0f00800000;\nmov.b32 %0, t;\n}"
-        : "=r"(bits) : "f"(m), "f"(fraction));
+        : "=r"(bits) : "f"(m), "f"(fraction_plus_128));
     return bits;
 }

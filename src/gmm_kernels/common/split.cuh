@@ -1,7 +1,8 @@
 /* ....................................................................................... Values from the host ... */
 
-/* Writes up to GMM_COPY_VALUES words to device memory. The words are kernel parameters, so the host array may change
-   as soon as the launch returns, and a captured graph keeps the captured values. */
+/* Writes up to GMM_COPY_VALUES words of 64 bits to device memory, one per thread of a CTA. The words are kernel
+   parameters, of which 448 fit the limit of 4096 bytes: so the host array may change as soon as the launch returns, and
+   a captured graph keeps the captured values. */
 enum { GMM_COPY_VALUES = 448 };
 typedef struct gmm_copy_args {
     uint64_t *dst;

@@ -117,7 +117,8 @@ GMM__DEVICE void gmm_sm90_stage_advance(gmm_sm90_stage *s, uint32_t stages) {
 GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
     gmm_mbarrier_wait(gmm_sm90_full(stage_bars, s.index), s.phase);
 }
-/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. */
+/* A consumer warp releases stage `index` in each CTA of the cluster: lane i at the empty barrier of CTA i. All lanes
+   have waited for the stage and read it: a wgmma instruction or __syncwarp precedes the call. */
 GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
     const uint32_t lane = threadIdx.x & 31;
     if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);

@@ -137,7 +137,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
         return;
     }
-    GMM__SETMAXNREG_DEC(GMM__CFG(producer_regs));
+    GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
     if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
     else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
     else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))

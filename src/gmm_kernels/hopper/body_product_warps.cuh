@@ -5,7 +5,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
     const gmm_sm90_tile_shape second_shape = { GMM__SECOND_CFG(tile_n), GMM__SECOND_CFG(m16) };
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args.groups, s->ends);
-    if ((threadIdx.x & 31) == 0) /* no group has more than 64 rows, or 128 if their mean is 3/4 of the largest */
+    /* no group has more than 64 rows; or none has more than 128, and the mean of those with rows is at least 3/4 of the
+       largest */
+    if ((threadIdx.x & 31) == 0)
         smem->ring.small_m = stats.max_rows <= GMM_SM90_SMALL_M / 2 ||
                              (stats.max_rows <= GMM_SM90_SMALL_M &&
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
@@ -100,7 +102,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
 }
 
 /* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a warm-up tile
-   without rows: it loads nothing, but brings code and parameters into the caches. */
+   without rows: it loads no operand, but brings code and parameters into the caches. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
     const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;

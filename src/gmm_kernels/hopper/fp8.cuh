@@ -111,11 +111,11 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
     GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(producer_regs, tag) = producer_regs_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = other_regs_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
@@ -158,7 +158,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -166,13 +166,13 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -183,7 +183,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -217,13 +217,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, producer_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -398,6 +398,18 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
    warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
+/* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
+   tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+    static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
+    static_assert(128 * ((consumers_) * (consumer_regs_) + (other_regs_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
+                  (other_regs_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
+    static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
+                  "tile " #tag ": a lane stores or loads one box"); \
+    static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
+                  "tile " #tag ": a tile that predicts has its group tables in shared memory");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                        const int lane_groups, int known, int32_t tile_n) {
     int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;

@@ -102,7 +102,7 @@ static GMM__UNUSED int gmm_fp8_map_columnwise(PFN_cuTensorMapEncodeTiled_v12000 
     return gmm_sm90_map(encode, map, m->dtype, m->data, dims, strides, box_lines, 0);
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+/* Encodes the tensor maps and launches the kernel with at most `blocks` CTAs. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                               gmm_fp8_args *args, cudaStream_t stream) {

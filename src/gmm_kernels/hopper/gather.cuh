@@ -54,7 +54,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes */
+        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes, since
+                             gmm__wgmma_choose declines matrices of 64 GiB and more */
         int32_t x, k_end, lines;
         int64_t first; /* row of the product in line 0 */
         int i;

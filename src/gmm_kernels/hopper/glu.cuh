@@ -3,7 +3,8 @@
 
    A row of the slot has 64 gate columns and the 64 linear columns that belong to them, in blocks as in D, or, where
    blocks are larger, one after the other. 8 threads share a row of h, and 16 a row of D, with a vector of 8 columns
-   each; all vectors are within the matrices, since ffn is a multiple of 64. */
+   each; all vectors are within the matrices, since ffn is a multiple of 64. Rows of D and h begin at multiples of 16
+   bytes: gmm__wgmma_serves_glu checks D, and h is in the workspace or in what forward saves. */
 
 /* The probabilities of a thread's rows of h, of a slot with `count` rows from row `row` of the tile on. */
 GMM__DEVICE void gmm_sm90_glu_probs(const gmm_sm90_glu *glu, const gmm_sm90_tile *t, int row, const int count,

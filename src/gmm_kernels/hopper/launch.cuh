@@ -92,8 +92,8 @@ static GMM__UNUSED int gmm_sm90_present(void) {
     return present;
 }
 
-/* Launches a kernel of the Hopper products on at most `blocks` multiprocessors, as clusters of two CTAs where there is
-   more than one. */
+/* Launches a kernel of the Hopper products with at most `blocks` CTAs, as clusters of two CTAs where there is more than
+   one. */
 static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t blocks, int threads, int32_t smem_bytes,
                                                    void *args, cudaStream_t stream) {
     const int cluster = blocks > 1 ? 2 : 1;
@@ -113,7 +113,8 @@ static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t b
     config.dynamicSmemBytes = (size_t)smem_bytes;
     config.stream = stream;
     config.attrs = attributes;
-    /* with an SM limit, no CTA of the next launch may occupy the remaining multiprocessors early */
+    /* With an SM limit this launch waits for the end of its predecessor. Otherwise its CTAs would occupy, beside the
+       predecessor's, the multiprocessors that the limit leaves to others. */
     error = cudaGetDevice(&device);
     if (error == cudaSuccess) error = cudaDeviceGetAttribute(&sms, cudaDevAttrMultiProcessorCount, device);
     config.numAttrs = blocks < sms / cluster * cluster ? 1 : 2;
@@ -123,7 +124,7 @@ static GMM__UNUSED cudaError_t gmm_launch_clusters(const void *kernel, int32_t b
     return error == cudaSuccess ? cudaLaunchKernelExC(&config, kernel, params) : error;
 }
 
-/* Encodes the tensor maps and launches the kernel on at most `blocks` multiprocessors. `args` is complete but for the
+/* Encodes the tensor maps and launches the kernel with at most `blocks` CTAs. `args` is complete but for the
    maps; operands and their rows are 16-byte aligned. */
 static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000 encode, int32_t kernel, int32_t blocks,
                                                gmm_sm90_args *args, cudaStream_t stream) {

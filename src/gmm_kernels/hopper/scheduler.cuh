@@ -1,6 +1,6 @@
-/* The tile scheduler of the Hopper products on the device: the split reader, the choice of a tile for the split, the
-   sums of cluster tiles. schedule.cuh has its arithmetic and says what a cluster tile is. All but gmm_sm90_table_bytes
-   runs in the scheduler warp of a CTA. */
+/* State of the consumer warp groups, and behind it the tile scheduler of the Hopper products on the device: the split
+   reader, the choice of a tile for the split, the sums of cluster tiles. schedule.cuh has the arithmetic and says
+   what a cluster tile is. From gmm_sm90_lane_groups on, everything runs in the scheduler warp of a CTA. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }

@@ -68,5 +68,7 @@ GMM_SM90_TILE_LIST(GMM__X)
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
 static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
               offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
-              (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128,
-              "the two tiles of a kernel have their barriers and their tile ring at the same offsets");
+              (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128 &&
+              (int)gmm_sm90_smem_bytes_160x256 == (int)gmm_sm90_smem_bytes_256x128 &&
+              (int)gmm_sm90_smem_groups_160x256 == (int)gmm_sm90_smem_groups_256x128,
+              "the two tiles of a kernel have their barriers and their tile ring at the same offsets, and equal sizes");

@@ -34,7 +34,8 @@
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
    the phase before the first.
        barrier         completed by, arrivals per phase                            waited for by      parity of wait
-       full[n % S]     producer lane 0 (1, and the bytes of the TMA boxes);        consumers          n / S
+       full[n % S]     producer lane 0, in small-M mode lane 1 for every second    consumers          n / S
+                       stage (1, and the bytes of the TMA boxes);
                        packed weights also the 32 lanes of the scale loader (33);
                        gathered rows the 64 lanes of the gather warps (65)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
@@ -287,6 +288,11 @@ GMM_SM90_TILE_LIST(GMM__X)
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+    static_assert(!GMM__SM90(b_format, b_format_) || ((consumers_) == 2 && (wgmma_m_) == 1 && (m16_) <= 12), \
+                  "tile " #tag ": packed weights need two consumers of 64 columns each; wgmma RS has N up to 192");
+GMM_SM90_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
@@ -295,10 +301,17 @@ GMM_SM90_TILE_LIST(GMM__X)
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
-    static_assert(!gmm_ragged_k_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
-                                         GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
+    static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
+                                          GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_ragged_k_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+    static_assert(!gmm_k_grouped_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+GMM_SM90_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
+    static_assert(gmm_k_grouped_##op || GMM__SM90(store_blocks, tile) != 8, \
+                  #kernel ": store slots of 8 blocks select the registers of wgrad"); \
+    static_assert(!GMM__SM90(tile_b, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
+                  #kernel ": packed weights are multiplied in forward and in bf16 alone");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \

@@ -5,17 +5,18 @@
    over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
-    gmm_kmat dy, db, bias;
+    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. Without db only d_bias_scale is computed, which needs bias */
     const int64_t *offsets; /* [G + 1] */
     const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;        /* [chunks][n] partial sums */
+    float *partials;        /* with db: [chunks][n] partial sums */
     int32_t groups, n;
     int64_t capacity;
     const float *bias_scale; /* NULL: ones */
     const float *beta;      /* [G]; NULL = beta_all */
     const uint8_t *frozen;  /* [G]; NULL: no group is frozen */
     float beta_all;
-    int32_t row_add, zero_tail;
+    int32_t d_bias_scale_add; /* 1: d_bias_scale is added to instead of stored */
+    int32_t zero_tail;       /* 1: entries of d_bias_scale behind the last group become 0 */
     float *d_bias_scale;     /* NULL: not written */
     gmm_row_index dy_index;
 } gmm_bgrad_args;

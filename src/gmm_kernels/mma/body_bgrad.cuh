@@ -51,7 +51,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
                                 args.offsets[args.groups], (int64_t)gridDim.x * blockDim.x);
 }
 
-/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value where `row_add` is set. One warp per
+/* d_bias_scale[r] = sum over n of dy[r][n] bias_g[n], added to its old value if d_bias_scale_add is 1. One warp per
    row. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
@@ -85,7 +85,8 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
             for (i = 16; i > 0; i /= 2) sum = __fadd_rn(sum, __shfl_xor_sync(0xFFFFFFFFu, sum, i));
         }
         if (lane == 0)
-            args.d_bias_scale[row] = row < valid_rows && args.row_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
+            args.d_bias_scale[row] =
+                row < valid_rows && args.d_bias_scale_add ? __fadd_rn(args.d_bias_scale[row], sum) : sum;
     }
     if (GMM__GATHERED)
         gmm_report_index_faults(&args.dy_index, (int64_t)blockIdx.x * blockDim.x + threadIdx.x, valid_rows,

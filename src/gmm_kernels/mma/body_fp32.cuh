@@ -11,7 +11,7 @@ GMM__ROW_KERNEL __launch_bounds__(gmm_threads_f32, 1)
 GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     enum {
         TA = (int)GMM__CAT(gmm_ta_, GMM__OP), TB = (int)GMM__CAT(gmm_tb_, GMM__OP),
-        RAGGED_K = (int)GMM__CAT(gmm_ragged_k_, GMM__OP),
+        K_GROUPED = (int)GMM__CAT(gmm_k_grouped_, GMM__OP),
         BM = gmm_bm_f32, BN = gmm_bn_f32, BK = gmm_bk_f32, LD = gmm_ld_f32
     };
     __shared__ __align__(16) float as[2][BK * LD], bs[2][BK * LD]; /* [k][m], [k][n] */
@@ -20,11 +20,11 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
     int64_t tile_index;
 
     tile.g = 0;
-    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, RAGGED_K, BM, BN, &tile_index, &tile);
+    for (tile_index = blockIdx.x; gmm_gemm_next_tile(&args, K_GROUPED, BM, BN, &tile_index, &tile);
          tile_index += gridDim.x) {
         const char *a = gmm_kmat_data(&args.a, 0) + 4 * (tile.row * args.a.ld + (TA ? tile.m0 : tile.m0 * args.a.ld));
-        const char *b = gmm_kmat_data(&args.b, RAGGED_K ? 0 : tile.g) +
-                        4 * ((RAGGED_K ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
+        const char *b = gmm_kmat_data(&args.b, K_GROUPED ? 0 : tile.g) +
+                        4 * ((K_GROUPED ? tile.row * args.b.ld : 0) + (TB ? tile.n0 : tile.n0 * args.b.ld));
         const int vec4_a = gmm_vec4_aligned(GMM_F32, a, args.a.ld), vec4_b = gmm_vec4_aligned(GMM_F32, b, args.b.ld);
         const int m = tile.m - tile.m0, n = args.n - tile.n0;
         float acc[8][8], va[2][4], vb[2][4];
@@ -66,7 +66,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
         }
         __syncthreads(); /* the next tile overwrites the first buffer */
         {
-            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, RAGGED_K, &tile);
+            const gmm_gemm_epilogue epilogue = gmm_gemm_epilogue_begin(&args, K_GROUPED, &tile);
 #pragma unroll
             for (j = 0; j < 8; j += 4) {
                 const int32_t col = tile.n0 + tx + (j ? 64 : 0);
@@ -84,7 +84,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
             }
         }
     }
-    if (!RAGGED_K && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
+    if (!K_GROUPED && args.zero_tail) gmm_gemm_zero_tail(&args.d, args.offsets[args.groups], args.capacity, args.n);
 }
 #undef GMM__KERNEL_NAME
 #undef GMM__OP

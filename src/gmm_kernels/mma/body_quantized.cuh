@@ -9,7 +9,7 @@
 #define GMM__TB (int)GMM__CAT(gmm_qgemm_tb_, GMM__KIND)
 #define GMM__BLOCK_SCALED (int)GMM__CAT(gmm_qgemm_block_scaled_, GMM__KIND)
 #define GMM__DTYPE (gmm_dtype)GMM__CAT(gmm_qgemm_dtype_, GMM__KIND)
-#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_k_grouped_, GMM__OP)
 /* The tile's columns, its rows of A and B together, and log2 of its columns in units of 64. */
 #define GMM__BN (GMM__BLOCK_SCALED ? (int)gmm_qgemm_tile_n_1 : (int)gmm_qgemm_tile_n_0)
 #define GMM__MN (GMM_QGEMM_TILE_M + GMM__BN)

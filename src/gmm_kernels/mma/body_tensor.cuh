@@ -1,3 +1,4 @@
+/* Continues the #ifndef GMM__BODY of preface.cuh: each body is a branch, and the last one ends it. */
 #elif !defined(GMM__ROW)
 #error "gmm: a body needs GMM__ROW"
 
@@ -11,7 +12,7 @@
 #define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__OP), _), GMM__TAG), _), GMM__TILE)
 #define GMM__TA (int)GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB (int)GMM__CAT(gmm_tb_, GMM__OP)
-#define GMM__K_GROUPED (int)GMM__CAT(gmm_ragged_k_, GMM__OP)
+#define GMM__K_GROUPED (int)GMM__CAT(gmm_k_grouped_, GMM__OP)
 /* Columns of a warp, blocks of 16 rows and of 8 columns in them, and steps of 16 values of k in a stage. */
 #define GMM__WN (GMM__CFG(bn) / GMM__CFG(wn))
 #define GMM__MT (GMM__CFG(bm) / GMM__CFG(wm) / 16)

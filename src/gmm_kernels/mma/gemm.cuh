@@ -31,11 +31,11 @@
     GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x256, gmm_gemm_wgrad_f16_128x256x64_mma)) \
     GMM__IF_F16(X(wgrad, GMM_F16, f16, 64x128, gmm_gemm_wgrad_f16_64x128x32_mma))
 
-#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
-    GMM__CAT(gmm_ragged_k_, tag) = ragged,
+#define GMM__X(tag, ta, tb, grouped) GMM__CAT(gmm_ta_, tag) = ta, GMM__CAT(gmm_tb_, tag) = tb, \
+    GMM__CAT(gmm_k_grouped_, tag) = grouped,
 enum { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_ops_end };
 #undef GMM__X
-#define GMM__X(tag, ta, tb, ragged) GMM__CAT(gmm_gemm_, tag),
+#define GMM__X(tag, ta, tb, grouped) GMM__CAT(gmm_gemm_, tag),
 typedef enum gmm_gemm_op { GMM_GEMM_OP_LIST(GMM__X) gmm_gemm_op_count } gmm_gemm_op;
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_bm_, tag) = bm, GMM__CAT(gmm_bn_, tag) = bn, \
@@ -45,6 +45,19 @@ enum { GMM_MMA_TILE_LIST(GMM__X) gmm_mma_tiles_end };
 #undef GMM__X
 #define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) GMM__CAT(gmm_tile_, tag),
 typedef enum gmm_mma_tile { GMM_MMA_TILE_LIST(GMM__X) gmm_tile_count } gmm_mma_tile;
+#undef GMM__X
+/* Rules of tiles. gmm_stage_load adds steps of rows to a swizzled offset, which is right for multiples of 8 rows.
+   gmm_mma_load_fragment adds blocks to it by XOR, which is an addition where a warp's extent is a power of two.
+   Fragments alternate between two buffers from one stage to the next. gmm_gemm_store_rows holds at most 64 columns of a
+   warp. */
+#define GMM__X(tag, bm, bn, bk, st, wm, wn, ctas, skip) \
+    static_assert(32 * (wm) * (wn) % (bm) == 0 && 32 * (wm) * (wn) % (bn) == 0 && 32 * (wm) * (wn) % (bk) == 0, \
+                  "tile " #tag ": a CTA loads a multiple of 8 rows of a stage at once"); \
+    static_assert((bm) / (wm) % 16 == 0 && ((bm) / (wm) & ((bm) / (wm) - 1)) == 0 && (bk) % 32 == 0, \
+                  "tile " #tag ": a warp's rows are a power of two from 16 on, a stage's K steps of 16 even"); \
+    static_assert((bn) / (wn) == 16 || (bn) / (wn) == 32 || (bn) / (wn) == 64, \
+                  "tile " #tag ": a warp has 16, 32 or 64 columns");
+GMM_MMA_TILE_LIST(GMM__X)
 #undef GMM__X
 
 /* Shared memory: the stages, then 8 rows of fp32 results per warp for the epilogue. The large tile just fits the 163
@@ -78,11 +91,11 @@ GMM__DEVICE float gmm_gemm_beta(const gmm_gemm_args *args, int32_t g) {
 
 /* Advances *tile_index to the first tile of this CTA's sequence, at or after it, that has work, and describes the tile
    in *t. Returns 0 where there is none. Whole warp. Tile numbers fit 32 bits. */
-GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int ragged_k, int bm, int bn, int64_t *tile_index,
+GMM__DEVICE int gmm_gemm_next_tile(const gmm_gemm_args *args, int k_grouped, int bm, int bn, int64_t *tile_index,
                                    gmm_gemm_tile *t) {
     const uint32_t tiles_n = (uint32_t)(args->n + bn - 1) / (uint32_t)bn;
     const int32_t G = args->groups;
-    if (!ragged_k) {
+    if (!k_grouped) {
         uint32_t row_tile;
         if (*tile_index >= (int64_t)args->tiles[G] * tiles_n) return 0;
         row_tile = (uint32_t)*tile_index / tiles_n;
@@ -124,14 +137,15 @@ typedef struct gmm_gemm_epilogue {
     int vec4, bias_vec4;
 } gmm_gemm_epilogue;
 
-GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t) {
+GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args, int k_grouped,
+                                                      const gmm_gemm_tile *t) {
     gmm_gemm_epilogue epilogue;
-    epilogue.d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
+    epilogue.d = gmm_kmat_data(&args->d, t->g) + (k_grouped ? 0 : t->row * args->d.ld * gmm_kmat_size(&args->d));
     epilogue.vec4 = gmm_vec4_aligned(args->d.dtype, epilogue.d, args->d.ld);
-    epilogue.bias = !ragged_k && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
+    epilogue.bias = !k_grouped && args->bias.dtype != GMM_NONE ? gmm_kmat_data(&args->bias, t->g) : NULL;
     epilogue.bias_vec4 = gmm_vec4_aligned(args->bias.dtype, epilogue.bias, 4);
 #define GMM__X(name, rows, cols) \
-    epilogue.present[GMM_EPILOGUE_##name] = !ragged_k && gmm_epilogue_##name##_present(args); \
+    epilogue.present[GMM_EPILOGUE_##name] = !k_grouped && gmm_epilogue_##name##_present(args); \
     epilogue.values[GMM_EPILOGUE_##name] = gmm_epilogue_##name##_values(args, t->g, t->row);
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
@@ -141,6 +155,11 @@ GMM__DEVICE gmm_gemm_epilogue gmm_gemm_epilogue_begin(const gmm_gemm_args *args,
     return epilogue;
 }
 
+#define GMM__X(name, rows, cols) \
+    static_assert(!(cols) || GMM_EPILOGUE_##name == GMM_EPILOGUE_bias, \
+                  #name ": the portable products have values of columns for the bias alone");
+GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 /* Applies an epilogue step to four elements of a row of the group. `bias`: values of their columns, which no other step
    has. */
 GMM__DEVICE void gmm_gemm_apply_step(const gmm_epilogue_step step, const gmm_gemm_epilogue *o, int32_t row,
@@ -255,12 +274,12 @@ GMM__DEVICE void gmm_gemm_store_8_rows(const gmm_gemm_args *args, const gmm_gemm
 }
 
 /* Prefetches the tile's part of D into the L2 if the epilogue will read it. */
-GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int ragged_k, const gmm_gemm_tile *t, int bm, int bn) {
+GMM__DEVICE void gmm_gemm_prefetch(const gmm_gemm_args *args, int k_grouped, const gmm_gemm_tile *t, int bm, int bn) {
     const int size = gmm_kmat_size(&args->d), row_lines = bn * size / 128; /* 128-byte lines of the cache */
     const char *d;
     int i;
     if (gmm_gemm_beta(args, t->g) == 0.0f) return;
-    d = gmm_kmat_data(&args->d, t->g) + (ragged_k ? 0 : t->row * args->d.ld * size);
+    d = gmm_kmat_data(&args->d, t->g) + (k_grouped ? 0 : t->row * args->d.ld * size);
     for (i = (int)threadIdx.x; i < bm * row_lines; i += (int)blockDim.x) {
         const int32_t row = t->m0 + i / row_lines, col = t->n0 + i % row_lines * (128 / size);
         if (row < t->m && col < args->n)

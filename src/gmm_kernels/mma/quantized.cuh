@@ -237,7 +237,8 @@ GMM__DEVICE void gmm_qgemm_dequantize_chunk(gmm_dtype dtype, const gmm_mat *m, i
     }
 }
 
-/* Strides of the scales along k, in bytes: between blocks within four blocks, and between groups of four blocks. */
+/* Strides of the scales along k, in bytes: from block to block within four blocks, and from four blocks to the next
+   four. They fit 32 bits, since gmm__mma_plan_quantized limits extents. */
 typedef struct gmm_qgemm_scale_strides {
     int32_t block, block4;
 } gmm_qgemm_scale_strides;

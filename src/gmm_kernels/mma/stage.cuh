@@ -131,7 +131,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
     X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
     X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
-/* GMM__BODY selects the body: 1 product on tensor cores, 2 fp32 product, 3 bias gradient. */
+/* Body 1: the product on tensor cores. preface.cuh lists the bodies that GMM__BODY selects. */
 #define GMM__BODY 1
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)

@@ -5,6 +5,7 @@
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
 enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
+static_assert((int)GMM_CAST_ACT_SLOTS >= (int)GMM_CAST_FP8_CODES, "columnwise codes replace the activation's slots");
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
 typedef struct gmm_cast_act_row {

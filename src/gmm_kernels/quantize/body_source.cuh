@@ -145,7 +145,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             s.line0 = c0;
             s.along0 = p.row;
             s.lines = n;
-            s.along = a.grouped && !s.view.apart ? GMM_TILE : (int32_t)p.m;
+            s.along = a.grouped && !s.view.mn_major ? GMM_TILE : (int32_t)p.m;
             s.per_line = a.col_amax != NULL;
             s.amax = a.col_amax ? a.col_amax + p.unit * a.cols + c0 : a.amax[1] + p.unit;
             s.blocks_per_line = width ? gmm__ceil_div(p.rows, width) : 1;

@@ -38,9 +38,10 @@ GMM__DEVICE uint32_t gmm_e2m1x8_random(const float v[8], float encode_scale, con
 #pragma unroll
     for (j = 7; j >= 0; j--) {
         const float m = gmm_e2m1_product(v[j], encode_scale, 1);
-        /* 128 plus the byte times 2^-8; twice the step, 1, 2 or 4, is the exponent of m from 1 on */
-        const float fraction = gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
-        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction);
+        /* 128 plus the random byte times 2^-8 */
+        const float fraction_plus_128 =
+            gmm_f32_from_bits(__byte_perm(random[j / 4], 0x43000000u, 0x7404 | (j & 3) << 4));
+        const uint32_t bits = gmm_e2m1_add_fraction(m, fraction_plus_128);
         codes = codes * 16 + (bits >> 22);
     }
     return codes | gmm_e2m1_signs(v);

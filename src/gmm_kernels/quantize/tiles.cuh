@@ -239,7 +239,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float e
     return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
 }
 
-/* Maximum over the 4, 8 or 32 lanes that share a block. */
+/* Maximum over each aligned group of `lanes` adjacent lanes, a power of two; every lane receives it. */
 GMM__DEVICE uint32_t gmm__quant_block_max(uint32_t v, int32_t lanes) {
     int32_t d;
     for (d = 1; d < lanes; d <<= 1) {
@@ -386,7 +386,7 @@ GMM__DEVICE void gmm__quant_line(const gmm__quant_args *a, const gmm__quant_copy
         for (i = 0; i < 4; i++)
             code |= (uint32_t)gmm_f32_to_e2m1_random(gmm__fmul(v[i], encode_scale), (word >> 8 * i) & 0xFFu) << 4 * i;
     } else code = gmm__quant_codes(f->dtype, v, encode_scale);
-    if (view->apart) {
+    if (view->mn_major) {
 #pragma unroll
         for (i = 0; i < 4; i++)
             codes[(4 * lane + i) * GMM__QUANT_CODES_PITCH + l] =
@@ -469,7 +469,7 @@ GMM__DEVICE void gmm__quant_copy_tile_lines(const gmm__quant_args *a, gmm__quant
         gmm__quant_load_line(x, columnwise, l, hadamard, v);
         gmm__quant_line(a, s, l, v, shared_amax, codes);
     }
-    if (!s->view.apart) return;
+    if (!s->view.mn_major) return;
     __syncthreads();
     for (l = gmm__warp(); l < s->along; l += GMM__QUANT_WARPS) { /* stores the codes row by row */
         const uint8_t *src = codes + l * GMM__QUANT_CODES_PITCH;

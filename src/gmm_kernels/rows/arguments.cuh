@@ -63,7 +63,7 @@ typedef struct gmm__act_args {
     const float *prob;
     float *dprob;
     uint32_t *amax;            /* [groups] raised to the amaxes, as bits, of y (forward) or dx (backward); NULL: none */
-    int32_t groups;            /* whose row offsets end at valid_rows */
+    int32_t groups;            /* with amax: valid_rows is the last of groups + 1 row offsets, which are read too */
 } gmm__act_args;
 
 typedef struct gmm__route_args {
@@ -71,8 +71,9 @@ typedef struct gmm__route_args {
     int64_t tokens;
     int32_t experts, topk, sigmoid, normalize;
     float scale;
-    float aux, z;                        /* aux_coeff E / (topk T^2 B), where T is a sequence's tokens, and z_coeff / T;
-                                            with padding without the T's. 0: the loss is not computed */
+    float aux, z;                        /* aux: aux_coeff E / (topk T^2 B), T: tokens of a sequence; z: z_coeff over
+                                            the call's tokens. With padding both are without these counts, and kernels
+                                            divide by the tokens that are no padding. 0: the loss is not computed */
     const float *expert_bias, *dprobs, *dloss;
     int32_t *indices, *counts, *offsets; /* counts: forward needs it for offsets, aux_loss and total_counts */
     float *probs, *aux_loss, *z_loss;
@@ -83,7 +84,7 @@ typedef struct gmm__route_args {
     int32_t *sequence_counts;            /* [B][E] with several sequences and aux_loss; else NULL */
     int64_t *total_counts;               /* raised by the counts */
     const uint8_t *padding;
-    int32_t *valid;                      /* [B] with padding: tokens that are none */
+    int32_t *valid;                      /* [B] with padding: each sequence's tokens that are no padding; else NULL */
     float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
     int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
     float tolerance;
@@ -122,7 +123,7 @@ typedef struct gmm__permute_args {
     const float *probs;        /* probabilities of slots; NULL: ones */
     const float *row_probs_in; /* read by gmm__k_gather_probs */
     uint32_t *fault;           /* NULL: faults are not reported */
-    float *row_probs;          /* written by gmm__k_permute_rows */
+    float *row_probs;          /* written by gmm__k_permute_rows and gmm__k_gather_row_probs */
     float *dprobs;             /* written by gmm__k_gather_probs and gmm__k_unpermute_dots */
 } gmm__permute_args;
 

@@ -543,5 +543,5 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
 }
 #endif /* GMM__HOLDS(0) */
 
-#endif /* GMM_IMPLEMENTATION */
+#endif /* GMM__GEMM_REST_DONE: opened at the end of hopper/schedule.cuh */
 

@@ -122,7 +122,7 @@ pairs: $(P)/openmp $(P)/pthread.cflags $(P)/cuda.cflags $(P)/cuda.link
 ##   sass-diff              machine code of kernels beside BASE=COMMIT's; ARCH="sm_90a sm_80", NAMES=FILE of `old new`
 sass-diff: $(P)/nvcc
 	$(Q)python3 -B tests/tools/sass_diff.py --base "$(BASE)" --arch "$(or $(ARCH),sm_90a)" --names "$(NAMES)" \
-	--nvcc "$$(cat $(P)/nvcc)" --flags="$$(cat $(P)/nvcc.flags)" --unit $(or $(UNIT),examples/vendoring/gmm.cu) $(ARGS)
+	--nvcc "$$(cat $(P)/nvcc)" --flags="$$(cat $(P)/nvcc.flags)" --unit $(UNIT).cu $(ARGS)
 ##   check-sources          what needs no compiler: lengths, words, columns, figures and links; seconds before a commit
 check-sources:
 	$(Q)python3 -B tests/tools/check_sources.py $(ARGS) && sh tests/headers/text.sh

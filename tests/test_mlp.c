@@ -1211,6 +1211,16 @@ static void refused(int arg) {
     BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), ": mlp.b2 is NULL");
     r.d.prob = NULL;
     BAD(GMM_E_NULL, gmm_mlp_fwd(T.ctx, &r.d, WS), "prob");
+    {
+        const gmm_mlp_config before = r.config;
+        void *table[64] = {NULL};
+        gmm_mat tables = gmm_mat_table(GMM_BF16, table, GMM_MAT_TABLE_ON_HOST);
+        r.config.hidden = r.config.hidden_out = (int64_t)1 << 57;
+        r.d.w1 = r.d.w2 = &tables;
+        BAD(GMM_E_OVERFLOW, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &info), "gmm_mlp_query: mlp.w1: ",
+            "do not fit 64 bits");
+        r.config = before;
+    }
     odd = r.w1.mat;
     odd.dtype = GMM_F16;
     r.d.w1 = &odd;

@@ -945,6 +945,9 @@ static void refused_fields(int arg) {
     REFUSED(GMM_E_NULL, FWD, r.c.mlp.w1 = NULL, "moe.mlp.w1 is NULL");
     REFUSED(GMM_E_NULL, FWD, r.c.mlp.w2 = NULL, "moe.mlp.w2 is NULL");
     REFUSED(GMM_E_NULL, FWD, r.c.mlp.b2 = NULL, "moe.mlp.b2 is NULL");
+    REFUSED(GMM_E_OVERFLOW, FWD, (r.c.config.hidden = r.c.config.hidden_out = (int64_t)1 << 40, r.c.d.tokens = 1,
+                                  r.c.d.capacity = INT32_MAX), "moe.mlp.config.hidden_out: 2147483647 rows",
+            "do not fit 64 bits");
     REFUSED(GMM_E_NULL, FWD, r.c.d.x = NULL, "moe.x is NULL");
     REFUSED(GMM_E_DTYPE, FWD, r.c.d.x = &f32, "moe.x: dtype f32 must be that of moe.mlp.w2, bf16");
     REFUSED(GMM_E_NULL, FWD, r.c.d.out = NULL, "moe.out is NULL");

@@ -2123,7 +2123,8 @@ enum gmm__role {
     GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES,
-    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY /* permutation */
+    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY,     /* permutation */
+    GMM__SOURCE = GMM__DY, GMM__ROWWISE_COPY = GMM__Y, GMM__COLUMNWISE_COPY = GMM__DX     /* quantization */
 };
 
 /* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]
@@ -2675,7 +2676,8 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      m->scale_table, count, l->scale_bytes);
     /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
        columnwise values. */
-    if (role == (transposes ? GMM__Y : GMM__DX) && m->amax == call->mat[transposes ? GMM__DY : GMM__Y].amax &&
+    if (role == (transposes ? GMM__ROWWISE_COPY : GMM__COLUMNWISE_COPY) &&
+        m->amax == call->mat[transposes ? GMM__SOURCE : GMM__ROWWISE_COPY].amax &&
         !call->format.hadamard)
         return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,
@@ -5153,7 +5155,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
-    int joined;         /* forward: FC1's product computes the activation */
+    int fc1_fuses_act;  /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
@@ -5548,29 +5550,30 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 }
 
 /* How the activation and the cast of its result, h in forward or dz in backward, share their work. */
-enum gmm__mlp_join {
-    GMM__MLP_SEPARATE,
-    GMM__MLP_BY_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__MLP_FUSED    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+enum gmm__mlp_cast_fusion {
+    GMM__CAST_ALONE,
+    GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
+    GMM__CAST_COMPUTES_ACT    /* the cast of h computes it from z, so that h is neither stored nor loaded */
 };
 /* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
    rows. */
-static enum gmm__mlp_join gmm__mlp_join_of(const gmm__mlp_steps *steps, int slot) {
+static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *steps, int slot) {
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
     const int64_t ffn = call->config.ffn, block = call->act.interleave;
     const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
                         call->rows <= INT32_MAX / 2;
-    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__MLP_SEPARATE;
-    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__MLP_BY_AMAX;
+    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
+    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;
     return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
-           (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128) ? GMM__MLP_FUSED : GMM__MLP_SEPARATE;
+                   (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128)
+               ? GMM__CAST_COMPUTES_ACT : GMM__CAST_ALONE;
 }
 
 /* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
    takes them. */
 static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
-    const int takes_amax = casts && gmm__mlp_join_of(steps, slot) == GMM__MLP_BY_AMAX;
+    const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
         steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,
@@ -5809,7 +5812,7 @@ static int gmm__mlp_may_join(const gmm__call *call) {
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
-static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
+static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
@@ -5847,7 +5850,7 @@ static void gmm__mlp_place_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved)
 
 /* Adds the activation and the casts of h. */
 static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
-    if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
+    if (gmm__mlp_cast_fusion_of(steps, GMM_SLOT_H) == GMM__CAST_COMPUTES_ACT) {
         steps->gates = steps->z;
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
@@ -5880,10 +5883,10 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
-    steps->joined = gmm__mlp_joins_product(steps, drops_preact);
-    if (steps->joined) gmm__mlp_place_h(steps, &saved);
+    steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
+    if (steps->fc1_fuses_act) gmm__mlp_place_h(steps, &saved);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->joined) {
+    if (steps->fc1_fuses_act) {
         steps->step[steps->count - 1].product_act = &steps->act;
         steps->step[steps->count - 1].drops_preact = drops_preact;
     }
@@ -5893,7 +5896,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    if (steps->joined) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (steps->fc1_fuses_act) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
@@ -6279,7 +6282,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
         other.describes = NULL;
-        other.options.fuse = steps.joined ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        other.options.fuse = steps.fc1_fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
         if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
         call->ctx->error = last_error;
     }
@@ -8813,8 +8816,7 @@ static gmm_status gmm__cpu_launch_convert(const gmm__plan *plan, gmm_stream stre
 /* ........................................................................................... 14.10 Quantization ... */
 
 /* Checks and entry points of quantization: gmm_quantize, gmm_requantize, gmm_dequantize, gmm_transpose,
-   gmm_update_scales and gmm_shard_cast. They use the roles GMM__DY for the source, GMM__Y for the rowwise copy or the
-   destination, and GMM__DX for the columnwise copy. */
+   gmm_update_scales and gmm_shard_cast. GMM__ROWWISE_COPY is also the role of a destination. */
 
 /* Reads the units of a quantizing call, which are the groups of a split or matrices of fixed extents. Each unit has
    scales and amaxes of its own. */
@@ -8922,18 +8924,18 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
     if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
     src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
-    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__DY, "src", d->src, src, GMM_ROWWISE);
-    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, src, GMM__FLOATS);
-    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
-        (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
+    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, src, GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__SOURCE, "src", d->src, 1, src, GMM__FLOATS);
+    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__ROWWISE_COPY, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
+        (s = gmm__read_copy(call, GMM__COLUMNWISE_COPY, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
     if (f->stochastic && ((d->rowwise && call->rows * gmm__ceil_div(call->in, 16) > (int64_t)1 << 40) ||
                           (d->columnwise && call->in * gmm__ceil_div(call->rows, 16) > (int64_t)1 << 40)))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%lld x %lld are more than the 2^40 blocks of 16 that "
                            "gmm_draw_block tells apart", (long long)call->rows, (long long)call->in);
-    if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
+    if (f->hadamard && d->columnwise && call->mat[GMM__SOURCE].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
-                           gmm_dtype_name(call->mat[GMM__DY].dtype));
+                           gmm_dtype_name(call->mat[GMM__SOURCE].dtype));
     if (f->hadamard && d->columnwise && !gmm__grouped(call) && call->rows % 16)
         return gmm__refuse(call, GMM_E_ARG, "rows", "%lld of %lld x %lld matrices must be a multiple of 16: the "
                            "Hadamard transform of the columnwise copy mixes 16 rows, and a copy of fixed extents has "
@@ -8945,8 +8947,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
     }
     if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
-        ((d->rowwise && !call->mat[GMM__Y].amax) || (d->columnwise && !call->mat[GMM__DX].amax)))
-        return gmm__refuse(call, GMM_E_NULL, d->rowwise && !call->mat[GMM__Y].amax ? "rowwise" : "columnwise",
+        ((d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax) ||
+         (d->columnwise && !call->mat[GMM__COLUMNWISE_COPY].amax)))
+        return gmm__refuse(call, GMM_E_NULL,
+                           d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
                            "lacks amax, which phase %d is about", (int)d->phase);
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
@@ -8989,9 +8993,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, gmm__unit_extents(call), d->direction);
     if (s != GMM_OK) return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
+    return gmm__read_mat(call, GMM__ROWWISE_COPY, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -9008,7 +9012,7 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
 
 /* Reads the format of a transposition's source, which shows whether blocks of NV16 are square. */
 static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *format) {
-    const int nv = call->mat[GMM__DY].scaling == GMM_SCALING_NV16;
+    const int nv = call->mat[GMM__SOURCE].scaling == GMM_SCALING_NV16;
     gmm_format *f = &call->format;
     gmm_error error = GMM_ZERO;
     gmm_status s;
@@ -9021,23 +9025,23 @@ static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *forma
     if (nv && f->scaling == GMM_SCALING_NV16 && !f->square)
         return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 "
                            "has other blocks, so that gmm_quantize or gmm_requantize has to make it");
-    return gmm__check_copy(call, GMM__DY, "src", GMM_ROWWISE);
+    return gmm__check_copy(call, GMM__SOURCE, "src", GMM_ROWWISE);
 }
 static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
                                          const gmm_transposition *transposition, int query) {
     gmm_transposition *d = &call->d.transposition;
-    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    const gmm_mat *src = &call->mat[GMM__SOURCE], *dst = &call->mat[GMM__ROWWISE_COPY];
     gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128 && src->scaling != GMM_SCALING_NV16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor, 128x128 or nv16 with square blocks, "
                            "whose blocks are the same both ways", gmm_scaling_name(src->scaling));
     if ((s = gmm__transpose_format(call, d->format)) != GMM_OK) return s;
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__ROWWISE_COPY, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
@@ -9113,6 +9117,7 @@ GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t
 
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
     static const char *const names[2] = { "rowwise", "columnwise" };
+    static const int roles[2] = { GMM__ROWWISE_COPY, GMM__COLUMNWISE_COPY };
     gmm__call call;
     gmm_sharding *d = &call.d.shard;
     gmm_format *f = &call.format;
@@ -9146,10 +9151,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
                            call.path);
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
-        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_copy(&call, roles[k], names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s != GMM_OK) return s;
         if (m && ctx->config.space != GMM_SPACE_CPU &&
-            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            (call.mat[roles[k]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
     elements = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
@@ -9175,8 +9180,8 @@ static GMM__UNUSED gmm__shard_args gmm__shard_of(const gmm__call *call) {
     a.master = d->master;
     a.scale = d->scale;
     a.amax = d->amax;
-    a.copy[0] = call->mat[GMM__Y];
-    a.copy[1] = call->mat[GMM__DX];
+    a.copy[0] = call->mat[GMM__ROWWISE_COPY];
+    a.copy[1] = call->mat[GMM__COLUMNWISE_COPY];
     return a;
 }
 /* Number of amaxes of a shard cast. */
@@ -9231,7 +9236,7 @@ static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, g
 /* n elements of a row of a unit as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
                             float *dst) {
-    const gmm_mat *m = &job->call->mat[GMM__DY];
+    const gmm_mat *m = &job->call->mat[GMM__SOURCE];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
         const int64_t at = gmm__cpu_indexed_row(&job->index, (grouped ? job->offsets[s->unit] : 0) + row);
@@ -9277,7 +9282,7 @@ static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread
         const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
         gmm__quant_tile_load(job, &s, c0, n, w->x);
         for (r = 0; r < s.m; r++) row_amax[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, row_amax[r]);
-        if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
+        if (f->hadamard && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE) {
             gmm__quant_tile_transpose(f, w->x, n, w->xt);
             columnwise_amax = gmm__quant_amax(w->xt, n * GMM_TILE, columnwise_amax);
         }
@@ -9354,7 +9359,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__call *call = job->call;
     const gmm_format *f = &call->format;
     const gmm_quantization *d = &call->d.quant;
-    const gmm_mat *rowwise = &call->mat[GMM__Y], *columnwise = &call->mat[GMM__DX];
+    const gmm_mat *rowwise = &call->mat[GMM__ROWWISE_COPY], *columnwise = &call->mat[GMM__COLUMNWISE_COPY];
     const int grouped = gmm__grouped(call), width = gmm_block_along(f->scaling);
     const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
     const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
@@ -9363,7 +9368,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
 
     gmm__quant_tile_load(job, &s, c0, n, w->x);
     t.format = f;
-    t.source = call->mat[GMM__DY].scaling == GMM_SCALING_NONE ? call->mat[GMM__DY].dtype : GMM_F32;
+    t.source = call->mat[GMM__SOURCE].scaling == GMM_SCALING_NONE ? call->mat[GMM__SOURCE].dtype : GMM_F32;
     t.scale = d->scale ? d->scale[s.unit] : 1.0f;
     t.group = d->first_group + s.unit;
     if (f->stochastic) {
@@ -9414,7 +9419,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
 /* Work of a call over `rows` rows in `strips` strips, all of whose rows a padded columnwise copy has. Quantizing an
    element takes about as long as four copies. */
 static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
-    const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
+    const int padded = gmm__grouped(call) && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE;
     return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
 }
 /* Bytes of scratch for all threads of a call. */
@@ -9475,8 +9480,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
 
     (void)stream;
     if (d->skip && *d->skip) return GMM_OK;
-    copy[0] = &call->mat[GMM__Y];
-    copy[1] = &call->mat[GMM__DX];
+    copy[0] = &call->mat[GMM__ROWWISE_COPY];
+    copy[1] = &call->mat[GMM__COLUMNWISE_COPY];
     live = gmm__quant_offsets(call, offsets, starts);
     source.dy_index = d->src_index;
     source.index_rows = d->index_rows;
@@ -9488,7 +9493,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.index = gmm__cpu_index_of(&source, GMM__DY);
+    job.index = gmm__cpu_index_of(&source, GMM__SOURCE);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
@@ -9547,10 +9552,10 @@ static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
     const gmm_direction direction = call->d.dequant.direction;
-    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm_mat *dst = &call->mat[GMM__ROWWISE_COPY];
     const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
     const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
-    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__DY], direction, s.unit);
+    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__SOURCE], direction, s.unit);
     gmm__quant_scratch *w = &job->scratch[thread];
     const int grouped = gmm__grouped(call);
     int64_t r, c;
@@ -9590,7 +9595,7 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
                  gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
-    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__ROWWISE_COPY], call->groups.tail, live, call->rows, call->in);
     return GMM_OK;
 }
 
@@ -9600,8 +9605,9 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = (const gmm__call *)arg;
     const int64_t row_tiles = gmm__ceil_div(call->rows, GMM_TILE), col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
-    const gmm__qview src = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
-    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview src = gmm__qview_of(&call->mat[GMM__SOURCE], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__ROWWISE_COPY], GMM_COLUMNWISE, 0, u, 0, 0, call->rows,
+                                         call->in);
     const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
     int64_t r0, c0, r, c;
     (void)thread;
@@ -10209,8 +10215,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* Regions of the workspace, by family of operations. E is the number of experts. */
 enum {
-    GMM__SPLIT_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
-    GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
+    GMM__ROW_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
+    GMM__PAD_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
 };
 enum {
     GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
@@ -10261,7 +10267,7 @@ static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int r
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
-    int64_t *own = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
     return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
@@ -10274,7 +10280,7 @@ static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
         return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
+    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
     return 1;
 }
 
@@ -10541,16 +10547,16 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
-    gmm__reserve(plan, GMM__SPLIT_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
+    gmm__reserve(plan, GMM__PAD_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
 
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_BLOCKS);
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__PAD_BLOCKS);
     const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
@@ -10688,7 +10694,7 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     const int by_row = f->scaling == GMM_SCALING_ROW;
     counts[0] = 2 * units;
     counts[1] = by_row || f->row_amax ? rows : 0;
-    counts[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
 /* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
@@ -10702,7 +10708,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     l.options = options;
     l.in_features = 1;
     l.out_features = call->in;
-    l.dy = &call->mat[GMM__DY];
+    l.dy = &call->mat[GMM__SOURCE];
     l.dy_index = call->d.quant.src_index;
     l.index_rows = call->d.quant.index_rows;
     l.index_div = call->d.quant.index_div;
@@ -10846,7 +10852,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                             (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
@@ -10873,12 +10879,14 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.index.fault = call->groups.fault;
     a.index.div = d->index_div;
     a.index.rows = (int32_t)d->index_rows;
-    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
+    /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
@@ -10899,7 +10907,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                             gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
                             gmm__mma_streaming_limits(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
-        const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
+        const gmm_mat *m = &call->mat[k ? GMM__COLUMNWISE_COPY : GMM__ROWWISE_COPY];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
@@ -10923,7 +10931,7 @@ static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int32_t processors = call->ctx->device.processors;
-    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm_mat *dst = &call->mat[GMM__ROWWISE_COPY];
     gmm__dequant_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -10940,8 +10948,8 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm_launch_dequantize(&a, gmm__strips(call) * a.col_tiles,
                                   gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
@@ -10977,8 +10985,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    e = gmm__mma_transpose_operand(plan, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_transpose_operand(plan, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm_launch_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
                                  stream);
@@ -11575,22 +11583,22 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     const gmm_mat *z = &call->mat[GMM__Y];
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     const int32_t processors = call->ctx->device.processors;
-    double joined = 0.0, product = 0.0, act;
-    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "joins no act that is not gated");
-    if (ffn % 64) return gmm__decline(plan, "joins no act of ffn %lld", (long long)ffn);
+    double fused = 0.0, product = 0.0, act;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
+    if (ffn % 64) return gmm__decline(plan, "fuses no activation of ffn %lld", (long long)ffn);
     if (block % 64 && block != 8 && block != 16 && block != 32)
-        return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
+        return gmm__decline(plan, "fuses no activation of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins no act to z of %s and ld %lld: must be of x's dtype, with rows at multiples "
-                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
+        return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be of x's dtype, with rows at "
+                            "multiples of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
+    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
-        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &joined) >= 0 &&
-        joined >= gmm__wgmma_margin * (product + act))
+        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &fused) >= 0 &&
+        fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects the act to be faster alone");
     return 1;
 }
@@ -11859,7 +11867,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
     if (call->product_act && gmm__quantized(call))
-        return gmm__decline(plan, "joins no act to quantized operands");
+        return gmm__decline(plan, "fuses no activation with quantized operands");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
@@ -12489,8 +12497,8 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
     X(QUANT_INDEX, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.src_index, 1, 0, 1, 0, \
       "quantization.src_index") \
-    X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast joined to an activation") \
-    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act joined to its product") \
+    X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast fused with an activation") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act fused into FC1") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

@@ -307,7 +307,7 @@ static void compare_product(const product_spec *s) {
     c.options.fuse = GMM_FUSE_ALWAYS;
     status = gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info);
     if (status != GMM_OK) {
-        T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act joined to its product"),
+        T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into FC1"),
                 "\"%s\"", gmm_last_error(T.ctx));
         T_CHECK(T.engine != GMM_ENGINE_AUTO || !T.gpu || strstr(gmm_last_error(T.ctx), "compute capability") ||
                 strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
@@ -474,8 +474,9 @@ static void product_declines(int arg) {
         T_CHECK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info) == GMM_E_UNSUPPORTED, "accepted");
         why = gmm_last_error(T.ctx); /* of all engines: WGMMA, where there is one, names its own reason */
         T_CHECK(strstr(why, rows[k].reason) ||
-                (!strstr(why, "wgmma joins") &&
-                 (strstr(why, "an act joined to its product") || strstr(why, "is not in this build"))), "\"%s\"", why);
+                (!strstr(why, "wgmma fuses") &&
+                 (strstr(why, "an act fused into FC1") || strstr(why, "is not in this build"))),
+                "\"%s\"", why);
         c.options.fuse = GMM_FUSE_AUTO;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
         T_CHECK(!joins_product(&c), "row %d is joined", k);

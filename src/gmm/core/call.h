@@ -8,7 +8,8 @@ enum gmm__role {
     GMM__X_, GMM__W, GMM__BIAS, GMM__Y, GMM__DY, GMM__DX, GMM__DW, GMM__DB, /* linear, activation, the MLP's FC1 */
     GMM__W2, GMM__BIAS2, GMM__DW2, GMM__DB2,                                /* the MLP's FC2 */
     GMM__ROLES,
-    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY /* permutation */
+    GMM__OUT = GMM__W, GMM__DOUT = GMM__W2, GMM__ROWS = GMM__Y, GMM__DROWS = GMM__DY,     /* permutation */
+    GMM__SOURCE = GMM__DY, GMM__ROWWISE_COPY = GMM__Y, GMM__COLUMNWISE_COPY = GMM__DX     /* quantization */
 };
 
 /* A set of bytes in up to two nested loops: a run of `width` bytes, repeated count[0] times at a distance of step[0]

@@ -286,7 +286,8 @@ static void gmm__add_quant(gmm__call *call, int role, const char *name, gmm__ext
                      m->scale_table, count, l->scale_bytes);
     /* The rowwise and the columnwise copy may share one amax array, except where the Hadamard transform changes the
        columnwise values. */
-    if (role == (transposes ? GMM__Y : GMM__DX) && m->amax == call->mat[transposes ? GMM__DY : GMM__Y].amax &&
+    if (role == (transposes ? GMM__ROWWISE_COPY : GMM__COLUMNWISE_COPY) &&
+        m->amax == call->mat[transposes ? GMM__SOURCE : GMM__ROWWISE_COPY].amax &&
         !call->format.hadamard)
         return;
     gmm__add_span(call, name, ".amax", writes_amax && gmm__writes(call->op, role), m->amax,

@@ -12,7 +12,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
         other.describes = NULL;
-        other.options.fuse = steps.joined ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        other.options.fuse = steps.fc1_fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
         if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
         call->ctx->error = last_error;
     }

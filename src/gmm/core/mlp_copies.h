@@ -35,29 +35,30 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 }
 
 /* How the activation and the cast of its result, h in forward or dz in backward, share their work. */
-enum gmm__mlp_join {
-    GMM__MLP_SEPARATE,
-    GMM__MLP_BY_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__MLP_FUSED    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+enum gmm__mlp_cast_fusion {
+    GMM__CAST_ALONE,
+    GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
+    GMM__CAST_COMPUTES_ACT    /* the cast of h computes it from z, so that h is neither stored nor loaded */
 };
 /* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
    rows. */
-static enum gmm__mlp_join gmm__mlp_join_of(const gmm__mlp_steps *steps, int slot) {
+static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *steps, int slot) {
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
     const int64_t ffn = call->config.ffn, block = call->act.interleave;
     const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
                         call->rows <= INT32_MAX / 2;
-    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__MLP_SEPARATE;
-    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__MLP_BY_AMAX;
+    if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
+    if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;
     return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
-           (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128) ? GMM__MLP_FUSED : GMM__MLP_SEPARATE;
+                   (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128)
+               ? GMM__CAST_COMPUTES_ACT : GMM__CAST_ALONE;
 }
 
 /* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
    takes them. */
 static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
-    const int takes_amax = casts && gmm__mlp_join_of(steps, slot) == GMM__MLP_BY_AMAX;
+    const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
         steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,

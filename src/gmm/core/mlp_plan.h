@@ -94,7 +94,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
     gmm_op awaits_op;
-    int joined;         /* forward: FC1's product computes the activation */
+    int fc1_fuses_act;  /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix */
     int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are

@@ -93,7 +93,7 @@ static int gmm__mlp_may_join(const gmm__call *call) {
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
-static int gmm__mlp_joins_product(gmm__mlp_steps *steps, int drops_preact) {
+static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
@@ -131,7 +131,7 @@ static void gmm__mlp_place_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved)
 
 /* Adds the activation and the casts of h. */
 static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
-    if (gmm__mlp_join_of(steps, GMM_SLOT_H) == GMM__MLP_FUSED) {
+    if (gmm__mlp_cast_fusion_of(steps, GMM_SLOT_H) == GMM__CAST_COMPUTES_ACT) {
         steps->gates = steps->z;
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
@@ -164,10 +164,10 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
-    steps->joined = gmm__mlp_joins_product(steps, drops_preact);
-    if (steps->joined) gmm__mlp_place_h(steps, &saved);
+    steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
+    if (steps->fc1_fuses_act) gmm__mlp_place_h(steps, &saved);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->joined) {
+    if (steps->fc1_fuses_act) {
         steps->step[steps->count - 1].product_act = &steps->act;
         steps->step[steps->count - 1].drops_preact = drops_preact;
     }
@@ -177,7 +177,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    if (steps->joined) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (steps->fc1_fuses_act) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);

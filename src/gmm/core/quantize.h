@@ -1,8 +1,7 @@
 /* ........................................................................................... 14.10 Quantization ... */
 
 /* Checks and entry points of quantization: gmm_quantize, gmm_requantize, gmm_dequantize, gmm_transpose,
-   gmm_update_scales and gmm_shard_cast. They use the roles GMM__DY for the source, GMM__Y for the rowwise copy or the
-   destination, and GMM__DX for the columnwise copy. */
+   gmm_update_scales and gmm_shard_cast. GMM__ROWWISE_COPY is also the role of a destination. */
 
 /* Reads the units of a quantizing call, which are the groups of a split or matrices of fixed extents. Each unit has
    scales and amaxes of its own. */
@@ -110,18 +109,18 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
     if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
     src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
-    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__DY, "src", d->src, src, GMM_ROWWISE);
-    else s = gmm__read_mat(call, GMM__DY, "src", d->src, 1, src, GMM__FLOATS);
-    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__Y, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
-        (s = gmm__read_copy(call, GMM__DX, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
+    if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, src, GMM_ROWWISE);
+    else s = gmm__read_mat(call, GMM__SOURCE, "src", d->src, 1, src, GMM__FLOATS);
+    if (s != GMM_OK || (s = gmm__read_copy(call, GMM__ROWWISE_COPY, "rowwise", d->rowwise, GMM_ROWWISE)) != GMM_OK ||
+        (s = gmm__read_copy(call, GMM__COLUMNWISE_COPY, "columnwise", d->columnwise, GMM_COLUMNWISE)) != GMM_OK)
         return s;
     if (f->stochastic && ((d->rowwise && call->rows * gmm__ceil_div(call->in, 16) > (int64_t)1 << 40) ||
                           (d->columnwise && call->in * gmm__ceil_div(call->rows, 16) > (int64_t)1 << 40)))
         return gmm__refuse(call, GMM_E_OVERFLOW, "rows", "%lld x %lld are more than the 2^40 blocks of 16 that "
                            "gmm_draw_block tells apart", (long long)call->rows, (long long)call->in);
-    if (f->hadamard && d->columnwise && call->mat[GMM__DY].dtype != GMM_BF16)
+    if (f->hadamard && d->columnwise && call->mat[GMM__SOURCE].dtype != GMM_BF16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "dtype %s must be bf16, which the Hadamard transform wants",
-                           gmm_dtype_name(call->mat[GMM__DY].dtype));
+                           gmm_dtype_name(call->mat[GMM__SOURCE].dtype));
     if (f->hadamard && d->columnwise && !gmm__grouped(call) && call->rows % 16)
         return gmm__refuse(call, GMM_E_ARG, "rows", "%lld of %lld x %lld matrices must be a multiple of 16: the "
                            "Hadamard transform of the columnwise copy mixes 16 rows, and a copy of fixed extents has "
@@ -133,8 +132,10 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
     }
     if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
-        ((d->rowwise && !call->mat[GMM__Y].amax) || (d->columnwise && !call->mat[GMM__DX].amax)))
-        return gmm__refuse(call, GMM_E_NULL, d->rowwise && !call->mat[GMM__Y].amax ? "rowwise" : "columnwise",
+        ((d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax) ||
+         (d->columnwise && !call->mat[GMM__COLUMNWISE_COPY].amax)))
+        return gmm__refuse(call, GMM_E_NULL,
+                           d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
                            "lacks amax, which phase %d is about", (int)d->phase);
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
@@ -177,9 +178,9 @@ static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, con
         return gmm__refuse(call, GMM_E_ARG, "direction", "%d is neither rowwise (0) nor columnwise (1)",
                            (int)d->direction);
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
-    s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), d->direction);
+    s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, gmm__unit_extents(call), d->direction);
     if (s != GMM_OK) return s;
-    return gmm__read_mat(call, GMM__Y, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
+    return gmm__read_mat(call, GMM__ROWWISE_COPY, "dst", d->dst, 1, gmm__unit_extents(call), GMM__FLOATS);
 }
 
 GMMDEF gmm_status gmm_dequantize_query(gmm_context *ctx, const gmm_dequantization *dequantization, gmm_info *info) {
@@ -196,7 +197,7 @@ GMMDEF gmm_status gmm_dequantize(gmm_context *ctx, const gmm_dequantization *deq
 
 /* Reads the format of a transposition's source, which shows whether blocks of NV16 are square. */
 static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *format) {
-    const int nv = call->mat[GMM__DY].scaling == GMM_SCALING_NV16;
+    const int nv = call->mat[GMM__SOURCE].scaling == GMM_SCALING_NV16;
     gmm_format *f = &call->format;
     gmm_error error = GMM_ZERO;
     gmm_status s;
@@ -209,23 +210,23 @@ static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *forma
     if (nv && f->scaling == GMM_SCALING_NV16 && !f->square)
         return gmm__refuse(call, GMM_E_CONFIG, "format", "square 0 must be 1: a transposed copy of blocks of 1 x 16 "
                            "has other blocks, so that gmm_quantize or gmm_requantize has to make it");
-    return gmm__check_copy(call, GMM__DY, "src", GMM_ROWWISE);
+    return gmm__check_copy(call, GMM__SOURCE, "src", GMM_ROWWISE);
 }
 static gmm_status gmm__transpose_prepare(gmm__call *call, gmm_context *ctx, const char *function,
                                          const gmm_transposition *transposition, int query) {
     gmm_transposition *d = &call->d.transposition;
-    const gmm_mat *src = &call->mat[GMM__DY], *dst = &call->mat[GMM__Y];
+    const gmm_mat *src = &call->mat[GMM__SOURCE], *dst = &call->mat[GMM__ROWWISE_COPY];
     gmm_status s = gmm__open(call, ctx, GMM_OP_TRANSPOSE, function, query);
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "transposition", d, sizeof *d, transposition)) != GMM_OK ||
         (s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, NULL, d->count, d->rows, d->cols)) != GMM_OK ||
-        (s = gmm__read_quant(call, GMM__DY, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
+        (s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, gmm__unit_extents(call), GMM_ROWWISE)) != GMM_OK)
         return s;
     if (src->scaling != GMM_SCALING_TENSOR && src->scaling != GMM_SCALING_128X128 && src->scaling != GMM_SCALING_NV16)
         return gmm__refuse(call, GMM_E_DTYPE, "src", "scaling %s: must be tensor, 128x128 or nv16 with square blocks, "
                            "whose blocks are the same both ways", gmm_scaling_name(src->scaling));
     if ((s = gmm__transpose_format(call, d->format)) != GMM_OK) return s;
-    s = gmm__read_quant(call, GMM__Y, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
+    s = gmm__read_quant(call, GMM__ROWWISE_COPY, "dst", d->dst, gmm__unit_extents(call), GMM_COLUMNWISE);
     if (s == GMM_OK && (dst->dtype != src->dtype || dst->scaling != src->scaling))
         return gmm__refuse(call, GMM_E_DTYPE, "dst", "%s scaled %s must be as transposition.src, %s scaled %s",
                            gmm_dtype_name(dst->dtype), gmm_scaling_name(dst->scaling), gmm_dtype_name(src->dtype),
@@ -301,6 +302,7 @@ GMMDEF int64_t gmm_shard_amaxes(const gmm_format *format, int32_t count, int64_t
 
 GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gmm_stream stream) {
     static const char *const names[2] = { "rowwise", "columnwise" };
+    static const int roles[2] = { GMM__ROWWISE_COPY, GMM__COLUMNWISE_COPY };
     gmm__call call;
     gmm_sharding *d = &call.d.shard;
     gmm_format *f = &call.format;
@@ -334,10 +336,10 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
                            call.path);
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
-        s = gmm__read_copy(&call, k ? GMM__DX : GMM__Y, names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
+        s = gmm__read_copy(&call, roles[k], names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s != GMM_OK) return s;
         if (m && ctx->config.space != GMM_SPACE_CPU &&
-            (call.mat[k ? GMM__DX : GMM__Y].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
+            (call.mat[roles[k]].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
             return gmm__refuse(&call, GMM_E_CONFIG, names[k], "table must be device memory here");
     }
     elements = gmm_shard_amaxes(f, d->count, d->rows, d->cols, d->columnwise != NULL);
@@ -363,8 +365,8 @@ static GMM__UNUSED gmm__shard_args gmm__shard_of(const gmm__call *call) {
     a.master = d->master;
     a.scale = d->scale;
     a.amax = d->amax;
-    a.copy[0] = call->mat[GMM__Y];
-    a.copy[1] = call->mat[GMM__DX];
+    a.copy[0] = call->mat[GMM__ROWWISE_COPY];
+    a.copy[1] = call->mat[GMM__COLUMNWISE_COPY];
     return a;
 }
 /* Number of amaxes of a shard cast. */

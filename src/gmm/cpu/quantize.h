@@ -45,7 +45,7 @@ static gmm__qview gmm__quant_view(const gmm__quant_job *job, const gmm_mat *m, g
 /* n elements of a row of a unit as fp32; a quantized source is dequantized. */
 static void gmm__quant_load(const gmm__quant_job *job, const gmm__strip *s, int64_t row, int64_t col, int64_t n,
                             float *dst) {
-    const gmm_mat *m = &job->call->mat[GMM__DY];
+    const gmm_mat *m = &job->call->mat[GMM__SOURCE];
     const int grouped = gmm__grouped(job->call);
     if (m->scaling == GMM_SCALING_NONE) {
         const int64_t at = gmm__cpu_indexed_row(&job->index, (grouped ? job->offsets[s->unit] : 0) + row);
@@ -91,7 +91,7 @@ static void gmm__quant_strip_amax(const void *arg, int64_t index, int32_t thread
         const int64_t n = gmm__min_i64(call->in - c0, GMM_TILE);
         gmm__quant_tile_load(job, &s, c0, n, w->x);
         for (r = 0; r < s.m; r++) row_amax[r] = gmm__quant_amax(w->x + r * GMM_TILE, n, row_amax[r]);
-        if (f->hadamard && call->mat[GMM__DX].dtype != GMM_NONE) {
+        if (f->hadamard && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE) {
             gmm__quant_tile_transpose(f, w->x, n, w->xt);
             columnwise_amax = gmm__quant_amax(w->xt, n * GMM_TILE, columnwise_amax);
         }
@@ -168,7 +168,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__call *call = job->call;
     const gmm_format *f = &call->format;
     const gmm_quantization *d = &call->d.quant;
-    const gmm_mat *rowwise = &call->mat[GMM__Y], *columnwise = &call->mat[GMM__DX];
+    const gmm_mat *rowwise = &call->mat[GMM__ROWWISE_COPY], *columnwise = &call->mat[GMM__COLUMNWISE_COPY];
     const int grouped = gmm__grouped(call), width = gmm_block_along(f->scaling);
     const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
     const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
@@ -177,7 +177,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
 
     gmm__quant_tile_load(job, &s, c0, n, w->x);
     t.format = f;
-    t.source = call->mat[GMM__DY].scaling == GMM_SCALING_NONE ? call->mat[GMM__DY].dtype : GMM_F32;
+    t.source = call->mat[GMM__SOURCE].scaling == GMM_SCALING_NONE ? call->mat[GMM__SOURCE].dtype : GMM_F32;
     t.scale = d->scale ? d->scale[s.unit] : 1.0f;
     t.group = d->first_group + s.unit;
     if (f->stochastic) {
@@ -228,7 +228,7 @@ static void gmm__quant_task(const void *arg, int64_t index, int32_t thread) {
 /* Work of a call over `rows` rows in `strips` strips, all of whose rows a padded columnwise copy has. Quantizing an
    element takes about as long as four copies. */
 static double gmm__quant_work(const gmm__call *call, int64_t rows, int64_t strips) {
-    const int padded = gmm__grouped(call) && call->mat[GMM__DX].dtype != GMM_NONE;
+    const int padded = gmm__grouped(call) && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE;
     return 4.0 * (double)call->in * (padded ? (double)strips * GMM_TILE : (double)rows);
 }
 /* Bytes of scratch for all threads of a call. */
@@ -289,8 +289,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
 
     (void)stream;
     if (d->skip && *d->skip) return GMM_OK;
-    copy[0] = &call->mat[GMM__Y];
-    copy[1] = &call->mat[GMM__DX];
+    copy[0] = &call->mat[GMM__ROWWISE_COPY];
+    copy[1] = &call->mat[GMM__COLUMNWISE_COPY];
     live = gmm__quant_offsets(call, offsets, starts);
     source.dy_index = d->src_index;
     source.index_rows = d->index_rows;
@@ -302,7 +302,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.starts = starts;
     job.strip_count = starts[job.units] / GMM_TILE;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.index = gmm__cpu_index_of(&source, GMM__DY);
+    job.index = gmm__cpu_index_of(&source, GMM__SOURCE);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
@@ -361,10 +361,10 @@ static void gmm__dequant_task(const void *arg, int64_t index, int32_t thread) {
     const gmm__quant_job *job = (const gmm__quant_job *)arg;
     const gmm__call *call = job->call;
     const gmm_direction direction = call->d.dequant.direction;
-    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm_mat *dst = &call->mat[GMM__ROWWISE_COPY];
     const gmm__strip s = gmm__strip_of(job, index / job->col_tiles);
     const int64_t c0 = index % job->col_tiles * GMM_TILE, n = gmm__min_i64(call->in - c0, GMM_TILE);
-    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__DY], direction, s.unit);
+    const gmm__qview v = gmm__quant_view(job, &call->mat[GMM__SOURCE], direction, s.unit);
     gmm__quant_scratch *w = &job->scratch[thread];
     const int grouped = gmm__grouped(call);
     int64_t r, c;
@@ -404,7 +404,7 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
                  gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
-    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__Y], call->groups.tail, live, call->rows, call->in);
+    if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__ROWWISE_COPY], call->groups.tail, live, call->rows, call->in);
     return GMM_OK;
 }
 
@@ -414,8 +414,9 @@ static void gmm__transpose_task(const void *arg, int64_t index, int32_t thread) 
     const gmm__call *call = (const gmm__call *)arg;
     const int64_t row_tiles = gmm__ceil_div(call->rows, GMM_TILE), col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     const int64_t u = index / (row_tiles * col_tiles), i = index / col_tiles % row_tiles, j = index % col_tiles;
-    const gmm__qview src = gmm__qview_of(&call->mat[GMM__DY], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
-    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__Y], GMM_COLUMNWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview src = gmm__qview_of(&call->mat[GMM__SOURCE], GMM_ROWWISE, 0, u, 0, 0, call->rows, call->in);
+    const gmm__qview dst = gmm__qview_of(&call->mat[GMM__ROWWISE_COPY], GMM_COLUMNWISE, 0, u, 0, 0, call->rows,
+                                         call->in);
     const int64_t r1 = gmm__min_i64(call->rows, (i + 1) * GMM_TILE), c1 = gmm__min_i64(call->in, (j + 1) * GMM_TILE);
     int64_t r0, c0, r, c;
     (void)thread;

@@ -17,7 +17,7 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     const int by_row = f->scaling == GMM_SCALING_ROW;
     counts[0] = 2 * units;
     counts[1] = by_row || f->row_amax ? rows : 0;
-    counts[2] = by_row && call->mat[GMM__DX].dtype != GMM_NONE ? units * (size_t)call->in : 0;
+    counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
 /* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
@@ -31,7 +31,7 @@ static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *optio
     l.options = options;
     l.in_features = 1;
     l.out_features = call->in;
-    l.dy = &call->mat[GMM__DY];
+    l.dy = &call->mat[GMM__SOURCE];
     l.dy_index = call->d.quant.src_index;
     l.index_rows = call->d.quant.index_rows;
     l.index_div = call->d.quant.index_div;
@@ -175,7 +175,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                             (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    const int records_amax = f->delayed && (call->mat[GMM__Y].amax || call->mat[GMM__DX].amax);
+    const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     gmm__quant_args a;
@@ -202,12 +202,14 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.index.fault = call->groups.fault;
     a.index.div = d->index_div;
     a.index.rows = (int32_t)d->index_rows;
-    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.rowwise, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DX, 4, &a.columnwise, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
+    if (e == cudaSuccess)
+        e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    /* gmm__mlp_join_of fuses only what the vectorized kernels serve */
+    /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
@@ -228,7 +230,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                             gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
                             gmm__mma_streaming_limits(call).max_ctas, stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
-        const gmm_mat *m = &call->mat[k ? GMM__DX : GMM__Y];
+        const gmm_mat *m = &call->mat[k ? GMM__COLUMNWISE_COPY : GMM__ROWWISE_COPY];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
@@ -252,7 +254,7 @@ static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int32_t processors = call->ctx->device.processors;
-    const gmm_mat *dst = &call->mat[GMM__Y];
+    const gmm_mat *dst = &call->mat[GMM__ROWWISE_COPY];
     gmm__dequant_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -269,8 +271,8 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm_launch_dequantize(&a, gmm__strips(call) * a.col_tiles,
                                   gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
@@ -306,8 +308,8 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    e = gmm__mma_transpose_operand(plan, GMM__DY, 0, &a.src, stream);
-    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__Y, 2, &a.dst, stream);
+    e = gmm__mma_transpose_operand(plan, GMM__SOURCE, 0, &a.src, stream);
+    if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm_launch_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
                                  stream);

@@ -6,8 +6,8 @@
 
 /* Regions of the workspace, by family of operations. E is the number of experts. */
 enum {
-    GMM__SPLIT_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
-    GMM__SPLIT_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
+    GMM__ROW_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
+    GMM__PAD_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
 };
 enum {
     GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
@@ -58,7 +58,7 @@ static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int r
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
-    int64_t *own = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
+    int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
     return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
@@ -71,7 +71,7 @@ static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
         return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
+    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
     return 1;
 }
 
@@ -338,16 +338,16 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__SPLIT_OFFSETS);
-    gmm__reserve(plan, GMM__SPLIT_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
+    gmm__reserve(plan, GMM__PAD_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
     return 1;
 }
 
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__SPLIT_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__SPLIT_BLOCKS);
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__PAD_BLOCKS);
     const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;

@@ -240,7 +240,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
     if (call->product_act && gmm__quantized(call))
-        return gmm__decline(plan, "joins no act to quantized operands");
+        return gmm__decline(plan, "fuses no activation with quantized operands");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif

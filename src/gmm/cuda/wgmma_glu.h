@@ -8,22 +8,22 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     const gmm_mat *z = &call->mat[GMM__Y];
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     const int32_t processors = call->ctx->device.processors;
-    double joined = 0.0, product = 0.0, act;
-    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "joins no act that is not gated");
-    if (ffn % 64) return gmm__decline(plan, "joins no act of ffn %lld", (long long)ffn);
+    double fused = 0.0, product = 0.0, act;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
+    if (ffn % 64) return gmm__decline(plan, "fuses no activation of ffn %lld", (long long)ffn);
     if (block % 64 && block != 8 && block != 16 && block != 32)
-        return gmm__decline(plan, "joins no act of interleave %lld", (long long)block);
+        return gmm__decline(plan, "fuses no activation of interleave %lld", (long long)block);
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
-        return gmm__decline(plan, "joins no act to z of %s and ld %lld: must be of x's dtype, with rows at multiples "
-                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
+        return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be of x's dtype, with rows at "
+                            "multiples of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "joins no act where options.tile demands a tile");
+    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
-        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &joined) >= 0 &&
-        joined >= gmm__wgmma_margin * (product + act))
+        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &fused) >= 0 &&
+        fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects the act to be faster alone");
     return 1;
 }

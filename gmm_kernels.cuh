@@ -2305,7 +2305,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
 #define GMM__X(tag, bytes, width) \
     GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scale_width, tag) = width, \
-    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
+    GMM__SM90(box_width, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
@@ -2433,7 +2433,8 @@ enum {
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
     GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
-    GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
+    GMM__SM90(b_format, tag) = GMM__SM90(b_format, b_format_), \
+    GMM__SM90(box_width, tag) = GMM__SM90(box_width, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
@@ -2483,7 +2484,7 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(gmm_k_grouped_##op || GMM__SM90(store_blocks, tile) != 8, \
                   #kernel ": store slots of 8 blocks select the registers of wgrad"); \
-    static_assert(!GMM__SM90(tile_b, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
+    static_assert(!GMM__SM90(b_format, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
                   #kernel ": packed weights are multiplied in forward and in bf16 alone");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -3879,7 +3880,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
-      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
       GMM__SM90(deferred, tile), GMM__SM90(gather, tile), choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -10750,14 +10751,14 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
    a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
    only where groups are nearly equal (plan_split in body_product_warps.cuh). */
 #define GMM__SMALL_M(tile_n) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(b_format) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
              (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
     ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
      GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
+#define GMM__SCHEDULER_WARP (GMM__CFG(b_format) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
@@ -11077,7 +11078,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_write_sums_)(int part, char *to, int lane, i
    their mainloops are 1 to 7% slower. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint32_t *part,
                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(tile_b) ? 3 : 1 };
+    enum { PARTS = GMM__CFG(wgmma_m) * GMM__PARTS_PER_COLUMN, UNROLL = GMM__CFG(b_format) ? 3 : 1 };
     const gmm_sm90_tile *const t = out->tile;
     const int size = out->size;
     const float beta = out->beta;
@@ -11207,12 +11208,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
 #define GMM__MAINLOOP(n8, small_m) \
     GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, last_stage_full, pipe, store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands->k_tiles, operands->packed_at, \
+    gmm_sm90_packed_mainloop(GMM__CFG(b_format), m16, acc[0], operands->k_tiles, operands->packed_at, \
                              operands->scales_at, operands->desc_a, pipe)
 /* in branches that are never reached, the arguments fall back to a size that the accumulators have */
 #define GMM__X(n8, u, n, b, a, c) \
         case n8: \
-            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(b_format)) { \
                 GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
             } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
                 GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
@@ -11301,10 +11302,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
             continue;
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
-        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
+        if (!GMM__CFG(b_format)) GMM__PIN_U32(stage0);
         operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
-        operands.packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
+        operands.packed_at = base + GMM__CFG(box_width) * (uint32_t)(col0 + 16 * w); /* in bytes, as packed maps */
         operands.scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
         GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_last_stage_full(bars, wg),
                                       &pipe, &store, deferred);
@@ -11340,7 +11341,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
     s->max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
                                    : gmm_sm90_choose_tile(s, stats, GMM__TILE_CHOICE,
-                                                          GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                          GMM__CFG(consumers) == 2 && !GMM__CFG(b_format), shape,
                                                           second_shape, &smem->ring.second_tile);
     __syncwarp();
     /* divisions by constants: a division by a variable would delay the first tile */
@@ -11482,7 +11483,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
                 gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
                              box.end, box.wrap);
             if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-            else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
+            else box.x += (box.is_b ? GMM__CFG(box_width) : 64) * (int32_t)stages_at_once;
         }
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
@@ -11502,7 +11503,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     for (i = 0; i < GMM__CFG(stages); i++) {
         /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
-                          1 + (GMM__CFG(tile_b) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
+                          1 + (GMM__CFG(b_format) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
@@ -11512,7 +11513,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
-                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(b_format) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) /* the warps of a warp group */
         gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
@@ -11564,9 +11565,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
                                   (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
         }
-        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
+        if (GMM__CFG(b_format) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
+            gmm_sm90_load_scales(&args, GMM__CFG(b_format), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
                                  ring, bars);
         }
     } else {

@@ -56,14 +56,14 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
    a time, and each is released as soon as it is multiplied. Above 64 rows products take time as well, and the mode pays
    only where groups are nearly equal (plan_split in body_product_warps.cuh). */
 #define GMM__SMALL_M(tile_n) \
-    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(tile_b) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
+    (!GMM__K_GROUPED && !GMM__TB && !GMM__CFG(b_format) && !GMM__CFG(gather) && GMM__CFG(consumers) == 2 && \
              (tile_n) == 256 \
          ? GMM_SM90_SMALL_M : 0)
 /* The store slots of a consumer warp group; in wgrad the slot of a part, whichever warp group writes it. */
 #define GMM__STORE_SLOT(wg, nth) \
     ((char *)smem + GMM__OFFSET(GMM__SMEM, slot) + \
      GMM__CFG(slot_bytes) * (GMM__K_GROUPED ? (int)((nth) % GMM_SM90_STORE_SLOTS) : 2 * (wg)))
-#define GMM__SCHEDULER_WARP (GMM__CFG(tile_b) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
+#define GMM__SCHEDULER_WARP (GMM__CFG(b_format) ? GMM_SM90_PACKED_SCHEDULER_WARP : GMM_SM90_SCHEDULER_WARP)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's

@@ -15,12 +15,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
 #define GMM__MAINLOOP(n8, small_m) \
     GMM__PART(gmm_sm90_mainloop_)(n8, small_m, acc, operands, last_stage_full, pipe, store, deferred)
 #define GMM__PACKED_MAINLOOP(m16) \
-    gmm_sm90_packed_mainloop(GMM__CFG(tile_b), m16, acc[0], operands->k_tiles, operands->packed_at, \
+    gmm_sm90_packed_mainloop(GMM__CFG(b_format), m16, acc[0], operands->k_tiles, operands->packed_at, \
                              operands->scales_at, operands->desc_a, pipe)
 /* in branches that are never reached, the arguments fall back to a size that the accumulators have */
 #define GMM__X(n8, u, n, b, a, c) \
         case n8: \
-            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(tile_b)) { \
+            if (n8 <= 2 * GMM__CFG(m16) && GMM__CFG(b_format)) { \
                 GMM__PACKED_MAINLOOP(n8 <= 2 * GMM__CFG(m16) ? (n8 + 1) / 2 : 1); \
             } else if (GMM__HAS_N8(n8) && 8 * n8 <= GMM__SMALL_M(GMM__CFG(tile_n)) && *small_m) \
                 GMM__MAINLOOP(GMM__HAS_N8(n8) ? n8 : 2, 1); \
@@ -109,10 +109,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
             continue;
         }
         /* the pinned value keeps the compiler from computing the descriptors before the loop, for the same reason */
-        if (!GMM__CFG(tile_b)) GMM__PIN_U32(stage0);
+        if (!GMM__CFG(b_format)) GMM__PIN_U32(stage0);
         operands.desc_b = gmm_wgmma_desc(stage0 + 128 * col0, GMM__TB);
         operands.desc_a = gmm_wgmma_desc(stage0 + GMM__CFG(a_offset), GMM__TA);
-        operands.packed_at = base + GMM__CFG(box) * (uint32_t)(col0 + 16 * w);
+        operands.packed_at = base + GMM__CFG(box_width) * (uint32_t)(col0 + 16 * w); /* in bytes, as packed maps */
         operands.scales_at = base + GMM__CFG(scales_offset) + 4 * (uint32_t)(col0 + 16 * w);
         GMM__PART(gmm_sm90_multiply_)(t, &smem->ring.small_m, acc, &operands, gmm_sm90_last_stage_full(bars, wg),
                                       &pipe, &store, deferred);

@@ -8,7 +8,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     for (i = 0; i < GMM__CFG(stages); i++) {
         /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
-                          1 + (GMM__CFG(tile_b) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
+                          1 + (GMM__CFG(b_format) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
@@ -18,7 +18,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
-                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(tile_b) ? 1 : 0));
+                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(b_format) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) /* the warps of a warp group */
         gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
@@ -70,9 +70,9 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
             gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
                                   (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
         }
-        if (GMM__CFG(tile_b) && warp == GMM_SM90_SCALE_WARP) {
+        if (GMM__CFG(b_format) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
-            gmm_sm90_load_scales(&args, GMM__CFG(tile_b), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
+            gmm_sm90_load_scales(&args, GMM__CFG(b_format), GMM__CFG(scale_width), base + GMM__CFG(scales_offset), pipe,
                                  ring, bars);
         }
     } else {

@@ -13,7 +13,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                               4 * s->ends[args.p.groups] >= 3 * stats.max_rows * stats.nonempty);
     s->max_blocks = GMM__K_GROUPED ? GMM__CFG(m16)
                                    : gmm_sm90_choose_tile(s, stats, GMM__TILE_CHOICE,
-                                                          GMM__CFG(consumers) == 2 && !GMM__CFG(tile_b), shape,
+                                                          GMM__CFG(consumers) == 2 && !GMM__CFG(b_format), shape,
                                                           second_shape, &smem->ring.second_tile);
     __syncwarp();
     /* divisions by constants: a division by a variable would delay the first tile */
@@ -155,7 +155,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
                 gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
                              box.end, box.wrap);
             if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-            else box.x += (box.is_b ? GMM__CFG(box) : 64) * (int32_t)stages_at_once;
+            else box.x += (box.is_b ? GMM__CFG(box_width) : 64) * (int32_t)stages_at_once;
         }
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last

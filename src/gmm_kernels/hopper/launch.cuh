@@ -18,7 +18,7 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
-      GMM__SM90(smem_groups, tile), GMM__SM90(tile_b, tile), GMM__SM90(ctas_per_sm, tile), \
+      GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
       GMM__SM90(deferred, tile), GMM__SM90(gather, tile), choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

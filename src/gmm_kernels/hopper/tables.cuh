@@ -132,7 +132,7 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats };
 #undef GMM__X
 #define GMM__X(tag, bytes, width) \
     GMM__SM90(b_bytes, tag) = bytes, GMM__SM90(scale_width, tag) = width, \
-    GMM__SM90(box, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
+    GMM__SM90(box_width, tag) = (width) > 1 ? (bytes) / 64 : 64, /* elements of the tensor map in a line of a box */
 enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 #undef GMM__X
 
@@ -260,7 +260,8 @@ enum {
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
     GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
-    GMM__SM90(tile_b, tag) = GMM__SM90(b_format, b_format_), GMM__SM90(box, tag) = GMM__SM90(box, b_format_), \
+    GMM__SM90(b_format, tag) = GMM__SM90(b_format, b_format_), \
+    GMM__SM90(box_width, tag) = GMM__SM90(box_width, b_format_), \
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
@@ -310,7 +311,7 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
     static_assert(gmm_k_grouped_##op || GMM__SM90(store_blocks, tile) != 8, \
                   #kernel ": store slots of 8 blocks select the registers of wgrad"); \
-    static_assert(!GMM__SM90(tile_b, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
+    static_assert(!GMM__SM90(b_format, tile) || (gmm_gemm_##op == gmm_gemm_fwd && (dtype) == GMM_BF16), \
                   #kernel ": packed weights are multiplied in forward and in bf16 alone");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

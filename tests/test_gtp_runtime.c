@@ -1070,6 +1070,20 @@ static gmm_gtp_weight weight_of(const gmm_shard *s, int32_t expert, const char *
     return w;
 }
 
+/* An object with one weight, which is the only one of its bundle and domain, and with memory. */
+static void one_weight(rank *r, const gmm_gtp_config *config, const gmm_gtp_domain *d, const gmm_shard *s,
+                       const gmm_format *format) {
+    gmm_gtp_weight w;
+    begin(r, config);
+    GTP_OK(r, gmm_gtp_add_domain(r->gtp, d, &r->domain[0]));
+    w = weight_of(s, 0, "weight");
+    if (format) w.scale[0] = gtp_memory(sizeof(float), 0);
+    w.format = format;
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
+    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
+    bind(r, 1);
+}
+
 /* The caller's hook publishes a bundle that backward holds: the forward is refused, and the view remains. */
 static void need_publishes(void *user, gmm_gtp *gtp, const int32_t *weights, int32_t count) {
     rank *r = (rank *)user;
@@ -1084,22 +1098,10 @@ static void published_while_held(int arg) {
         const gmm_gtp_domain d = domain_of(r, 0, 1);
         gmm_gtp_view v = GMM_ZERO, again = GMM_ZERO;
         gmm_gtp_statistics n = GMM_ZERO;
-        gmm_gtp_weight w;
-        gmm_shard s = GMM_ZERO;
+        const gmm_shard s = {.dtype = GMM_F32, .rows = 12, .cols = 5, .gtp_size = 2, .gtp_rank = i, .unit = 2};
         config.hooks.user = r;
         config.hooks.need = need_publishes;
-        begin(r, &config);
-        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
-        s.dtype = GMM_F32;
-        s.rows = 12;
-        s.cols = 5;
-        s.gtp_size = 2;
-        s.gtp_rank = i;
-        s.unit = 2;
-        w = weight_of(&s, 0, "weight");
-        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
-        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
-        bind(r, 1);
+        one_weight(r, &config, &d, &s, NULL);
         GTP_OK(r, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_BACKWARD, r->compute, &v));
         GTP_REFUSED(r, GMM_E_STATE, gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &again), "'weight'",
                     "while another pass holds it", NULL);
@@ -1140,8 +1142,7 @@ static void failed_hooks(int arg) {
         gmm_gtp_view v = GMM_ZERO;
         gmm_gtp_gradient g = GMM_ZERO;
         gmm_gtp_statistics n = GMM_ZERO;
-        gmm_gtp_weight w;
-        gmm_shard s = GMM_ZERO;
+        const gmm_shard s = {.dtype = GMM_F32, .rows = 12, .cols = 5, .gtp_size = k == 1 ? 2 : 1, .unit = 2};
         gmm_status got;
         open_world(k == 1 ? 2 : 1, 5, 500);
         r = &W.r[0];
@@ -1152,17 +1153,7 @@ static void failed_hooks(int arg) {
         if (k < 2) config.hooks.need = publish_fails;
         else config.hooks.ready = publish_fails_behind;
         d = k == 1 ? domain_of(r, 0, 1) : domain_of(r, -1, -1);
-        begin(r, &config);
-        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
-        s.dtype = GMM_F32;
-        s.rows = 12;
-        s.cols = 5;
-        s.gtp_size = k == 1 ? 2 : 1;
-        s.unit = 2;
-        w = weight_of(&s, 0, "weight");
-        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
-        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
-        bind(r, 1);
+        one_weight(r, &config, &d, &s, NULL);
         g.zero = 1;
         got = k == 0   ? gmm_gtp_acquire(r->gtp, 0, GMM_GTP_FORWARD, r->compute, &v)
               : k == 1 ? gmm_gtp_prefetch(r->gtp, 0, GMM_GTP_FORWARD)
@@ -1176,6 +1167,43 @@ static void failed_hooks(int arg) {
         (void)gmm_ranks_run(W.ranks);
         close_world();
     }
+}
+
+/* The message of a replay that does not end says which graph it is. */
+static int replay_polled; /* queries since the replay: its end, its begin, then its end alone */
+static gmm_status query_of_hang(void *self, gmm_event event, int32_t *done) {
+    const gmm_status s = whole_runtime.event_query(self, event, done);
+    if (replay_polled) *done = replay_polled++ == 2;
+    return s;
+}
+static void replay_hangs(int arg) {
+    gmm_ranks_graph *graph;
+    gmm_status s = GMM_OK;
+    rank *r;
+    int32_t id;
+    (void)arg;
+    replay_polled = 0;
+    open_world(1, 0, 50);
+    r = &W.r[0];
+    whole_runtime = r->rt;
+    r->rt.event_query = query_of_hang;
+    model_make(r, 1, 1, GMM_GTP_REDUCE_AUTO);
+    for (int k = 0; k < 2; k++) {
+        T_OK_TEXT(gmm_ranks_capture_begin(W.ranks, 0, r->compute), "");
+        GTP_OK(r, gmm_gtp_capture_begin(r->gtp, r->compute, &id));
+        GTP_OK(r, gmm_gtp_capture_end(r->gtp, r->compute));
+        T_OK_TEXT(gmm_ranks_capture_end(W.ranks, 0, r->compute, &graph), gmm_ranks_error(W.ranks, 0));
+        gmm_ranks_graph_destroy(graph);
+    }
+    GTP_OK(r, gmm_gtp_pre_replay(r->gtp, id, r->compute));
+    GTP_OK(r, gmm_gtp_post_replay(r->gtp, id, r->compute));
+    replay_polled = 1;
+    for (const double began = gtp_seconds(); s == GMM_OK && gtp_seconds() - began < 20;) s = gmm_gtp_poll(r->gtp);
+    T_CHECK(s == GMM_E_COMM && strstr(gmm_gtp_last_error(r->gtp), "'graph 1'"), "%s", gmm_gtp_last_error(r->gtp));
+    T_CHECK(gmm_gtp_poll(r->gtp) == GMM_E_COMM, "the failure is forgotten");
+    r->rt = whole_runtime;
+    (void)gmm_ranks_run(W.ranks);
+    close_world();
 }
 
 /* Calls that all ranks make alike, and none that a rank may make alone, change the hash of calls. */
@@ -1231,23 +1259,10 @@ static void further_ranks(int arg) {
         const gmm_gtp_domain d = domain_of(r, 0, 1);
         const void *from = one;
         gmm_gtp_quantization q = GMM_ZERO;
-        gmm_gtp_weight w;
-        gmm_format format = GMM_ZERO;
-        gmm_shard s = GMM_ZERO;
-        begin(r, &config);
-        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
-        format.dtype = s.dtype = GMM_E4M3;
-        format.scaling = s.scaling = GMM_SCALING_TENSOR;
-        s.rows = 48;
-        s.cols = 16;
-        s.gtp_size = 2;
-        s.gtp_rank = i;
-        w = weight_of(&s, 0, "weight");
-        w.scale[0] = gtp_memory(sizeof(float), 0);
-        w.format = &format;
-        GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
-        GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
-        bind(r, 1);
+        const gmm_format format = {.dtype = GMM_E4M3, .scaling = GMM_SCALING_TENSOR};
+        const gmm_shard s = {.dtype = GMM_E4M3, .scaling = GMM_SCALING_TENSOR, .rows = 48, .cols = 16, .gtp_size = 2,
+                             .gtp_rank = i};
+        one_weight(r, &config, &d, &s, &format);
         q.dtype = GMM_F32;
         q.from = &from;
         q.also = i ? NULL : &W.comm[2][0];
@@ -1286,28 +1301,15 @@ static void further_ranks_fail(int arg) {
     gmm_gtp_config config;
     gmm_gtp_domain d;
     gmm_gtp_quantization q = GMM_ZERO;
-    gmm_format format = GMM_ZERO;
-    gmm_shard s = GMM_ZERO;
-    gmm_gtp_weight w;
+    const gmm_format format = {.dtype = GMM_E4M3, .scaling = GMM_SCALING_TENSOR};
+    const gmm_shard s = {.dtype = GMM_E4M3, .scaling = GMM_SCALING_TENSOR, .rows = 48, .cols = 16, .gtp_size = 1};
     gmm_comm also = GMM_ZERO;
     (void)arg;
     open_world(1, 4, 200);
     r = &W.r[0];
     config = config_of(r);
     d = domain_of(r, -1, -1);
-    begin(r, &config);
-    GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
-    format.dtype = s.dtype = GMM_E4M3;
-    format.scaling = s.scaling = GMM_SCALING_TENSOR;
-    s.rows = 48;
-    s.cols = 16;
-    s.gtp_size = 1;
-    w = weight_of(&s, 0, "weight");
-    w.scale[0] = gtp_memory(sizeof(float), 0);
-    w.format = &format;
-    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[0]));
-    GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], r->weight, 1, "weight", &r->bundle[0]));
-    bind(r, 1);
+    one_weight(r, &config, &d, &s, &format);
     also.group_begin = further_begins;
     also.group_end = further_ends;
     also.all_reduce_max = further_fails;
@@ -3196,6 +3198,7 @@ void tests_gtp_runtime(void) {
     for (int i = 0; i < 2; i++) t_add_host(poll, i, "gtp runtime poll finds what hangs%s", i ? ", an amax" : "");
     t_add_host(published_while_held, 0, "gtp runtime a hook publishes what backward holds");
     t_add_host(failed_hooks, 0, "gtp runtime a publication fails in a hook");
+    t_add_host(replay_hangs, 0, "gtp runtime a replay that does not end");
     t_add_host(hashed_calls, 0, "gtp runtime calls in the hash");
     t_add_host(further_ranks, 0, "gtp runtime further ranks of amaxes hang");
     t_add_host(further_ranks_fail, 0, "gtp runtime further ranks of amaxes fail");

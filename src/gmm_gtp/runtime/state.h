@@ -29,7 +29,7 @@ typedef struct gmm__watch {
     int32_t begun;              /* 1: a poll has found that it has begun */
     double begin_time;          /* time of that poll in seconds, from which the timeout counts */
     const gmm_comm *comm;       /* NULL = a graph */
-    const char *what, *name;    /* for messages: the collective, the bundle */
+    const char *what, *name;    /* for messages: the collective, the bundle; of a graph `what` alone */
     int32_t replayed;           /* graphs: 1 = gmm_gtp_post_replay was called, */
     gmm_stream stream;          /* last with this stream */
 } gmm__watch;

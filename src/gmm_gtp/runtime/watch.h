@@ -54,7 +54,8 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
     const double now = gmm__gtp_now();
     gmm_status s = gmm__gtp_check_call(gtp, fn, GMM__GTP_NO_CAPTURE);
     gmm__watch *w = NULL;
-    char graph[24] = "";
+    const char *name = "";
+    char graph[24];
     int32_t i;
     if (s) return s;
     for (i = 0; i < gtp->domain_count; i++) {
@@ -69,23 +70,25 @@ GMMDEF gmm_status gmm_gtp_poll(gmm_gtp *gtp) {
         while (d->oldest[role] != d->next[role] && !s) {
             w = &d->watch[role][d->oldest[role] % GMM__MAX_WATCHES];
             s = gmm__watch_check(gtp, w, now);
+            name = w->name;
             if (w->end) break;
             d->oldest[role]++;
         }
     }
     for (i = 0; i < gtp->graph_count && !s; i++) {
         s = gmm__watch_check(gtp, w = &gtp->graph_watch[i], now);
-        if (s) (void)snprintf(graph, sizeof graph, "graph %d", i), w->name = graph;
+        (void)snprintf(graph, sizeof graph, "graph %d", i);
+        name = graph;
     }
     if (s == GMM_E_COMM && w->end) { /* timeout: the message names the peer if the communicator knows it */
         gmm_error who = GMM_ZERO;
         char text[400];
         if (w->comm) (void)w->comm->poll(w->comm->self, &who);
-        (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, w->name,
+        (void)snprintf(text, sizeof text, "%s of '%.60s' is not done after %d ms: %.200s", w->what, name,
                        gtp->config.timeout_ms, who.text[0] ? who.text : "a peer is missing");
         gmm__gtp_give_up(gtp, text);
-        return gmm__gtp_fail(gtp, fn, w->name, s);
+        return gmm__gtp_fail(gtp, fn, name, s);
     }
-    return s ? gmm__gtp_fail(gtp, fn, w ? w->name : "", s) : GMM_OK;
+    return s ? gmm__gtp_fail(gtp, fn, name, s) : GMM_OK;
 }
 

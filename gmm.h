@@ -981,14 +981,14 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
    Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
-             recipe gather rows of x where they read them (gmm_quantization.src_index); products gather them
-             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, and in a bwd that delays weight
-             gradients. Else they are permuted in the workspace, and again in bwd where it reads them: in 16 bits, and
-             where backward_override HIGH_PRECISION or a recipe that leaves x as it is has products read x. The same
-             holds for rows of dout that have the dtype of x and are not weighted. Other rows of dout are permuted in
-             the workspace, or in `deferred` where a queued weight gradient reads them. With save_rows 1 fwd permutes
-             rows of x into saved on every engine, and bwd reads them there: R hidden elements more memory for a shorter
-             bwd.
+             recipe gather rows of x where they read them (gmm_quantization.src_index). Products that read x, in 16
+             bits or where backward_override HIGH_PRECISION or the recipe leaves x as it is, gather its rows
+             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, in a bwd that delays weight gradients,
+             and in a fwd where the plan expects that to be faster. Else they are permuted in the workspace, and again
+             in bwd where it reads them. The same holds for rows of dout in bwd that have the dtype of x and are not
+             weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a queued weight gradient
+             reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them there: R
+             hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -2211,6 +2211,7 @@ typedef struct gmm__call {
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
+    int layer_gathers;      /* layer on a GPU: products of forward gather rows of x themselves */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
@@ -2233,6 +2234,7 @@ typedef struct gmm__plan {
     const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
+    int32_t copies_rows;         /* 1: gathered rows are copied to the workspace before a product reads them */
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
@@ -5501,6 +5503,7 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
     gmm__plan step_plan;
     if (!gmm__plan_step(step, prepared, last_error, &step_plan, plan)) return 0;
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
+    plan->copies_rows |= step_plan.copies_rows;
     if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
@@ -7926,11 +7929,12 @@ static int gmm__moe_casts(const gmm__call *call, int input) {
            (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
 }
 /* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
-   several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
-   workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
-   read by one cast instead, which gathers it. */
+   several products of backward read them and one permutation is faster than to gather in each (KERNELS.md), and where
+   the product of forward would copy them (gmm__moe_choose_rows). A limit of the workspace, or weight gradients that are
+   queued and would keep the rows, speak against it. What a recipe quantizes is read by one cast instead, which gathers
+   it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) &&
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) && !call->layer_gathers &&
            !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
@@ -8444,6 +8448,22 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
+/* Chooses whether forward permutes rows of x, or FC1's product gathers them: where its plan copies none before. A plan
+   does not depend on what a query leaves open, so that query and launch choose alike. */
+static void gmm__moe_choose_rows(gmm__call *call) {
+    const gmm_error last_error = call->ctx->error;
+    gmm__moe_steps steps;
+    gmm__call mlp;
+    gmm__plan plan;
+    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1)) return;
+    call->layer_gathers = 1;
+    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    if (gmm__mlp_prepare(&mlp, call->ctx, GMM_OP_MLP_FWD, call->function, &steps.mlp, GMM__MLP_QUERY) != GMM_OK ||
+        gmm__select(&mlp, &plan) != GMM_OK || plan.copies_rows)
+        call->layer_gathers = 0;
+    call->ctx->error = last_error;
+}
+
 /* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp becomes the checked
    call of the MLP, also where the layer does not run it. */
 static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
@@ -8452,6 +8472,7 @@ static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     const gmm_op op = fwd ? GMM_OP_MLP_FWD : GMM_OP_MLP_BWD;
     gmm__moe_steps steps;
     gmm_status s;
+    gmm__moe_choose_rows(call);
     gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
     if (d->route && (fwd || steps.route.dlogits)) {
         gmm__call route;
@@ -9898,6 +9919,7 @@ static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace to gather rows, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
+    plan->copies_rows = 1;
     (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
                    (long long)(bytes >> 20));
     return 1;
@@ -11301,7 +11323,7 @@ static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step an
 static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
-static const double gmm__wgmma_gather_m16 = 45.0;          /* clocks per step and m16: cp.async of gathered rows of A */
+static const double gmm__wgmma_gather_m16 = 16.0;          /* clocks per step and m16: cp.async of gathered rows of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
 static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */

@@ -291,10 +291,11 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
-/* Copies 16 bytes or, with `zeros`, writes zeros and does not read. */
-GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int zeros) {
-    asm volatile("{\n.reg .pred zeros;\nsetp.ne.s32 zeros, %2, 0;\n"
-                 "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" : : "r"(smem), "l"(src), "r"(zeros));
+/* Where `copies`, copies 16 bytes or, with `zeros`, writes zeros and does not read: predicates instead of branches. */
+GMM__DEVICE void gmm_cp_async_16_where(int copies, uint32_t smem, const char *src, int zeros) {
+    asm volatile("{\n.reg .pred copies, zeros;\nsetp.ne.s32 copies, %0, 0;\nsetp.ne.s32 zeros, %3, 0;\n"
+                 "@copies cp.async.cg.shared.global [%1], [%2], 16, zeros;\n}"
+                 : : "r"(copies), "r"(smem), "l"(src), "r"(zeros));
 }
 /* Reads the first `bytes` of 4 bytes and writes zeros for the rest. `global`: an address of the global state space. */
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
@@ -2180,9 +2181,9 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
    every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
-   Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
-   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48]. In wgrad, whose
-   scheduler warp needs more, 224 and 56.
+   Warp roles of a CTA (384 threads; 512 in tiles with `gather`), and registers per thread after setmaxnreg (two CTAs
+   per multiprocessor: in brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; the others have 40 [48].
+   In wgrad, whose scheduler warp needs more, 224 and 56; with `gather`, where there is one more warp group, 216 and 40.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full
@@ -2190,7 +2191,7 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
-       gather             tiles with `gather`, warps 10 and 11: load A, whose rows they gather (gather.cuh).
+       gather             tiles with `gather`, warps 12 to 15: load A, whose rows they gather (gather.cuh).
        store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
@@ -2210,13 +2211,13 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
        full[n % S]     producer lane 0, in small-M mode lane 1 for every second    consumers          n / S
                        stage (1, and the bytes of the TMA boxes);
                        packed weights also the 32 lanes of the scale loader (33);
-                       gathered rows the 64 lanes of the gather warps (65)
+                       gathered rows the 128 lanes of the gather warps (129)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
-                       gathered rows: 2 gather warps)
+                       gathered rows: 4 gather warps)
        last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
                        of its tile is full (4)                                                        of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
@@ -2270,13 +2271,13 @@ typedef struct gmm_sm90_glu {
 } gmm_sm90_glu;
 
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store */
+    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (not in wgrad), B 64 rows */
+    CUtensorMap d;            /* boxes of D: of a deferred store, or in wgrad 64 rows */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else only wgrad encodes `d` */
     int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
@@ -2378,6 +2379,13 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
+/* A constant for each row of the list, so that kernels.cuh cannot name a kernel that the list describes otherwise. */
+#define GMM__SM90_ROW_(kernel, op, tag, tile, choice) kernel##_##op##_##tag##_##tile##_##choice
+#define GMM__SM90_ROW(kernel, op, tag, tile, choice) GMM__SM90_ROW_(kernel, op, tag, tile, choice)
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__SM90_ROW_(kernel, op, tag, tile, choice),
+enum { GMM_SM90_KERNEL_LIST(GMM__X) gmm_sm90_rows_end };
+#undef GMM__X
+
 /* Whether an operation has the epilogue of glu, for the preprocessor. */
 #define GMM__IS_GLU_fwd 0
 #define GMM__IS_GLU_dgrad 0
@@ -2398,14 +2406,14 @@ enum {
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
-    GMM_SM90_GATHER_WARP = 10,           /* tiles with `gather`: the first of two gather warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
-    GMM_SM90_WARPS = 12
+    GMM_SM90_WARPS = 12,                 /* without gather warps */
+    GMM_SM90_GATHER_WARP = 12,           /* tiles with `gather`: the first of a further warp group */
+    GMM_SM90_GATHER_WARPS = 4
 };
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
@@ -2420,10 +2428,10 @@ enum {
 
 /* Without sm_90a code the kernels are empty, and their launch bounds tell the host so (gmm_sm90_present). */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(32)
+#define GMM__SM90_BOUNDS __launch_bounds__(32)
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(GMM_SM90_THREADS, ctas)
+#define GMM__SM90_BOUNDS __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas_per_sm))
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
@@ -2438,15 +2446,19 @@ enum {
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-/* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles, as
-   the rules of instances below assert, and wgrad's scheduler needs more registers. */
+/* Warps of a CTA, and registers of its warp groups: two of consumers, one of the other roles, one of gather warps.
+   Slots of 8 blocks are those of wgrad's tiles, as the rules of instances below assert, and wgrad's scheduler needs
+   more registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
-    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
+    GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
+    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + ((gather_) ? GMM_SM90_GATHER_WARPS : 0)), \
+    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
-    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + (1 + (gather_)) * GMM__SM90(other_regs, tag)) <= \
+                      65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
                   "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -2456,9 +2468,7 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
-                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
-    static_assert(!(gather_) || !GMM__SM90(b_format, b_format_), \
-                  "tile " #tag ": gather warps are the scheduler's and the scale loader's of packed weights");
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
@@ -2478,7 +2488,7 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                           GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_k_grouped_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), #kernel ": gather warps copy rows along the contraction");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
@@ -2618,6 +2628,15 @@ GMM__DEVICE void gmm_sm90_wait_full(uint32_t stage_bars, gmm_sm90_stage s) {
 GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index) {
     const uint32_t lane = threadIdx.x & 31;
     if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
+}
+/* Releases the stages of a tile of which the warp multiplies nothing, unread. */
+GMM__DEVICE void gmm_sm90_skip_stages(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
+    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
+        const uint32_t s = pipe->iter % pipe->stages;
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / pipe->stages & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        gmm_sm90_release_stage(pipe, s);
+    }
 }
 
 /* Shared memory of the 16-bit Hopper products: one struct per tile, made from the columns of GMM_SM90_TILE_LIST. */
@@ -3547,13 +3566,13 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
     return gmm_sm90_tma_stores(gmm_kmat_data(&p->d, g), p->d.ld, p->n, size) && (size == 4 || beta == 0.0f);
 }
 
-/* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
+/* Stores a lane's box of part number `part` as soon as consumers have written the slot. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t bars,
                                      uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
     slot += part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
-    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
-    else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
+    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->d, slot, box->x, box->y, box->z, box->w);
+    else if (box->active) gmm_tma_store(&args->d, slot, 0, box->x, box->y, box->z, box->w);
     gmm_bulk_commit_group();
 }
 
@@ -3613,8 +3632,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
             const uint32_t to = slots + part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
             gmm_mbarrier_arrive_expect_tx(slot_bar, GMM_SM90_BOX_BYTES);
             if (evict_first)
-                gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
-            else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
+                gmm_tma_load_evict_first(to, &args->d, slot_bar, current.x, current.y, current.z, current.w);
+            else gmm_tma_load(to, &args->d, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
     if (part >= 2) gmm_sm90_store_part(args, &current, bars, slots, part - 2);
@@ -3624,62 +3643,43 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 /* Gathered rows of the 16-bit Hopper products (gmm_row_index), in tiles with `gather`. Where it is faster, the plan
    takes other tiles, and gmm_gather_rows copies the rows before the product.
 
-   Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
-   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when
-   their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
-   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   Four gather warps copy rows of A to the stage by cp.async, to the addresses at which TMA with 128-byte swizzle would
+   put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their copies have landed,
+   besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the async proxy before
+   wgmma reads the stage. Both CTAs of a cluster gather for themselves.
+
+   A lane copies chunks of 16 bytes, 8 lanes a line, and a warp 4 lines at a time: of each block of 16 lines,
+   lines 4 warp to 4 warp + 3. So the swizzle of a lane's chunks is the same in every block. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
 
-/* The line, of each 32, whose row this lane holds. Eight lanes copy a line together, so lanes 8 q to 8 q + 7 hold the
-   rows of lines q, q + 4, ..., which they exchange by shuffles of constant lanes. */
-GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
-    return (int32_t)(threadIdx.x & 7) * 4 + (int32_t)(threadIdx.x >> 3 & 3);
-}
-
-/* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist. Shuffles and addresses of four copies precede the copies, since a warp issues in
-   order and would wait for each. */
-GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
-    const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
-    const int32_t size = bytes - 16 * (int32_t)chunk; /* bytes of this lane's chunk, if it is the last one */
-    int32_t i, u;
-    to += 128 * (lane >> 3) + ((chunk ^ (lane >> 3)) << 4); /* the swizzle of lines 4 further is an XOR of 64 */
-    from += 16 * chunk;
+/* Copies this lane's chunks of a stage, one in each of the first `blocks` blocks of 16 lines. to: the chunk in block 0.
+   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; the constant 16
+   where K ends behind the stage. */
+GMM__DEVICE void gmm_sm90_gather_stage(uint32_t to, const uint32_t *rows, int32_t blocks, const int most_blocks,
+                                       const char *from, int32_t bytes) {
+    int i;
 #pragma unroll
-    for (i = 0; i < 8; i += 4) {
-        uint32_t rows[4];
-        const char *src[4];
-#pragma unroll
-        for (u = 0; u < 4; u++) rows[u] = __shfl_sync(0xFFFFFFFFu, row, i + u, 8);
-#pragma unroll
-        for (u = 0; u < 4; u++) src[u] = from + 16 * (uint64_t)rows[u];
-        if (bytes >= 128 || bytes % 16 == 0)
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_cp_async_16_or_zeros((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
-                                         rows[u] == GMM_SM90_NO_ROW || size <= 0);
-        else
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_cp_async_16_zfill((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
-                                      rows[u] == GMM_SM90_NO_ROW || size < 0 ? 0 : size < 16 ? size : 16);
+    for (i = 0; i < most_blocks; i++) {
+        const char *const src = from + 16 * (uint64_t)rows[i];
+        const int zeros = rows[i] == GMM_SM90_NO_ROW;
+        if (bytes == 16) gmm_cp_async_16_where(i < blocks, to + 2048 * (uint32_t)i, src, zeros);
+        else if (i < blocks) gmm_cp_async_16_zfill(to + 2048 * (uint32_t)i, src, zeros ? 0 : bytes);
     }
 }
 
-/* Gather warp `warp` of two, which copies every other 32 lines of A in every stage. a_offset: of A in a stage;
-   most_lines: of the tile, a constant. */
+/* Gather warp `warp`. a_offset: of A in a stage; most_blocks: of 16 lines in the tile, a constant. */
 GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t bars,
                                        gmm_sm90_pipeline pipe, uint32_t stages_at, uint32_t a_offset, uint32_t warp,
-                                       const int most_lines) {
-    const int32_t lane = (int32_t)threadIdx.x & 31;
+                                       const int most_blocks) {
+    const uint32_t lane = threadIdx.x & 31, line = 4 * warp + lane / 8, chunk = lane & 7;
+    const uint32_t chunk_at = stages_at + a_offset + 128 * line + ((chunk ^ (line & 7)) << 4);
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes, since
-                             gmm__wgmma_choose declines matrices of 64 GiB and more */
-        int32_t x, k_end, lines;
+        uint32_t rows[16]; /* of lines 16 i + line; gmm__wgmma_choose declines matrices of 64 GiB and more */
+        int32_t x, k_end, lines, blocks;
         int64_t first; /* row of the product in line 0 */
         int i;
         __syncwarp();
@@ -3687,25 +3687,24 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         lines = t->cols > 0 ? t->rows : 0;
+        blocks = (lines + 15) / 16;
+        k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
         first = (int64_t)t->row + t->m0;
-        if (warp == 0 && t->n0 == 0)
-            gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
+        if (warp == 0 && t->n0 == 0) gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
 #pragma unroll
-        for (i = 0; 64 * i < most_lines; i++) {
-            const int32_t line = 64 * i + 32 * (int32_t)warp + gmm_sm90_gather_line();
-            const int32_t row = line < lines ? gmm_indexed_row(&args->index, first + line) : -1;
+        for (i = 0; i < most_blocks; i++) {
+            const int32_t l = 16 * i + (int32_t)line;
+            const int32_t row = l < lines ? gmm_indexed_row(&args->index, first + l) : -1;
             rows[i] = row < 0 ? GMM_SM90_NO_ROW : (uint32_t)(row * args->p.a.ld >> 3);
         }
-        k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
         for (x = 0; x < k_end; x += 64, pipe.iter++) {
-            const uint32_t s = pipe.iter % pipe.stages, to = stages_at + s * pipe.stage_bytes + a_offset;
+            const uint32_t s = pipe.iter % pipe.stages, to = chunk_at + s * pipe.stage_bytes;
+            const char *const from = (const char *)args->p.a.data + 2 * (int64_t)x + 16 * chunk;
+            const int32_t bytes = 2 * (args->p.k - x) - 16 * (int32_t)chunk;
             gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
-#pragma unroll
-            for (i = 0; 64 * i < most_lines; i++)
-                if (64 * i + 32 * (int32_t)warp < lines)
-                    gmm_sm90_gather_lines(to + 4096 * (2 * (uint32_t)i + warp), rows[i],
-                                          (const char *)args->p.a.data + 2 * (int64_t)x,
-                                          args->p.k - x < 64 ? 2 * (args->p.k - x) : 128);
+            if (args->p.k - x >= 64) gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, 16);
+            else
+                gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, bytes < 0 ? 0 : bytes < 16 ? bytes : 16);
             gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
         }
     }
@@ -3867,7 +3866,7 @@ typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
-            gather;
+            gather, threads;
     int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
     const char *name;
@@ -3881,7 +3880,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), choice, (const void *)kernel, #kernel },
+      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), choice, (const void *)kernel, \
+      #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -3949,7 +3949,7 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
-                      a.maxThreadsPerBlock == GMM_SM90_THREADS;
+                      a.maxThreadsPerBlock == gmm_sm90_kernels[0].threads;
     (void)cudaGetLastError();
     return present;
 }
@@ -3998,7 +3998,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
                  (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
-                  gmm_sm90_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64, 0));
+                  gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, 64, 0));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op != gmm_gemm_dgrad)
@@ -4011,7 +4011,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile_choice = row->tile_choice;
-    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
+    return gmm_launch_clusters(row->function, blocks, row->threads, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -11235,15 +11235,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
    tiles' stores. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_skip_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
                                                 gmm_sm90_pipeline *pipe) {
-    const int lane = (int)threadIdx.x & 31;
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % GMM__CFG(stages);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        __syncwarp(); /* a lane's arrival is that of the warp */
-        if (lane < (int)pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), (uint32_t)lane);
-    }
-    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
+    gmm_sm90_skip_stages(k_tiles, pipe);
+    if (GMM__CFG(consumers) == 1 && (threadIdx.x & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
     if (GMM__K_GROUPED) {
         if (!first) gmm_order_wait(wg);
         gmm_order_arrive(wg ^ 1);
@@ -11463,6 +11456,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
         /* neighbouring lanes load the same lines of two stages */
         second = (uint32_t)lane & (stages_at_once - 1);
         layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
+        if (warmup && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
         gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
         if (second) box.x += 64;
         if (warmup) {
@@ -11503,7 +11497,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     for (i = 0; i < GMM__CFG(stages); i++) {
         /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
-                          1 + (GMM__CFG(b_format) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
+                          1 + (GMM__CFG(b_format) ? 32 : 0) + 32 * GMM__CFG(gather_warps));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
@@ -11513,7 +11507,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
-                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(b_format) ? 1 : 0));
+                          9 + (GMM__K_GROUPED ? 2 : 0) + GMM__CFG(gather_warps) + (GMM__CFG(b_format) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) /* the warps of a warp group */
         gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
@@ -11528,7 +11522,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 
 #endif
 
-GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, 0) >= 0,
+              "GMM_SM90_KERNEL_LIST has the kernel with this tile");
+#if GMM__TILES == 2
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, 1) >= 0,
+              "GMM_SM90_KERNEL_LIST has the kernel with its second tile");
+#endif
+GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
@@ -11563,7 +11563,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
-                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
+                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, GMM__CFG(m16));
         }
         if (GMM__CFG(b_format) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
@@ -12342,16 +12342,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* Releases the stages of a tile of which this warp group multiplies nothing, unread. */
-GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % GMM__CFG(stages);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        gmm_sm90_release_stage(pipe, s);
-    }
-    __syncwarp();
-}
-
 /* A consumer warp group: mainloop and epilogue, tile by tile. */
 GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
@@ -12379,7 +12369,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
+            gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
                 GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;

@@ -157,8 +157,8 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) { emulated_cp_a
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     emulated_cp_async(smem, src, 16, bytes);
 }
-GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int zeros) {
-    emulated_cp_async(smem, src, 16, zeros ? 0 : 16);
+GMM__DEVICE void gmm_cp_async_16_where(int copies, uint32_t smem, const char *src, int zeros) {
+    if (copies) emulated_cp_async(smem, src, 16, zeros ? 0 : 16);
 }
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {
     emulated_cp_async(smem, (const char *)global, 4, bytes);

@@ -96,6 +96,7 @@ typedef struct gmm__call {
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
+    int layer_gathers;      /* layer on a GPU: products of forward gather rows of x themselves */
     int32_t *split_tiles;   /* [GMM__TILE_KINDS][G + 1] prefix sums of the groups' tiles. GMM_OP_OFFSETS writes them
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
@@ -118,6 +119,7 @@ typedef struct gmm__plan {
     const char *kernel_name;     /* of a product; NULL = not known before the launch */
     int32_t assumes_aligned;     /* 1: a query left open an address that must be a multiple of 16 bytes */
     int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
+    int32_t copies_rows;         /* 1: gathered rows are copied to the workspace before a product reads them */
     size_t workspace_bytes;
     size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;

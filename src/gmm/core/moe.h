@@ -13,6 +13,22 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
+/* Chooses whether forward permutes rows of x, or FC1's product gathers them: where its plan copies none before. A plan
+   does not depend on what a query leaves open, so that query and launch choose alike. */
+static void gmm__moe_choose_rows(gmm__call *call) {
+    const gmm_error last_error = call->ctx->error;
+    gmm__moe_steps steps;
+    gmm__call mlp;
+    gmm__plan plan;
+    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1)) return;
+    call->layer_gathers = 1;
+    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    if (gmm__mlp_prepare(&mlp, call->ctx, GMM_OP_MLP_FWD, call->function, &steps.mlp, GMM__MLP_QUERY) != GMM_OK ||
+        gmm__select(&mlp, &plan) != GMM_OK || plan.copies_rows)
+        call->layer_gathers = 0;
+    call->ctx->error = last_error;
+}
+
 /* Checks the caller's descriptors of route and MLP as those of the operations that read them. *mlp becomes the checked
    call of the MLP, also where the layer does not run it. */
 static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
@@ -21,6 +37,7 @@ static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     const gmm_op op = fwd ? GMM_OP_MLP_FWD : GMM_OP_MLP_BWD;
     gmm__moe_steps steps;
     gmm_status s;
+    gmm__moe_choose_rows(call);
     gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
     if (d->route && (fwd || steps.route.dlogits)) {
         gmm__call route;

@@ -32,11 +32,12 @@ static int gmm__moe_casts(const gmm__call *call, int input) {
            (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
 }
 /* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
-   several products read them and one permutation is faster than to gather in each (KERNELS.md). A limit of the
-   workspace, or weight gradients that are queued and would keep the rows, speak against it. What a recipe quantizes is
-   read by one cast instead, which gathers it. */
+   several products of backward read them and one permutation is faster than to gather in each (KERNELS.md), and where
+   the product of forward would copy them (gmm__moe_choose_rows). A limit of the workspace, or weight gradients that are
+   queued and would keep the rows, speak against it. What a recipe quantizes is read by one cast instead, which gathers
+   it. */
 static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) &&
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) && !call->layer_gathers &&
            !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */

@@ -222,6 +222,7 @@ static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace to gather rows, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
+    plan->copies_rows = 1;
     (void)snprintf(plan->note + used, sizeof plan->note - used, ", rows gathered in %lld MiB of workspace",
                    (long long)(bytes >> 20));
     return 1;

@@ -14,7 +14,7 @@ static const double gmm__wgmma_smem_b = 256.0;             /* clocks per step an
 static const double gmm__wgmma_smem_a = 16.0;              /* clocks per step and m16, cooperative: traffic of A */
 static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m16 and n128, cooperative */
 static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
-static const double gmm__wgmma_gather_m16 = 45.0;          /* clocks per step and m16: cp.async of gathered rows of A */
+static const double gmm__wgmma_gather_m16 = 16.0;          /* clocks per step and m16: cp.async of gathered rows of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
    slows down tall tiles and long contractions. Groups are seldom equal, and the last tile of a group is lower. */
 static const double gmm__wgmma_deferred_slowdown = 1.04;   /* tiles with a deferred store */

@@ -194,10 +194,11 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
-/* Copies 16 bytes or, with `zeros`, writes zeros and does not read. */
-GMM__DEVICE void gmm_cp_async_16_or_zeros(uint32_t smem, const char *src, int zeros) {
-    asm volatile("{\n.reg .pred zeros;\nsetp.ne.s32 zeros, %2, 0;\n"
-                 "cp.async.cg.shared.global [%0], [%1], 16, zeros;\n}" : : "r"(smem), "l"(src), "r"(zeros));
+/* Where `copies`, copies 16 bytes or, with `zeros`, writes zeros and does not read: predicates instead of branches. */
+GMM__DEVICE void gmm_cp_async_16_where(int copies, uint32_t smem, const char *src, int zeros) {
+    asm volatile("{\n.reg .pred copies, zeros;\nsetp.ne.s32 copies, %0, 0;\nsetp.ne.s32 zeros, %3, 0;\n"
+                 "@copies cp.async.cg.shared.global [%1], [%2], 16, zeros;\n}"
+                 : : "r"(copies), "r"(smem), "l"(src), "r"(zeros));
 }
 /* Reads the first `bytes` of 4 bytes and writes zeros for the rest. `global`: an address of the global state space. */
 GMM__DEVICE void gmm_cp_async_4_zfill(uint32_t smem, size_t global, int bytes) {

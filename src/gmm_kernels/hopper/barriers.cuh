@@ -123,3 +123,12 @@ GMM__DEVICE void gmm_sm90_release_stage(const gmm_sm90_pipeline *pipe, uint32_t 
     const uint32_t lane = threadIdx.x & 31;
     if (lane < pipe->cluster_size) gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane);
 }
+/* Releases the stages of a tile of which the warp multiplies nothing, unread. */
+GMM__DEVICE void gmm_sm90_skip_stages(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
+    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
+        const uint32_t s = pipe->iter % pipe->stages;
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / pipe->stages & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        gmm_sm90_release_stage(pipe, s);
+    }
+}

@@ -36,16 +36,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* Releases the stages of a tile of which this warp group multiplies nothing, unread. */
-GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_sm90_pipeline *pipe) {
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % GMM__CFG(stages);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        gmm_sm90_release_stage(pipe, s);
-    }
-    __syncwarp();
-}
-
 /* A consumer warp group: mainloop and epilogue, tile by tile. */
 GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
@@ -73,7 +63,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(t->k), &pipe);
+            gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
                 GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;

@@ -42,15 +42,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const vol
    tiles' stores. `first`: of the CTA. */
 GMM__DEVICE void GMM__PART(gmm_sm90_skip_tile_)(uint32_t k_tiles, uint32_t bars, int wg, int first,
                                                 gmm_sm90_pipeline *pipe) {
-    const int lane = (int)threadIdx.x & 31;
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % GMM__CFG(stages);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / GMM__CFG(stages) & 1);
-        __syncwarp(); /* a lane's arrival is that of the warp */
-        if (lane < (int)pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, s), (uint32_t)lane);
-    }
-    if (GMM__CFG(consumers) == 1 && lane == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
+    gmm_sm90_skip_stages(k_tiles, pipe);
+    if (GMM__CFG(consumers) == 1 && (threadIdx.x & 31) == 0) gmm_mbarrier_arrive(gmm_sm90_last_stage_full(bars, wg));
     if (GMM__K_GROUPED) {
         if (!first) gmm_order_wait(wg);
         gmm_order_arrive(wg ^ 1);

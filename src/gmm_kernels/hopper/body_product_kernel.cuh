@@ -8,7 +8,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     for (i = 0; i < GMM__CFG(stages); i++) {
         /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
-                          1 + (GMM__CFG(b_format) ? 32 : 0) + (GMM__CFG(gather) ? 64 : 0));
+                          1 + (GMM__CFG(b_format) ? 32 : 0) + 32 * GMM__CFG(gather_warps));
         /* empty: consumer warps of the CTAs that read the stage */
         gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), 4 * GMM__CFG(consumers) * cluster_size);
     }
@@ -18,7 +18,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),
-                          9 + (GMM__K_GROUPED || GMM__CFG(gather) ? 2 : 0) + (GMM__CFG(b_format) ? 1 : 0));
+                          9 + (GMM__K_GROUPED ? 2 : 0) + GMM__CFG(gather_warps) + (GMM__CFG(b_format) ? 1 : 0));
 #pragma unroll
     for (i = 0; i < 2; i++) /* the warps of a warp group */
         gmm_mbarrier_init(gmm_sm90_last_stage_full(bars, (int)i), 4);
@@ -33,7 +33,13 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 
 #endif
 
-GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, 0) >= 0,
+              "GMM_SM90_KERNEL_LIST has the kernel with this tile");
+#if GMM__TILES == 2
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, 1) >= 0,
+              "GMM_SM90_KERNEL_LIST has the kernel with its second tile");
+#endif
+GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
@@ -68,7 +74,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS(GMM__CFG(ctas_per_sm)) GMM__KERNEL_NAME(const _
         if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };
             gmm_sm90_gather_tiles(&args, ring, bars, pipe, base, GMM__CFG(a_offset),
-                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, 16 * GMM__CFG(m16));
+                                  (uint32_t)warp - GMM_SM90_GATHER_WARP, GMM__CFG(m16));
         }
         if (GMM__CFG(b_format) && warp == GMM_SM90_SCALE_WARP) {
             const gmm_sm90_pipeline pipe = { stage_bars, GMM__CFG(stages), GMM__CFG(stage_bytes), 0, 0 };

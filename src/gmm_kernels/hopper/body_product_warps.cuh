@@ -135,6 +135,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
         /* neighbouring lanes load the same lines of two stages */
         second = (uint32_t)lane & (stages_at_once - 1);
         layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
+        if (warmup && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
         gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
         if (second) box.x += 64;
         if (warmup) {

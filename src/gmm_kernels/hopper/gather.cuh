@@ -1,62 +1,43 @@
 /* Gathered rows of the 16-bit Hopper products (gmm_row_index), in tiles with `gather`. Where it is faster, the plan
    takes other tiles, and gmm_gather_rows copies the rows before the product.
 
-   Two gather warps copy rows of A to the stage by cp.async, 16 bytes per lane, to the addresses at which TMA with
-   128-byte swizzle would put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when
-   their copies have landed, besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers
-   fence the async proxy before wgmma reads the stage. Both CTAs of a cluster gather for themselves. */
+   Four gather warps copy rows of A to the stage by cp.async, to the addresses at which TMA with 128-byte swizzle would
+   put them: byte 16 c of line l at 128 l + 16 (c ^ l % 8). Their lanes arrive at `full` when their copies have landed,
+   besides the TMA boxes of B. cp.async writes through the generic proxy, so consumers fence the async proxy before
+   wgmma reads the stage. Both CTAs of a cluster gather for themselves.
+
+   A lane copies chunks of 16 bytes, 8 lanes a line, and a warp 4 lines at a time: of each block of 16 lines,
+   lines 4 warp to 4 warp + 3. So the swizzle of a lane's chunks is the same in every block. */
 
 /* A line without a row: zeros are written. */
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
 
-/* The line, of each 32, whose row this lane holds. Eight lanes copy a line together, so lanes 8 q to 8 q + 7 hold the
-   rows of lines q, q + 4, ..., which they exchange by shuffles of constant lanes. */
-GMM__DEVICE int32_t gmm_sm90_gather_line(void) {
-    return (int32_t)(threadIdx.x & 7) * 4 + (int32_t)(threadIdx.x >> 3 & 3);
-}
-
-/* Copies 32 lines of 128 bytes to a stage. row: of this lane's line. from: the first byte of the lines in row 0; bytes:
-   how many bytes of each line exist. Shuffles and addresses of four copies precede the copies, since a warp issues in
-   order and would wait for each. */
-GMM__DEVICE void gmm_sm90_gather_lines(uint32_t to, uint32_t row, const char *from, int32_t bytes) {
-    const uint32_t lane = threadIdx.x & 31, chunk = lane & 7;
-    const int32_t size = bytes - 16 * (int32_t)chunk; /* bytes of this lane's chunk, if it is the last one */
-    int32_t i, u;
-    to += 128 * (lane >> 3) + ((chunk ^ (lane >> 3)) << 4); /* the swizzle of lines 4 further is an XOR of 64 */
-    from += 16 * chunk;
+/* Copies this lane's chunks of a stage, one in each of the first `blocks` blocks of 16 lines. to: the chunk in block 0.
+   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; the constant 16
+   where K ends behind the stage. */
+GMM__DEVICE void gmm_sm90_gather_stage(uint32_t to, const uint32_t *rows, int32_t blocks, const int most_blocks,
+                                       const char *from, int32_t bytes) {
+    int i;
 #pragma unroll
-    for (i = 0; i < 8; i += 4) {
-        uint32_t rows[4];
-        const char *src[4];
-#pragma unroll
-        for (u = 0; u < 4; u++) rows[u] = __shfl_sync(0xFFFFFFFFu, row, i + u, 8);
-#pragma unroll
-        for (u = 0; u < 4; u++) src[u] = from + 16 * (uint64_t)rows[u];
-        if (bytes >= 128 || bytes % 16 == 0)
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_cp_async_16_or_zeros((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
-                                         rows[u] == GMM_SM90_NO_ROW || size <= 0);
-        else
-#pragma unroll
-            for (u = 0; u < 4; u++)
-                gmm_cp_async_16_zfill((to ^ (u & 1 ? 64 : 0)) + 512 * (uint32_t)(i + u), src[u],
-                                      rows[u] == GMM_SM90_NO_ROW || size < 0 ? 0 : size < 16 ? size : 16);
+    for (i = 0; i < most_blocks; i++) {
+        const char *const src = from + 16 * (uint64_t)rows[i];
+        const int zeros = rows[i] == GMM_SM90_NO_ROW;
+        if (bytes == 16) gmm_cp_async_16_where(i < blocks, to + 2048 * (uint32_t)i, src, zeros);
+        else if (i < blocks) gmm_cp_async_16_zfill(to + 2048 * (uint32_t)i, src, zeros ? 0 : bytes);
     }
 }
 
-/* Gather warp `warp` of two, which copies every other 32 lines of A in every stage. a_offset: of A in a stage;
-   most_lines: of the tile, a constant. */
+/* Gather warp `warp`. a_offset: of A in a stage; most_blocks: of 16 lines in the tile, a constant. */
 GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90_tile *ring, uint32_t bars,
                                        gmm_sm90_pipeline pipe, uint32_t stages_at, uint32_t a_offset, uint32_t warp,
-                                       const int most_lines) {
-    const int32_t lane = (int32_t)threadIdx.x & 31;
+                                       const int most_blocks) {
+    const uint32_t lane = threadIdx.x & 31, line = 4 * warp + lane / 8, chunk = lane & 7;
+    const uint32_t chunk_at = stages_at + a_offset + 128 * line + ((chunk ^ (line & 7)) << 4);
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[4]; /* of lines 64 i + 32 warp + gmm_sm90_gather_line(), in units of 16 bytes, since
-                             gmm__wgmma_choose declines matrices of 64 GiB and more */
-        int32_t x, k_end, lines;
+        uint32_t rows[16]; /* of lines 16 i + line; gmm__wgmma_choose declines matrices of 64 GiB and more */
+        int32_t x, k_end, lines, blocks;
         int64_t first; /* row of the product in line 0 */
         int i;
         __syncwarp();
@@ -64,25 +45,24 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
         gmm_sm90_wait_tile(bars, tile_index);
         if (t->row_blocks == 0) break;
         lines = t->cols > 0 ? t->rows : 0;
+        blocks = (lines + 15) / 16;
+        k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
         first = (int64_t)t->row + t->m0;
-        if (warp == 0 && t->n0 == 0)
-            gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
+        if (warp == 0 && t->n0 == 0) gmm_report_index_faults(&args->index, first + lane, first + lines, 32);
 #pragma unroll
-        for (i = 0; 64 * i < most_lines; i++) {
-            const int32_t line = 64 * i + 32 * (int32_t)warp + gmm_sm90_gather_line();
-            const int32_t row = line < lines ? gmm_indexed_row(&args->index, first + line) : -1;
+        for (i = 0; i < most_blocks; i++) {
+            const int32_t l = 16 * i + (int32_t)line;
+            const int32_t row = l < lines ? gmm_indexed_row(&args->index, first + l) : -1;
             rows[i] = row < 0 ? GMM_SM90_NO_ROW : (uint32_t)(row * args->p.a.ld >> 3);
         }
-        k_end = 64 * (int32_t)gmm_sm90_k_tiles(t->k);
         for (x = 0; x < k_end; x += 64, pipe.iter++) {
-            const uint32_t s = pipe.iter % pipe.stages, to = stages_at + s * pipe.stage_bytes + a_offset;
+            const uint32_t s = pipe.iter % pipe.stages, to = chunk_at + s * pipe.stage_bytes;
+            const char *const from = (const char *)args->p.a.data + 2 * (int64_t)x + 16 * chunk;
+            const int32_t bytes = 2 * (args->p.k - x) - 16 * (int32_t)chunk;
             gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
-#pragma unroll
-            for (i = 0; 64 * i < most_lines; i++)
-                if (64 * i + 32 * (int32_t)warp < lines)
-                    gmm_sm90_gather_lines(to + 4096 * (2 * (uint32_t)i + warp), rows[i],
-                                          (const char *)args->p.a.data + 2 * (int64_t)x,
-                                          args->p.k - x < 64 ? 2 * (args->p.k - x) : 128);
+            if (args->p.k - x >= 64) gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, 16);
+            else
+                gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, bytes < 0 ? 0 : bytes < 16 ? bytes : 16);
             gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
         }
     }

@@ -5,7 +5,7 @@ typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
-            gather;
+            gather, threads;
     int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
     const void *function;
     const char *name;
@@ -19,7 +19,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), choice, (const void *)kernel, #kernel },
+      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), choice, (const void *)kernel, \
+      #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -87,7 +88,7 @@ static GMM__UNUSED int gmm_sm90_map_packed_weights(PFN_cuTensorMapEncodeTiled_v1
 static GMM__UNUSED int gmm_sm90_present(void) {
     struct cudaFuncAttributes a;
     const int present = cudaFuncGetAttributes(&a, gmm_sm90_kernels[0].function) == cudaSuccess &&
-                      a.maxThreadsPerBlock == GMM_SM90_THREADS;
+                      a.maxThreadsPerBlock == gmm_sm90_kernels[0].threads;
     (void)cudaGetLastError();
     return present;
 }
@@ -136,7 +137,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->m, 64) &&
                  gmm_sm90_map_tokens(encode, &args->b, &p->b, p->n, 64) &&
                  (p->d.ld * (p->d.dtype == GMM_F32 ? 4 : 2) % 16 != 0 || /* else the consumers store D themselves */
-                  gmm_sm90_map_matrix(encode, &args->a16, &p->d, p->n, p->m, 64, 0));
+                  gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, 64, 0));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
     else if (row->op != gmm_gemm_dgrad)
@@ -149,7 +150,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                  (!args->d_by_tma || gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, 16 * row->deferred));
     if (!mapped) return cudaErrorInvalidValue;
     args->tile_choice = row->tile_choice;
-    return gmm_launch_clusters(row->function, blocks, GMM_SM90_THREADS, row->smem_bytes, args, stream);
+    return gmm_launch_clusters(row->function, blocks, row->threads, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

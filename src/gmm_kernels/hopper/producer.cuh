@@ -98,13 +98,13 @@ GMM__DEVICE int gmm_sm90_d_by_tma(const gmm_gemm_args *p, int32_t g, float beta)
     return gmm_sm90_tma_stores(gmm_kmat_data(&p->d, g), p->d.ld, p->n, size) && (size == 4 || beta == 0.0f);
 }
 
-/* Stores a lane's box of part number `part` as soon as consumers have written the slot. In wgrad args->a16 maps D. */
+/* Stores a lane's box of part number `part` as soon as consumers have written the slot. */
 GMM__DEVICE void gmm_sm90_store_part(const gmm_sm90_args *args, const gmm_sm90_d_box *box, uint32_t bars,
                                      uint32_t slot, uint32_t part) {
     gmm_mbarrier_wait(gmm_sm90_store_full(bars, part), part / GMM_SM90_STORE_SLOTS & 1);
     slot += part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
-    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->a16, slot, box->x, box->y, box->z, box->w);
-    else if (box->active) gmm_tma_store(&args->a16, slot, 0, box->x, box->y, box->z, box->w);
+    if (box->active && box->evict_first) gmm_tma_store_evict_first(&args->d, slot, box->x, box->y, box->z, box->w);
+    else if (box->active) gmm_tma_store(&args->d, slot, 0, box->x, box->y, box->z, box->w);
     gmm_bulk_commit_group();
 }
 
@@ -164,8 +164,8 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
             const uint32_t to = slots + part % GMM_SM90_STORE_SLOTS * GMM_SM90_PART_BYTES;
             gmm_mbarrier_arrive_expect_tx(slot_bar, GMM_SM90_BOX_BYTES);
             if (evict_first)
-                gmm_tma_load_evict_first(to, &args->a16, slot_bar, current.x, current.y, current.z, current.w);
-            else gmm_tma_load(to, &args->a16, slot_bar, 0, current.x, current.y, current.z, current.w);
+                gmm_tma_load_evict_first(to, &args->d, slot_bar, current.x, current.y, current.z, current.w);
+            else gmm_tma_load(to, &args->d, slot_bar, 0, current.x, current.y, current.z, current.w);
         } else gmm_mbarrier_arrive(slot_bar);
     }
     if (part >= 2) gmm_sm90_store_part(args, &current, bars, slots, part - 2);

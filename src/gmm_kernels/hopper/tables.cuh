@@ -7,9 +7,9 @@
    every layer, while the rows of groups vary. N comes in steps of 8 or 16, so a group is cut into tiles of nearly equal
    height, each with at most 15 rows of padding. Tile names are M x N of D: rows x columns.
 
-   Warp roles of a CTA (384 threads), and registers per thread after setmaxnreg (two CTAs per multiprocessor: in
-   brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; warps 8 to 11 have 40 [48]. In wgrad, whose
-   scheduler warp needs more, 224 and 56.
+   Warp roles of a CTA (384 threads; 512 in tiles with `gather`), and registers per thread after setmaxnreg (two CTAs
+   per multiprocessor: in brackets). Warps 0 to 7 are two consumer warp groups with 232 [96]; the others have 40 [48].
+   In wgrad, whose scheduler warp needs more, 224 and 56; with `gather`, where there is one more warp group, 216 and 40.
        consumers          cooperative tiles (`consumers` 2): each warp group has half of the tile's columns.
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full
@@ -17,7 +17,7 @@
        producer, warp 8   loads every stage by TMA, one box per lane.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
        scale loader       packed weights, warp 9: copies the scales of every stage.
-       gather             tiles with `gather`, warps 10 and 11: load A, whose rows they gather (gather.cuh).
+       gather             tiles with `gather`, warps 12 to 15: load A, whose rows they gather (gather.cuh).
        store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
                           256 bytes. Four slots serve both warp groups in the order of tiles, which leaves shared memory
                           to stages.
@@ -37,13 +37,13 @@
        full[n % S]     producer lane 0, in small-M mode lane 1 for every second    consumers          n / S
                        stage (1, and the bytes of the TMA boxes);
                        packed weights also the 32 lanes of the scale loader (33);
-                       gathered rows the 64 lanes of the gather warps (65)
+                       gathered rows the 128 lanes of the gather warps (129)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
        tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
-                       gathered rows: 2 gather warps)
+                       gathered rows: 4 gather warps)
        last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
                        of its tile is full (4)                                                        of its last tile
        slot[n % 4].empty  the two lanes of a store warp, with old D where beta     consumers          n / 4
@@ -97,13 +97,13 @@ typedef struct gmm_sm90_glu {
 } gmm_sm90_glu;
 
 typedef struct gmm_sm90_args {
-    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (wgrad: D 64 rows), B 64 rows */
-    CUtensorMap d;            /* boxes of a deferred store */
+    CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (not in wgrad), B 64 rows */
+    CUtensorMap d;            /* boxes of D: of a deferred store, or in wgrad 64 rows */
     gmm_gemm_args p;          /* its offsets and tiles are not read */
     gmm_groups groups;        /* splits in device memory */
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
-    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else `d` is not encoded */
+    int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else only wgrad encodes `d` */
     int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
@@ -205,6 +205,13 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
+/* A constant for each row of the list, so that kernels.cuh cannot name a kernel that the list describes otherwise. */
+#define GMM__SM90_ROW_(kernel, op, tag, tile, choice) kernel##_##op##_##tag##_##tile##_##choice
+#define GMM__SM90_ROW(kernel, op, tag, tile, choice) GMM__SM90_ROW_(kernel, op, tag, tile, choice)
+#define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__SM90_ROW_(kernel, op, tag, tile, choice),
+enum { GMM_SM90_KERNEL_LIST(GMM__X) gmm_sm90_rows_end };
+#undef GMM__X
+
 /* Whether an operation has the epilogue of glu, for the preprocessor. */
 #define GMM__IS_GLU_fwd 0
 #define GMM__IS_GLU_dgrad 0
@@ -225,14 +232,14 @@ enum {
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
-    GMM_SM90_GATHER_WARP = 10,           /* tiles with `gather`: the first of two gather warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
-    GMM_SM90_WARPS = 12
+    GMM_SM90_WARPS = 12,                 /* without gather warps */
+    GMM_SM90_GATHER_WARP = 12,           /* tiles with `gather`: the first of a further warp group */
+    GMM_SM90_GATHER_WARPS = 4
 };
 
 /* The tile ring holds 16 work tiles; the scheduler writes 4 at a time, and its readers release 4 at a time. */
 enum {
-    GMM_SM90_THREADS = 32 * GMM_SM90_WARPS,
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
@@ -247,10 +254,10 @@ enum {
 
 /* Without sm_90a code the kernels are empty, and their launch bounds tell the host so (gmm_sm90_present). */
 #if defined(__CUDA_ARCH__) && !defined(__CUDA_ARCH_FEAT_SM90_ALL)
-#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(32)
+#define GMM__SM90_BOUNDS __launch_bounds__(32)
 #define GMM__FP8_BOUNDS __launch_bounds__(32)
 #else
-#define GMM__SM90_BOUNDS(ctas) __launch_bounds__(GMM_SM90_THREADS, ctas)
+#define GMM__SM90_BOUNDS __launch_bounds__(GMM__CFG(threads), GMM__CFG(ctas_per_sm))
 #define GMM__FP8_BOUNDS __launch_bounds__(GMM__CFG(threads), 1)
 #endif
 
@@ -265,15 +272,19 @@ enum {
     GMM__SM90(scale_width, tag) = GMM__SM90(scale_width, b_format_),
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 #undef GMM__X
-/* Registers of warp groups: two of consumers, one of the other roles. Slots of 8 blocks are those of wgrad's tiles, as
-   the rules of instances below assert, and wgrad's scheduler needs more registers. */
+/* Warps of a CTA, and registers of its warp groups: two of consumers, one of the other roles, one of gather warps.
+   Slots of 8 blocks are those of wgrad's tiles, as the rules of instances below assert, and wgrad's scheduler needs
+   more registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
-    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (store_blocks_) == 8 ? 224 : 232, \
+    GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
+    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + ((gather_) ? GMM_SM90_GATHER_WARPS : 0)), \
+    GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
-    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + GMM__SM90(other_regs, tag)) <= 65536 / (ctas_) && \
+    static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + (1 + (gather_)) * GMM__SM90(other_regs, tag)) <= \
+                      65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
                   "tile " #tag ": a multiprocessor has 65536 registers, and setmaxnreg takes multiples of 8");
 GMM_SM90_TILE_LIST(GMM__X)
@@ -283,9 +294,7 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
-                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least"); \
-    static_assert(!(gather_) || !GMM__SM90(b_format, b_format_), \
-                  "tile " #tag ": gather warps are the scheduler's and the scale loader's of packed weights");
+                  "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
@@ -305,7 +314,7 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                           GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_k_grouped_##op || !GMM__SM90(gather, tile), #kernel ": gather warps are wgrad's store warps");
+    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), #kernel ": gather warps copy rows along the contraction");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \

@@ -380,13 +380,13 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
 /* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
    included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
-   Errors: GMM_E_NULL, GMM_E_ARG. */
+   Errors: GMM_E_NULL, GMM_E_ARG; the message is rank 0's. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator of `count` distinct ranks: out[i] is for members[i], whose rank in it is i. Sums are in fp32 in the
    order of ranks, rounded once. Where ranks differ in the call, size or group name (the name of a bundle) of a
    collective, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY; the message is rank 0's. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
 /* Runs queued operations until none is ready.
@@ -1625,15 +1625,20 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11
-   glibc does not declare it: then the host's time is used, and to set it changes timeouts. */
-static GMM__UNUSED double gmm__gtp_now(void) {
+/* Time since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc
+   does not declare it: then the host's time is used, and to set it changes timeouts. */
+static GMM__UNUSED struct timespec gmm__gtp_time(void) {
     struct timespec t;
 #ifdef CLOCK_MONOTONIC
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
 #else
     (void)timespec_get(&t, TIME_UTC);
 #endif
+    return t;
+}
+/* The same in seconds. */
+static GMM__UNUSED double gmm__gtp_now(void) {
+    const struct timespec t = gmm__gtp_time();
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 
@@ -2261,7 +2266,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
             continue;
         }
         if (!limited || seen != r->progress) {
-            (void)timespec_get(&limit, TIME_UTC);
+            limit = gmm__gtp_time();
             limit.tv_sec += w->config.timeout_ms / 1000;
             limit.tv_nsec += w->config.timeout_ms % 1000 * 1000000L;
             if (limit.tv_nsec >= 1000000000L) {
@@ -2272,8 +2277,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
             seen = r->progress;
         }
         if (pthread_cond_timedwait(&w->changed, &w->mutex, &limit) != 0 && seen == r->progress) {
-            struct timespec now;
-            (void)timespec_get(&now, TIME_UTC);
+            const struct timespec now = gmm__gtp_time();
             if (now.tv_sec > limit.tv_sec || (now.tv_sec == limit.tv_sec && now.tv_nsec >= limit.tv_nsec)) {
                 char text[400];
                 gmm__group *g = gmm__rank_describe_hang(r, text, sizeof text);
@@ -2619,8 +2623,17 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
         gmm__ranks_stream_sync, gmm__ranks_event_create, gmm__ranks_event_destroy, gmm__ranks_event_record,
         gmm__ranks_event_query, gmm__ranks_event_sync, gmm__ranks_copy, gmm__ranks_copy2d, gmm__ranks_fill,
         gmm__ranks_fill2d, gmm__ranks_is_capturing, gmm__ranks_run_work};
-    if (!ranks || !out) return GMM_E_NULL;
-    if (rank < 0 || rank >= ranks->config.ranks) return GMM_E_ARG;
+    if (!ranks) return GMM_E_NULL;
+    if (!out || rank < 0 || rank >= ranks->config.ranks) {
+        const gmm_status s = out ? GMM_E_ARG : GMM_E_NULL;
+        (void)pthread_mutex_lock(&ranks->mutex);
+        if (!out) (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: out is NULL");
+        else
+            (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
+                                 ranks->config.ranks - 1);
+        (void)pthread_mutex_unlock(&ranks->mutex);
+        return s;
+    }
     *out = table;
     out->self = &ranks->rank[rank];
     return GMM_OK;
@@ -2751,23 +2764,49 @@ static void gmm__member_give_up(void *self, const char *why) {
     (void)pthread_mutex_unlock(&m->group->world->mutex);
 }
 
-GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
-    gmm__group *g;
+/* Checks the members of a communicator. The message of a failure is rank 0's. */
+static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count) {
+    static const char fn[] = "gmm_ranks_comms";
+    gmm__cpu_rank *r = ranks->rank;
+    const int32_t last = ranks->config.ranks - 1;
     int32_t i, j;
-    if (!ranks || !members || !out) return GMM_E_NULL;
-    if (count < 1 || count > ranks->config.ranks) return GMM_E_ARG;
+    if (!members) return gmm__rank_fail(r, GMM_E_NULL, "%s: members is NULL", fn);
+    if (count < 1 || count > last + 1)
+        return gmm__rank_fail(r, GMM_E_ARG, "%s: count %d: must be 1 to %d, the number of ranks", fn, count, last + 1);
     for (i = 0; i < count; i++) {
-        if (members[i] < 0 || members[i] >= ranks->config.ranks) return GMM_E_ARG;
+        if (members[i] < 0 || members[i] > last)
+            return gmm__rank_fail(r, GMM_E_ARG, "%s: members[%d] is %d: must be a rank, 0 to %d", fn, i, members[i],
+                                  last);
         for (j = 0; j < i; j++)
-            if (members[j] == members[i]) return GMM_E_ARG;
+            if (members[j] == members[i])
+                return gmm__rank_fail(r, GMM_E_ARG, "%s: members[%d] and members[%d] are %d: must be distinct", fn, j,
+                                      i, members[i]);
     }
-    (void)pthread_mutex_lock(&ranks->mutex);
-    g = (gmm__group *)gmm__ranks_alloc(ranks, sizeof *g);
+    return GMM_OK;
+}
+
+/* Allocates a communicator of `count` members, not yet initialized. NULL: there is no memory. */
+static gmm__group *gmm__ranks_add_group(gmm_ranks *ranks, int32_t count) {
+    gmm__group *g = (gmm__group *)gmm__ranks_alloc(ranks, sizeof *g);
     if (g) g->members = (gmm__member *)gmm__ranks_alloc(ranks, (size_t)count * sizeof *g->members);
-    if (!g || !g->members) {
-        gmm__ranks_free(ranks, g);
+    if (!g || g->members) return g;
+    gmm__ranks_free(ranks, g);
+    return NULL;
+}
+
+GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
+    gmm__group *g = NULL;
+    gmm_status s;
+    int32_t i;
+    if (!ranks) return GMM_E_NULL;
+    (void)pthread_mutex_lock(&ranks->mutex);
+    s = out ? gmm__ranks_check_members(ranks, members, count)
+            : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_comms: out is NULL");
+    if (s == GMM_OK) g = gmm__ranks_add_group(ranks, count);
+    if (s == GMM_OK && !g) s = gmm__rank_fail(ranks->rank, GMM_E_MEMORY, "gmm_ranks_comms: no memory");
+    if (s != GMM_OK) {
         (void)pthread_mutex_unlock(&ranks->mutex);
-        return GMM_E_MEMORY;
+        return s;
     }
     g->world = ranks;
     g->size = count;
@@ -3042,6 +3081,19 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
     }
 }
 
+/* Initializes a condition whose timed waits end by the clock of gmm__gtp_time. */
+static void gmm__ranks_init_condition(pthread_cond_t *condition) {
+#ifdef CLOCK_MONOTONIC
+    pthread_condattr_t attributes;
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(condition, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+#else
+    (void)pthread_cond_init(condition, NULL);
+#endif
+}
+
 GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **out, gmm_error *error) {
     static const char fn[] = "gmm_ranks_create";
     gmm_ranks_config c;
@@ -3064,7 +3116,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     w->config = c;
     w->random = c.seed;
     (void)pthread_mutex_init(&w->mutex, NULL);
-    (void)pthread_cond_init(&w->changed, NULL);
+    gmm__ranks_init_condition(&w->changed);
     w->rank = (gmm__cpu_rank *)gmm__ranks_alloc(w, (size_t)c.ranks * sizeof *w->rank);
     for (i = 0; w->rank && i < c.ranks; i++) {
         gmm__cpu_rank *r = &w->rank[i];

@@ -234,7 +234,7 @@ static int ranks_program(char text[768]) {
     config.timeout_ms = 2000;
     config.check_races = 1;
     if (failed(gmm_ranks_create(&config, &r.ranks, &e), e.text, text)) return 0;
-    bad = failed(gmm_ranks_comms(r.ranks, members, RANKS, r.comm), "gmm_ranks_comms: it belongs to no rank", text);
+    bad = ranks_failed(&r, 0, gmm_ranks_comms(r.ranks, members, RANKS, r.comm), text);
     for (int i = 0; i < RANKS && !bad; i++) {
         bad = ranks_failed(&r, i, gmm_ranks_runtime(r.ranks, i, &r.rt[i]), text);
         for (int k = 0; k < 2 && !bad; k++)

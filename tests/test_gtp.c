@@ -928,6 +928,31 @@ static void router_counts(int arg) {
     T_CHECK(diverged > 0, "the group without GTP agrees: the case shows nothing");
 }
 
+/* Refused members of a communicator, and ranks without a runtime: the message is rank 0's. */
+static void ranks_refused(int arg) {
+    const int32_t past[] = { 0, 3 }, twice[] = { 2, 1, 2 }, all[] = { 0, 1, 2 };
+    gmm_ranks_config config = { .ranks = 3 };
+    gmm_ranks *ranks;
+    gmm_comm comm[3];
+    gmm_runtime rt;
+    gmm_error error;
+    (void)arg;
+    T_OK_TEXT(gmm_ranks_create(&config, &ranks, &error), error.text);
+#define REFUSED(want, call, ...) T_REFUSED_TEXT(want, call, gmm_ranks_error(ranks, 0), __VA_ARGS__, NULL)
+    REFUSED(GMM_E_NULL, gmm_ranks_comms(ranks, NULL, 3, comm), "gmm_ranks_comms: members is NULL");
+    REFUSED(GMM_E_NULL, gmm_ranks_comms(ranks, all, 3, NULL), "gmm_ranks_comms: out is NULL");
+    REFUSED(GMM_E_ARG, gmm_ranks_comms(ranks, all, 0, comm), "count 0", "1 to 3");
+    REFUSED(GMM_E_ARG, gmm_ranks_comms(ranks, all, 4, comm), "count 4", "1 to 3");
+    REFUSED(GMM_E_ARG, gmm_ranks_comms(ranks, past, 2, comm), "members[1] is 3", "0 to 2");
+    REFUSED(GMM_E_ARG, gmm_ranks_comms(ranks, twice, 3, comm), "members[0] and members[2] are 2", "distinct");
+    REFUSED(GMM_E_NULL, gmm_ranks_runtime(ranks, 1, NULL), "gmm_ranks_runtime: out is NULL");
+    REFUSED(GMM_E_ARG, gmm_ranks_runtime(ranks, 3, &rt), "gmm_ranks_runtime: rank 3", "0 to 2");
+    REFUSED(GMM_E_ARG, gmm_ranks_runtime(ranks, -1, &rt), "gmm_ranks_runtime: rank -1", "0 to 2");
+#undef REFUSED
+    T_OK_TEXT(gmm_ranks_comms(ranks, all, 3, comm), gmm_ranks_error(ranks, 0));
+    gmm_ranks_destroy(ranks);
+}
+
 /* A graph in which a rank calls a collective on a stream that joins the capture, then one on its origin: a launch keeps
    the order of the calls, not of the streams. */
 static void graph_order(int arg) {
@@ -998,6 +1023,7 @@ void tests_gtp(void) {
     t_add_host(worked_memory, 0, "gtp memory, worked example");
     t_add_host(memory, 0, "gtp memory");
     t_add_host(memory_errors, 0, "gtp memory errors");
+    t_add_host(ranks_refused, 0, "gtp ranks refused");
     t_add_host(foresee, 0, "gtp forecast");
     t_add_host(foresee_together, 0, "gtp forecast of gathers together");
 }

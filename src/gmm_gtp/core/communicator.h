@@ -5,15 +5,20 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Seconds since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11
-   glibc does not declare it: then the host's time is used, and to set it changes timeouts. */
-static GMM__UNUSED double gmm__gtp_now(void) {
+/* Time since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc
+   does not declare it: then the host's time is used, and to set it changes timeouts. */
+static GMM__UNUSED struct timespec gmm__gtp_time(void) {
     struct timespec t;
 #ifdef CLOCK_MONOTONIC
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
 #else
     (void)timespec_get(&t, TIME_UTC);
 #endif
+    return t;
+}
+/* The same in seconds. */
+static GMM__UNUSED double gmm__gtp_now(void) {
+    const struct timespec t = gmm__gtp_time();
     return (double)t.tv_sec + 1e-9 * (double)t.tv_nsec;
 }
 

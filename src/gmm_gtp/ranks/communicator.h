@@ -123,23 +123,49 @@ static void gmm__member_give_up(void *self, const char *why) {
     (void)pthread_mutex_unlock(&m->group->world->mutex);
 }
 
-GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
-    gmm__group *g;
+/* Checks the members of a communicator. The message of a failure is rank 0's. */
+static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count) {
+    static const char fn[] = "gmm_ranks_comms";
+    gmm__cpu_rank *r = ranks->rank;
+    const int32_t last = ranks->config.ranks - 1;
     int32_t i, j;
-    if (!ranks || !members || !out) return GMM_E_NULL;
-    if (count < 1 || count > ranks->config.ranks) return GMM_E_ARG;
+    if (!members) return gmm__rank_fail(r, GMM_E_NULL, "%s: members is NULL", fn);
+    if (count < 1 || count > last + 1)
+        return gmm__rank_fail(r, GMM_E_ARG, "%s: count %d: must be 1 to %d, the number of ranks", fn, count, last + 1);
     for (i = 0; i < count; i++) {
-        if (members[i] < 0 || members[i] >= ranks->config.ranks) return GMM_E_ARG;
+        if (members[i] < 0 || members[i] > last)
+            return gmm__rank_fail(r, GMM_E_ARG, "%s: members[%d] is %d: must be a rank, 0 to %d", fn, i, members[i],
+                                  last);
         for (j = 0; j < i; j++)
-            if (members[j] == members[i]) return GMM_E_ARG;
+            if (members[j] == members[i])
+                return gmm__rank_fail(r, GMM_E_ARG, "%s: members[%d] and members[%d] are %d: must be distinct", fn, j,
+                                      i, members[i]);
     }
-    (void)pthread_mutex_lock(&ranks->mutex);
-    g = (gmm__group *)gmm__ranks_alloc(ranks, sizeof *g);
+    return GMM_OK;
+}
+
+/* Allocates a communicator of `count` members, not yet initialized. NULL: there is no memory. */
+static gmm__group *gmm__ranks_add_group(gmm_ranks *ranks, int32_t count) {
+    gmm__group *g = (gmm__group *)gmm__ranks_alloc(ranks, sizeof *g);
     if (g) g->members = (gmm__member *)gmm__ranks_alloc(ranks, (size_t)count * sizeof *g->members);
-    if (!g || !g->members) {
-        gmm__ranks_free(ranks, g);
+    if (!g || g->members) return g;
+    gmm__ranks_free(ranks, g);
+    return NULL;
+}
+
+GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out) {
+    gmm__group *g = NULL;
+    gmm_status s;
+    int32_t i;
+    if (!ranks) return GMM_E_NULL;
+    (void)pthread_mutex_lock(&ranks->mutex);
+    s = out ? gmm__ranks_check_members(ranks, members, count)
+            : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_comms: out is NULL");
+    if (s == GMM_OK) g = gmm__ranks_add_group(ranks, count);
+    if (s == GMM_OK && !g) s = gmm__rank_fail(ranks->rank, GMM_E_MEMORY, "gmm_ranks_comms: no memory");
+    if (s != GMM_OK) {
         (void)pthread_mutex_unlock(&ranks->mutex);
-        return GMM_E_MEMORY;
+        return s;
     }
     g->world = ranks;
     g->size = count;

@@ -82,7 +82,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
             continue;
         }
         if (!limited || seen != r->progress) {
-            (void)timespec_get(&limit, TIME_UTC);
+            limit = gmm__gtp_time();
             limit.tv_sec += w->config.timeout_ms / 1000;
             limit.tv_nsec += w->config.timeout_ms % 1000 * 1000000L;
             if (limit.tv_nsec >= 1000000000L) {
@@ -93,8 +93,7 @@ static gmm_status gmm__rank_wait(gmm__cpu_rank *r, const gmm__rank_queue *q, con
             seen = r->progress;
         }
         if (pthread_cond_timedwait(&w->changed, &w->mutex, &limit) != 0 && seen == r->progress) {
-            struct timespec now;
-            (void)timespec_get(&now, TIME_UTC);
+            const struct timespec now = gmm__gtp_time();
             if (now.tv_sec > limit.tv_sec || (now.tv_sec == limit.tv_sec && now.tv_nsec >= limit.tv_nsec)) {
                 char text[400];
                 gmm__group *g = gmm__rank_describe_hang(r, text, sizeof text);

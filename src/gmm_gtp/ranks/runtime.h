@@ -286,8 +286,17 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
         gmm__ranks_stream_sync, gmm__ranks_event_create, gmm__ranks_event_destroy, gmm__ranks_event_record,
         gmm__ranks_event_query, gmm__ranks_event_sync, gmm__ranks_copy, gmm__ranks_copy2d, gmm__ranks_fill,
         gmm__ranks_fill2d, gmm__ranks_is_capturing, gmm__ranks_run_work};
-    if (!ranks || !out) return GMM_E_NULL;
-    if (rank < 0 || rank >= ranks->config.ranks) return GMM_E_ARG;
+    if (!ranks) return GMM_E_NULL;
+    if (!out || rank < 0 || rank >= ranks->config.ranks) {
+        const gmm_status s = out ? GMM_E_ARG : GMM_E_NULL;
+        (void)pthread_mutex_lock(&ranks->mutex);
+        if (!out) (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: out is NULL");
+        else
+            (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
+                                 ranks->config.ranks - 1);
+        (void)pthread_mutex_unlock(&ranks->mutex);
+        return s;
+    }
     *out = table;
     out->self = &ranks->rank[rank];
     return GMM_OK;

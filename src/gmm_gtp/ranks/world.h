@@ -75,6 +75,19 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
     }
 }
 
+/* Initializes a condition whose timed waits end by the clock of gmm__gtp_time. */
+static void gmm__ranks_init_condition(pthread_cond_t *condition) {
+#ifdef CLOCK_MONOTONIC
+    pthread_condattr_t attributes;
+    (void)pthread_condattr_init(&attributes);
+    (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);
+    (void)pthread_cond_init(condition, &attributes);
+    (void)pthread_condattr_destroy(&attributes);
+#else
+    (void)pthread_cond_init(condition, NULL);
+#endif
+}
+
 GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **out, gmm_error *error) {
     static const char fn[] = "gmm_ranks_create";
     gmm_ranks_config c;
@@ -97,7 +110,7 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
     w->config = c;
     w->random = c.seed;
     (void)pthread_mutex_init(&w->mutex, NULL);
-    (void)pthread_cond_init(&w->changed, NULL);
+    gmm__ranks_init_condition(&w->changed);
     w->rank = (gmm__cpu_rank *)gmm__ranks_alloc(w, (size_t)c.ranks * sizeof *w->rank);
     for (i = 0; w->rank && i < c.ranks; i++) {
         gmm__cpu_rank *r = &w->rank[i];

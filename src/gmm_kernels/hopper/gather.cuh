@@ -13,17 +13,17 @@
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
 
 /* Copies this lane's chunks of a stage, one in each of the first `blocks` blocks of 16 lines. to: the chunk in block 0.
-   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; the constant 16
-   where K ends behind the stage. */
+   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; in a whole stage
+   all do. A warp copies in one branch: where its lanes copied in two, stages were multiplied before they had landed. */
 GMM__DEVICE void gmm_sm90_gather_stage(uint32_t to, const uint32_t *rows, int32_t blocks, const int most_blocks,
-                                       const char *from, int32_t bytes) {
+                                       const char *from, int32_t bytes, const int whole_stage) {
     int i;
 #pragma unroll
     for (i = 0; i < most_blocks; i++) {
         const char *const src = from + 16 * (uint64_t)rows[i];
-        const int zeros = rows[i] == GMM_SM90_NO_ROW;
-        if (bytes == 16) gmm_cp_async_16_where(i < blocks, to + 2048 * (uint32_t)i, src, zeros);
-        else if (i < blocks) gmm_cp_async_16_zfill(to + 2048 * (uint32_t)i, src, zeros ? 0 : bytes);
+        const int no_row = rows[i] == GMM_SM90_NO_ROW;
+        if (whole_stage) gmm_cp_async_16_where(i < blocks, to + 2048 * (uint32_t)i, src, no_row);
+        else if (i < blocks) gmm_cp_async_16_zfill(to + 2048 * (uint32_t)i, src, no_row ? 0 : bytes);
     }
 }
 
@@ -60,9 +60,9 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
             const char *const from = (const char *)args->p.a.data + 2 * (int64_t)x + 16 * chunk;
             const int32_t bytes = 2 * (args->p.k - x) - 16 * (int32_t)chunk;
             gmm_mbarrier_wait(gmm_sm90_empty(pipe.bars, s), (pipe.iter / pipe.stages & 1) ^ 1);
-            if (args->p.k - x >= 64) gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, 16);
+            if (args->p.k - x >= 64) gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, 16, 1);
             else
-                gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, bytes < 0 ? 0 : bytes < 16 ? bytes : 16);
+                gmm_sm90_gather_stage(to, rows, blocks, most_blocks, from, bytes < 0 ? 0 : bytes < 16 ? bytes : 16, 0);
             gmm_cp_async_mbarrier_arrive(gmm_sm90_full(pipe.bars, s));
         }
     }

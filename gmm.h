@@ -5503,7 +5503,6 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
     gmm__plan step_plan;
     if (!gmm__plan_step(step, prepared, last_error, &step_plan, plan)) return 0;
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
-    plan->copies_rows |= step_plan.copies_rows;
     if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),
@@ -8448,18 +8447,33 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
-/* Chooses whether forward permutes rows of x, or FC1's product gathers them: where its plan copies none before. A plan
-   does not depend on what a query leaves open, so that query and launch choose alike. */
+/* Chooses whether forward permutes rows of x, or FC1's product gathers them: where its plan copies none before. A query
+   plans for the rows as a launch does, so that both choose alike. */
 static void gmm__moe_choose_rows(gmm__call *call) {
     const gmm_error last_error = call->ctx->error;
     gmm__moe_steps steps;
-    gmm__call mlp;
+    gmm_linear fc1 = GMM_ZERO;
+    gmm_mat z;
+    gmm__call product;
     gmm__plan plan;
-    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1)) return;
+    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
+        call->options.fuse == GMM_FUSE_ALWAYS) /* a product that computes the activation gathers nothing */
+        return;
     call->layer_gathers = 1;
     gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
-    if (gmm__mlp_prepare(&mlp, call->ctx, GMM_OP_MLP_FWD, call->function, &steps.mlp, GMM__MLP_QUERY) != GMM_OK ||
-        gmm__select(&mlp, &plan) != GMM_OK || plan.copies_rows)
+    z = gmm_mat_packed(steps.dtype, NULL);
+    fc1.groups = steps.mlp.groups;
+    fc1.options = steps.mlp.options;
+    fc1.in_features = call->in;
+    fc1.out_features = gmm__mlp_fc1_cols(call);
+    fc1.x = steps.mlp.x;
+    fc1.x_index = steps.mlp.x_index;
+    fc1.index_rows = steps.mlp.index_rows;
+    fc1.index_div = steps.mlp.index_div;
+    fc1.w = steps.mlp.w1;
+    fc1.y = &z;
+    if (gmm__linear_prepare(&product, call->ctx, GMM_OP_LINEAR_FWD, call->function, &fc1, 1) != GMM_OK ||
+        gmm__select(&product, &plan) != GMM_OK || plan.copies_rows)
         call->layer_gathers = 0;
     call->ctx->error = last_error;
 }

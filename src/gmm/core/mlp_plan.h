@@ -440,7 +440,6 @@ static int gmm__mlp_measure_step(gmm__call *step, gmm_status prepared, const gmm
     gmm__plan step_plan;
     if (!gmm__plan_step(step, prepared, last_error, &step_plan, plan)) return 0;
     if (step_plan.workspace_bytes > *bytes) *bytes = step_plan.workspace_bytes;
-    plan->copies_rows |= step_plan.copies_rows;
     if (step->describes) gmm__describe_plan(step->describes, &step_plan);
     if (step_plan.engine != plan->engine)
         (void)snprintf(plan->note, sizeof plan->note, "products by %s%s", gmm_engine_name(step_plan.engine),

@@ -30,6 +30,7 @@ static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and
 static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
+static const double gmm__wgmma_fixed_gather = 2500.0;     /* clocks per tile besides: the index, before any copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 /* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
 static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
@@ -164,7 +165,8 @@ static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_
     const double store = gmm__wgmma_store_clocks(k, s, m16), exposed = gmm__wgmma_store_exposed * store;
     const double glu = s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     if (s->op == gmm_gemm_wgrad) return gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, s->f32);
-    if (k->consumers == 2) return mainloop + store + gmm__wgmma_fixed_cooperative;
+    if (k->consumers == 2)
+        return mainloop + store + gmm__wgmma_fixed_cooperative + (k->gather ? gmm__wgmma_fixed_gather : 0.0);
     return (mainloop > exposed ? mainloop : exposed) + gmm__wgmma_fixed_pingpong +
            (k->op == gmm_gemm_glu ? glu * m16 : 0.0);
 }

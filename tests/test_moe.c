@@ -1183,7 +1183,8 @@ static void described(int arg) {
    saved. */
 static void gathered_rows(int arg) {
     static const struct { int64_t tokens, hidden, ffn; int experts, save_rows, gathers; } forms[] = {
-        { 32768, 1536, 256, 128, 0, 1 }, { 32768, 1536, 256, 128, 1, 0 }, { 4096, 7168, 2048, 32, 0, 0 }
+        { 32768, 1536, 256, 128, 0, 1 }, { 32768, 1536, 256, 128, 1, 0 }, { 32768, 4096, 256, 256, 0, 1 },
+        { 32768, 4096, 1024, 128, 0, 0 }, { 40960, 768, 256, 128, 0, 0 }, { 4096, 7168, 2048, 32, 0, 0 }
     };
     const gmm_mat x = gmm_mat_packed(arg & 1 ? GMM_F16 : GMM_BF16, NULL);
     const float one[1] = { 1.0f };
@@ -1203,6 +1204,7 @@ static void gathered_rows(int arg) {
         T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &d, text, sizeof text));
         T_CHECK(!strstr(text, "\n  permute_fwd: ") == !permutes, "form %d: %s", i, text);
         T_CHECK(!strstr(text, "which gather rows") == !gathers, "form %d: %s", i, text);
+        T_CHECK(!strstr(text, "rows gathered in"), "form %d: %s", i, text); /* copied by the product */
     }
 }
 

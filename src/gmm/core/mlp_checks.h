@@ -1,8 +1,8 @@
 /* Reads the descriptor and operands of an MLP call (gmm__mlp_prepare). */
 
-/* Columns of FC1's output. */
+/* Columns of FC1's output, of an MLP or a layer. */
 static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
-    return call->config.ffn * (gmm_act_gated(call->act.kind) ? 2 : 1);
+    return call->config.ffn * (gmm_act_gated(call->config.act.kind) ? 2 : 1);
 }
 
 /* Refuses an operand that is given although config.`field` is 0. */

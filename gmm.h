@@ -8447,18 +8447,20 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
-/* Chooses whether forward permutes rows of x, or FC1's product gathers them: where its plan copies none before. A query
-   plans for the rows as a launch does, so that both choose alike. */
+/* Chooses whether forward permutes rows of x or, where its plan copies none before, FC1's product gathers them. The
+   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does. */
 static void gmm__moe_choose_rows(gmm__call *call) {
     const gmm_error last_error = call->ctx->error;
+    const gmm_mat *const w1 = gmm__moe_mlp(call).w1;
     gmm__moe_steps steps;
     gmm_linear fc1 = GMM_ZERO;
-    gmm_mat z;
+    gmm_mat x = call->mat[GMM__X_], w, z;
     gmm__call product;
     gmm__plan plan;
     if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
         call->options.fuse == GMM_FUSE_ALWAYS) /* a product that computes the activation gathers nothing */
         return;
+    if (!w1 || !gmm__copy_sized(&w, sizeof w, w1)) return; /* the MLP's checks refuse it */
     call->layer_gathers = 1;
     gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
     z = gmm_mat_packed(steps.dtype, NULL);
@@ -8466,11 +8468,12 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     fc1.options = steps.mlp.options;
     fc1.in_features = call->in;
     fc1.out_features = gmm__mlp_fc1_cols(call);
-    fc1.x = steps.mlp.x;
+    x.data = w.data = NULL;
+    fc1.x = &x;
     fc1.x_index = steps.mlp.x_index;
     fc1.index_rows = steps.mlp.index_rows;
     fc1.index_div = steps.mlp.index_div;
-    fc1.w = steps.mlp.w1;
+    fc1.w = &w;
     fc1.y = &z;
     if (gmm__linear_prepare(&product, call->ctx, GMM_OP_LINEAR_FWD, call->function, &fc1, 1) != GMM_OK ||
         gmm__select(&product, &plan) != GMM_OK || plan.copies_rows)

@@ -11503,7 +11503,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
-    /* readers of the ring: 8 consumer warps, the producer, 2 store or gather warps, the scale loader */
+    /* readers of the ring: 8 consumer warps, the producer, 2 store warps or 4 gather warps, the scale loader */
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
         gmm_mbarrier_init(gmm_sm90_batch_empty(bars, i),

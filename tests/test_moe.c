@@ -1188,7 +1188,7 @@ static void gathered_rows(int arg) {
     };
     const gmm_mat x = gmm_mat_packed(arg & 1 ? GMM_F16 : GMM_BF16, NULL);
     const float one[1] = { 1.0f };
-    _Alignas(256) char saved[1];
+    _Alignas(256) char saved[256];
     int wgmma = T.engine == GMM_ENGINE_AUTO;
 #ifdef HAVE_CUDA
     wgmma = wgmma && !device_emulated(); /* which has another number of multiprocessors, for which prices differ */
@@ -1198,13 +1198,18 @@ static void gathered_rows(int arg) {
         gmm_mlp_config config = { .hidden = forms[i].hidden, .ffn = forms[i].ffn,
                                   .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
         const gmm_mlp m = { .config = &config, .w1 = &x, .w2 = &x };
-        const gmm_moe d = { .experts = forms[i].experts, .tokens = forms[i].tokens, .topk = 8, .mlp = &m, .x = &x,
-                            .out = &x, .probs = one, .saved = arg & 2 ? saved : NULL, .save_rows = forms[i].save_rows };
+        gmm_moe d = { .experts = forms[i].experts, .tokens = forms[i].tokens, .topk = 8, .mlp = &m, .x = &x,
+                      .out = &x, .probs = one, .saved = arg & 2 ? saved : NULL, .save_rows = forms[i].save_rows };
+        gmm_mat odd = x;
         char text[8192];
         T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &d, text, sizeof text));
         T_CHECK(!strstr(text, "\n  permute_fwd: ") == !permutes, "form %d: %s", i, text);
         T_CHECK(!strstr(text, "which gather rows") == !gathers, "form %d: %s", i, text);
         T_CHECK(!strstr(text, "rows gathered in"), "form %d: %s", i, text); /* copied by the product */
+        odd.data = saved + 2; /* an address does not change the choice, and so not what a query without it says */
+        d.x = &odd;
+        T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &d, text, sizeof text));
+        T_CHECK(!strstr(text, "\n  permute_fwd: ") == !permutes, "form %d, odd address: %s", i, text);
     }
 }
 

@@ -981,14 +981,14 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
    Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
-             recipe gather rows of x where they read them (gmm_quantization.src_index). Products that read x, in 16
-             bits or where backward_override HIGH_PRECISION or the recipe leaves x as it is, gather its rows
-             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, in a bwd that delays weight gradients,
-             and in a fwd where the plan expects that to be faster. Else they are permuted in the workspace, and again
-             in bwd where it reads them. The same holds for rows of dout in bwd that have the dtype of x and are not
-             weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a queued weight gradient
-             reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them there: R
-             hidden elements more memory for a shorter bwd.
+             recipe gather rows of x where they read them (gmm_quantization.src_index). Products read x itself
+             without a recipe, with one that leaves x as it is, and in bwd with backward_override HIGH_PRECISION. They
+             gather its rows (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, in a bwd that delays
+             weight gradients, and in a fwd without a recipe where the plan expects that to be faster. Else each pass
+             that reads the rows permutes them in the workspace. The same holds for rows of dout in bwd that have the
+             dtype of x and are not weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a
+             queued weight gradient reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and
+             bwd reads them there: R hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -8037,7 +8037,6 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Reads the configuration and the caller's descriptors of MLP and route. */
 /* The steps of a layer multiply rows by columns before the checks of its MLP do. */
 static gmm_status gmm__moe_check_rows(gmm__call *call) {
     const int64_t widest = call->in > call->out ? call->in : call->out;
@@ -8047,6 +8046,7 @@ static gmm_status gmm__moe_check_rows(gmm__call *call) {
                        "%lld rows of %lld columns do not fit 64 bits", (long long)call->rows, (long long)widest);
 }
 
+/* Reads the configuration and the caller's descriptors of MLP and route. */
 static gmm_status gmm__moe_read_parts(gmm__call *call) {
     const gmm_moe *d = &call->d.moe;
     gmm_mlp_config *c = &call->config;
@@ -8448,7 +8448,8 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
 }
 
 /* Chooses whether forward permutes rows of x or, where its plan copies none before, FC1's product gathers them. The
-   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does. */
+   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does; an x that is not
+   at a multiple of 16 bytes is then multiplied by MMA, which copies its rows. */
 static void gmm__moe_choose_rows(gmm__call *call) {
     const gmm_error last_error = call->ctx->error;
     const gmm_mat *const w1 = gmm__moe_mlp(call).w1;
@@ -8458,7 +8459,8 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     gmm__call product;
     gmm__plan plan;
     if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
-        call->options.fuse == GMM_FUSE_ALWAYS) /* a product that computes the activation gathers nothing */
+        call->recipe.kind != GMM_RECIPE_NONE || /* WGMMA gathers no rows beside quantized weights, */
+        call->options.fuse == GMM_FUSE_ALWAYS)  /* nor in a product that computes the activation */
         return;
     if (!w1 || !gmm__copy_sized(&w, sizeof w, w1)) return; /* the MLP's checks refuse it */
     call->layer_gathers = 1;
@@ -11356,7 +11358,7 @@ static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and
 static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
-static const double gmm__wgmma_fixed_gather = 2500.0;     /* clocks per tile besides: the index, before any copy */
+static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 /* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
 static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */

@@ -380,13 +380,13 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
 /* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
    included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
-   Errors: GMM_E_NULL, GMM_E_ARG; the message is rank 0's. */
+   Errors: GMM_E_NULL, GMM_E_ARG; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator of `count` distinct ranks: out[i] is for members[i], whose rank in it is i. Sums are in fp32 in the
    order of ranks, rounded once. Where ranks differ in the call, size or group name (the name of a bundle) of a
    collective, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY; the message is rank 0's. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
 /* Runs queued operations until none is ready.
@@ -1625,11 +1625,17 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Time since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc
-   does not declare it: then the host's time is used, and to set it changes timeouts. */
+/* CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc does not declare it, and macOS
+   cannot wait by it: then the host's time is used, and to set it changes timeouts. */
+#if defined(CLOCK_MONOTONIC) && !defined(__APPLE__)
+#define GMM__HAS_MONOTONIC_CLOCK 1
+#else
+#define GMM__HAS_MONOTONIC_CLOCK 0
+#endif
+/* Time since some point in the past. */
 static GMM__UNUSED struct timespec gmm__gtp_time(void) {
     struct timespec t;
-#ifdef CLOCK_MONOTONIC
+#if GMM__HAS_MONOTONIC_CLOCK
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
 #else
     (void)timespec_get(&t, TIME_UTC);
@@ -2625,12 +2631,11 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
         gmm__ranks_fill2d, gmm__ranks_is_capturing, gmm__ranks_run_work};
     if (!ranks) return GMM_E_NULL;
     if (!out || rank < 0 || rank >= ranks->config.ranks) {
-        const gmm_status s = out ? GMM_E_ARG : GMM_E_NULL;
+        gmm_status s;
         (void)pthread_mutex_lock(&ranks->mutex);
-        if (!out) (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: out is NULL");
-        else
-            (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
-                                 ranks->config.ranks - 1);
+        s = out ? gmm__rank_fail(ranks->rank, GMM_E_ARG, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
+                                 ranks->config.ranks - 1)
+                : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_runtime: out is NULL");
         (void)pthread_mutex_unlock(&ranks->mutex);
         return s;
     }
@@ -2764,13 +2769,14 @@ static void gmm__member_give_up(void *self, const char *why) {
     (void)pthread_mutex_unlock(&m->group->world->mutex);
 }
 
-/* Checks the members of a communicator. The message of a failure is rank 0's. */
-static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count) {
+/* Checks the arguments of gmm_ranks_comms. The message of a failure is rank 0's. */
+static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count,
+                                           const gmm_comm *out) {
     static const char fn[] = "gmm_ranks_comms";
     gmm__cpu_rank *r = ranks->rank;
     const int32_t last = ranks->config.ranks - 1;
     int32_t i, j;
-    if (!members) return gmm__rank_fail(r, GMM_E_NULL, "%s: members is NULL", fn);
+    if (!members || !out) return gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, members ? "out" : "members");
     if (count < 1 || count > last + 1)
         return gmm__rank_fail(r, GMM_E_ARG, "%s: count %d: must be 1 to %d, the number of ranks", fn, count, last + 1);
     for (i = 0; i < count; i++) {
@@ -2800,8 +2806,7 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
     int32_t i;
     if (!ranks) return GMM_E_NULL;
     (void)pthread_mutex_lock(&ranks->mutex);
-    s = out ? gmm__ranks_check_members(ranks, members, count)
-            : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_comms: out is NULL");
+    s = gmm__ranks_check_members(ranks, members, count, out);
     if (s == GMM_OK) g = gmm__ranks_add_group(ranks, count);
     if (s == GMM_OK && !g) s = gmm__rank_fail(ranks->rank, GMM_E_MEMORY, "gmm_ranks_comms: no memory");
     if (s != GMM_OK) {
@@ -3083,7 +3088,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
 
 /* Initializes a condition whose timed waits end by the clock of gmm__gtp_time. */
 static void gmm__ranks_init_condition(pthread_cond_t *condition) {
-#ifdef CLOCK_MONOTONIC
+#if GMM__HAS_MONOTONIC_CLOCK
     pthread_condattr_t attributes;
     (void)pthread_condattr_init(&attributes);
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

@@ -291,7 +291,8 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
-/* Where `copies`, copies 16 bytes or, with `zeros`, writes zeros and does not read: predicates instead of branches. */
+/* If `copies` is 0, does nothing; else copies 16 bytes or, if `zeros` is not 0, writes zeros and does not read. Lanes
+   differ by predicates, not by branches. */
 GMM__DEVICE void gmm_cp_async_16_where(int copies, uint32_t smem, const char *src, int zeros) {
     asm volatile("{\n.reg .pred copies, zeros;\nsetp.ne.s32 copies, %0, 0;\nsetp.ne.s32 zeros, %3, 0;\n"
                  "@copies cp.async.cg.shared.global [%1], [%2], 16, zeros;\n}"
@@ -2379,7 +2380,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
-/* A constant for each row of the list, so that kernels.cuh cannot name a kernel that the list describes otherwise. */
+/* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
+   whose operation, dtype or tile is not that of the list does not compile. */
 #define GMM__SM90_ROW_(kernel, op, tag, tile, choice) kernel##_##op##_##tag##_##tile##_##choice
 #define GMM__SM90_ROW(kernel, op, tag, tile, choice) GMM__SM90_ROW_(kernel, op, tag, tile, choice)
 #define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__SM90_ROW_(kernel, op, tag, tile, choice),
@@ -2399,7 +2401,7 @@ GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
 }
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
-   groups, so that the other roles have one budget of registers. */
+   groups, so that the roles of warps 8 to 11 have one budget of registers, and gather warps the same. */
 enum {
     GMM_SM90_CONSUMER_WARPS = 8,
     GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
@@ -2408,7 +2410,7 @@ enum {
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12,                 /* without gather warps */
-    GMM_SM90_GATHER_WARP = 12,           /* tiles with `gather`: the first of a further warp group */
+    GMM_SM90_GATHER_WARP = GMM_SM90_WARPS, /* tiles with `gather`: the first of a further warp group */
     GMM_SM90_GATHER_WARPS = 4
 };
 
@@ -2451,7 +2453,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
    more registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
-    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + ((gather_) ? GMM_SM90_GATHER_WARPS : 0)), \
+    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + GMM__SM90(gather_warps, tag)), \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
@@ -2488,7 +2490,8 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                           GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), #kernel ": gather warps copy rows along the contraction");
+    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), \
+                  #kernel ": gather warps copy lines of A along the contraction, which are not rows of A in wgrad");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
@@ -3655,8 +3658,9 @@ GMM__DEVICE void gmm_sm90_store_tiles(const gmm_sm90_args *args, const gmm_sm90_
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
 
 /* Copies this lane's chunks of a stage, one in each of the first `blocks` blocks of 16 lines. to: the chunk in block 0.
-   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; in a whole stage
-   all do. A warp copies in one branch: where its lanes copied in two, stages were multiplied before they had landed. */
+   rows: where the row of each line begins, in units of 16 bytes, or GMM_SM90_NO_ROW. from: the chunk of row 0. bytes:
+   how many of its 16 exist; in a whole stage all do. All lanes of a warp copy in the same branch. On an H200, where
+   some copied in one branch and some in another, `full` completed before all copies had landed; why is not known. */
 GMM__DEVICE void gmm_sm90_gather_stage(uint32_t to, const uint32_t *rows, int32_t blocks, const int most_blocks,
                                        const char *from, int32_t bytes, const int whole_stage) {
     int i;
@@ -3678,7 +3682,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[16]; /* of lines 16 i + line; gmm__wgmma_choose declines matrices of 64 GiB and more */
+        uint32_t rows[16]; /* of lines 16 i + line; 32 bits suffice, since gmm__wgmma_shape_of offers these tiles for
+                              matrices below 64 GiB alone */
         int32_t x, k_end, lines, blocks;
         int64_t first; /* row of the product in line 0 */
         int i;

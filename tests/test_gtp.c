@@ -928,7 +928,7 @@ static void router_counts(int arg) {
     T_CHECK(diverged > 0, "the group without GTP agrees: the case shows nothing");
 }
 
-/* Refused members of a communicator, and ranks without a runtime: the message is rank 0's. */
+/* What gmm_ranks_comms and gmm_ranks_runtime refuse: the message is rank 0's. */
 static void ranks_refused(int arg) {
     const int32_t past[] = { 0, 3 }, twice[] = { 2, 1, 2 }, all[] = { 0, 1, 2 };
     gmm_ranks_config config = { .ranks = 3 };

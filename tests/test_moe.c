@@ -1182,10 +1182,13 @@ static void described(int arg) {
 /* Forward permutes no rows of x where FC1's product gathers them faster: of many rows with few columns, unless they are
    saved. */
 static void gathered_rows(int arg) {
-    static const struct { int64_t tokens, hidden, ffn; int experts, save_rows, gathers; } forms[] = {
-        { 32768, 1536, 256, 128, 0, 1 }, { 32768, 1536, 256, 128, 1, 0 }, { 32768, 4096, 256, 256, 0, 1 },
-        { 32768, 4096, 1024, 128, 0, 0 }, { 40960, 768, 256, 128, 0, 0 }, { 4096, 7168, 2048, 32, 0, 0 }
+    static const struct { int64_t tokens, hidden, ffn; int experts, save_rows, recipe, gathers; } forms[] = {
+        { 32768, 1536, 256, 128, 0, 0, 1 }, { 32768, 1536, 256, 128, 1, 0, 0 }, { 32768, 1536, 256, 128, 0, 1, 0 },
+        { 32768, 4096, 256, 256, 0, 0, 1 }, { 32768, 4096, 1024, 128, 0, 0, 0 }, { 40960, 768, 256, 128, 0, 0, 0 },
+        { 4096, 7168, 2048, 32, 0, 0, 0 }
     };
+    const gmm_recipe recipe = ref_recipe_of(REF_MXFP4_BF16).recipe; /* it leaves x as it is */
+    gmm_mlp_quant quant = { .recipe = &recipe };
     const gmm_mat x = gmm_mat_packed(arg & 1 ? GMM_F16 : GMM_BF16, NULL);
     const float one[1] = { 1.0f };
     _Alignas(256) char saved[256];
@@ -1196,12 +1199,14 @@ static void gathered_rows(int arg) {
     for (int i = 0; i < (int)T_COUNT(forms); i++) {
         const int gathers = wgmma && forms[i].gathers, permutes = forms[i].save_rows || (T.gpu && !gathers);
         gmm_mlp_config config = { .hidden = forms[i].hidden, .ffn = forms[i].ffn,
+                                  .recipe = forms[i].recipe ? recipe.kind : GMM_RECIPE_NONE,
                                   .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
-        const gmm_mlp m = { .config = &config, .w1 = &x, .w2 = &x };
+        const gmm_mlp m = { .config = &config, .w1 = &x, .w2 = &x, .quant = forms[i].recipe ? &quant : NULL };
         gmm_moe d = { .experts = forms[i].experts, .tokens = forms[i].tokens, .topk = 8, .mlp = &m, .x = &x,
                       .out = &x, .probs = one, .saved = arg & 2 ? saved : NULL, .save_rows = forms[i].save_rows };
         gmm_mat odd = x;
         char text[8192];
+        if (forms[i].recipe && x.dtype == GMM_F16) continue; /* which such weights are not multiplied by */
         T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &d, text, sizeof text));
         T_CHECK(!strstr(text, "\n  permute_fwd: ") == !permutes, "form %d: %s", i, text);
         T_CHECK(!strstr(text, "which gather rows") == !gathers, "form %d: %s", i, text);

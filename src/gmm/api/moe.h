@@ -9,14 +9,14 @@
              They write and read route.indices and probs, which the caller keeps from fwd to bwd. Experts, tokens and
              topk of the route are the layer's; route.options and dprobs must be NULL, since the layer passes its own.
    Rows      The rows of the experts lie as gmm_permute describes: dropped slots (-1), capacity, align. Casts of a
-             recipe gather rows of x where they read them (gmm_quantization.src_index). Products that read x, in 16
-             bits or where backward_override HIGH_PRECISION or the recipe leaves x as it is, gather its rows
-             (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, in a bwd that delays weight gradients,
-             and in a fwd where the plan expects that to be faster. Else they are permuted in the workspace, and again
-             in bwd where it reads them. The same holds for rows of dout in bwd that have the dtype of x and are not
-             weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a queued weight gradient
-             reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and bwd reads them there: R
-             hidden elements more memory for a shorter bwd.
+             recipe gather rows of x where they read them (gmm_quantization.src_index). Products read x itself
+             without a recipe, with one that leaves x as it is, and in bwd with backward_override HIGH_PRECISION. They
+             gather its rows (gmm_linear.x_index) in CPU contexts, with options.workspace_limit, in a bwd that delays
+             weight gradients, and in a fwd without a recipe where the plan expects that to be faster. Else each pass
+             that reads the rows permutes them in the workspace. The same holds for rows of dout in bwd that have the
+             dtype of x and are not weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a
+             queued weight gradient reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and
+             bwd reads them there: R hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is

@@ -14,7 +14,8 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
 }
 
 /* Chooses whether forward permutes rows of x or, where its plan copies none before, FC1's product gathers them. The
-   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does. */
+   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does; an x that is not
+   at a multiple of 16 bytes is then multiplied by MMA, which copies its rows. */
 static void gmm__moe_choose_rows(gmm__call *call) {
     const gmm_error last_error = call->ctx->error;
     const gmm_mat *const w1 = gmm__moe_mlp(call).w1;
@@ -24,7 +25,8 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     gmm__call product;
     gmm__plan plan;
     if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
-        call->options.fuse == GMM_FUSE_ALWAYS) /* a product that computes the activation gathers nothing */
+        call->recipe.kind != GMM_RECIPE_NONE || /* WGMMA gathers no rows beside quantized weights, */
+        call->options.fuse == GMM_FUSE_ALWAYS)  /* nor in a product that computes the activation */
         return;
     if (!w1 || !gmm__copy_sized(&w, sizeof w, w1)) return; /* the MLP's checks refuse it */
     call->layer_gathers = 1;

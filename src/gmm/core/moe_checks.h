@@ -141,7 +141,6 @@ static gmm_status gmm__moe_read_sizes(gmm__call *call) {
     return GMM_OK;
 }
 
-/* Reads the configuration and the caller's descriptors of MLP and route. */
 /* The steps of a layer multiply rows by columns before the checks of its MLP do. */
 static gmm_status gmm__moe_check_rows(gmm__call *call) {
     const int64_t widest = call->in > call->out ? call->in : call->out;
@@ -151,6 +150,7 @@ static gmm_status gmm__moe_check_rows(gmm__call *call) {
                        "%lld rows of %lld columns do not fit 64 bits", (long long)call->rows, (long long)widest);
 }
 
+/* Reads the configuration and the caller's descriptors of MLP and route. */
 static gmm_status gmm__moe_read_parts(gmm__call *call) {
     const gmm_moe *d = &call->d.moe;
     gmm_mlp_config *c = &call->config;

@@ -30,7 +30,7 @@ static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and
 static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
 static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
-static const double gmm__wgmma_fixed_gather = 2500.0;     /* clocks per tile besides: the index, before any copy */
+static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
 /* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
 static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */

@@ -30,13 +30,13 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
 /* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
    included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
-   Errors: GMM_E_NULL, GMM_E_ARG; the message is rank 0's. */
+   Errors: GMM_E_NULL, GMM_E_ARG; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 
 /* A communicator of `count` distinct ranks: out[i] is for members[i], whose rank in it is i. Sums are in fp32 in the
    order of ranks, rounded once. Where ranks differ in the call, size or group name (the name of a bundle) of a
    collective, all ranks get GMM_E_COMM and a message with both names, and no memory is written.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY; the message is rank 0's. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_MEMORY; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int32_t count, gmm_comm *out);
 
 /* Runs queued operations until none is ready.

@@ -5,11 +5,17 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* Time since some point in the past. CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc
-   does not declare it: then the host's time is used, and to set it changes timeouts. */
+/* CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc does not declare it, and macOS
+   cannot wait by it: then the host's time is used, and to set it changes timeouts. */
+#if defined(CLOCK_MONOTONIC) && !defined(__APPLE__)
+#define GMM__HAS_MONOTONIC_CLOCK 1
+#else
+#define GMM__HAS_MONOTONIC_CLOCK 0
+#endif
+/* Time since some point in the past. */
 static GMM__UNUSED struct timespec gmm__gtp_time(void) {
     struct timespec t;
-#ifdef CLOCK_MONOTONIC
+#if GMM__HAS_MONOTONIC_CLOCK
     (void)clock_gettime(CLOCK_MONOTONIC, &t);
 #else
     (void)timespec_get(&t, TIME_UTC);

@@ -123,13 +123,14 @@ static void gmm__member_give_up(void *self, const char *why) {
     (void)pthread_mutex_unlock(&m->group->world->mutex);
 }
 
-/* Checks the members of a communicator. The message of a failure is rank 0's. */
-static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count) {
+/* Checks the arguments of gmm_ranks_comms. The message of a failure is rank 0's. */
+static gmm_status gmm__ranks_check_members(const gmm_ranks *ranks, const int32_t *members, int32_t count,
+                                           const gmm_comm *out) {
     static const char fn[] = "gmm_ranks_comms";
     gmm__cpu_rank *r = ranks->rank;
     const int32_t last = ranks->config.ranks - 1;
     int32_t i, j;
-    if (!members) return gmm__rank_fail(r, GMM_E_NULL, "%s: members is NULL", fn);
+    if (!members || !out) return gmm__rank_fail(r, GMM_E_NULL, "%s: %s is NULL", fn, members ? "out" : "members");
     if (count < 1 || count > last + 1)
         return gmm__rank_fail(r, GMM_E_ARG, "%s: count %d: must be 1 to %d, the number of ranks", fn, count, last + 1);
     for (i = 0; i < count; i++) {
@@ -159,8 +160,7 @@ GMMDEF gmm_status gmm_ranks_comms(gmm_ranks *ranks, const int32_t *members, int3
     int32_t i;
     if (!ranks) return GMM_E_NULL;
     (void)pthread_mutex_lock(&ranks->mutex);
-    s = out ? gmm__ranks_check_members(ranks, members, count)
-            : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_comms: out is NULL");
+    s = gmm__ranks_check_members(ranks, members, count, out);
     if (s == GMM_OK) g = gmm__ranks_add_group(ranks, count);
     if (s == GMM_OK && !g) s = gmm__rank_fail(ranks->rank, GMM_E_MEMORY, "gmm_ranks_comms: no memory");
     if (s != GMM_OK) {

@@ -288,12 +288,11 @@ GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime 
         gmm__ranks_fill2d, gmm__ranks_is_capturing, gmm__ranks_run_work};
     if (!ranks) return GMM_E_NULL;
     if (!out || rank < 0 || rank >= ranks->config.ranks) {
-        const gmm_status s = out ? GMM_E_ARG : GMM_E_NULL;
+        gmm_status s;
         (void)pthread_mutex_lock(&ranks->mutex);
-        if (!out) (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: out is NULL");
-        else
-            (void)gmm__rank_fail(ranks->rank, s, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
-                                 ranks->config.ranks - 1);
+        s = out ? gmm__rank_fail(ranks->rank, GMM_E_ARG, "gmm_ranks_runtime: rank %d: must be 0 to %d", rank,
+                                 ranks->config.ranks - 1)
+                : gmm__rank_fail(ranks->rank, GMM_E_NULL, "gmm_ranks_runtime: out is NULL");
         (void)pthread_mutex_unlock(&ranks->mutex);
         return s;
     }

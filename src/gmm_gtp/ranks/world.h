@@ -77,7 +77,7 @@ GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks) {
 
 /* Initializes a condition whose timed waits end by the clock of gmm__gtp_time. */
 static void gmm__ranks_init_condition(pthread_cond_t *condition) {
-#ifdef CLOCK_MONOTONIC
+#if GMM__HAS_MONOTONIC_CLOCK
     pthread_condattr_t attributes;
     (void)pthread_condattr_init(&attributes);
     (void)pthread_condattr_setclock(&attributes, CLOCK_MONOTONIC);

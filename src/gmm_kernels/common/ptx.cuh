@@ -194,7 +194,8 @@ GMM__DEVICE void gmm_cp_async_16(uint32_t smem, const char *src) {
 GMM__DEVICE void gmm_cp_async_16_zfill(uint32_t smem, const char *src, int bytes) {
     asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" : : "r"(smem), "l"(src), "r"(bytes));
 }
-/* Where `copies`, copies 16 bytes or, with `zeros`, writes zeros and does not read: predicates instead of branches. */
+/* If `copies` is 0, does nothing; else copies 16 bytes or, if `zeros` is not 0, writes zeros and does not read. Lanes
+   differ by predicates, not by branches. */
 GMM__DEVICE void gmm_cp_async_16_where(int copies, uint32_t smem, const char *src, int zeros) {
     asm volatile("{\n.reg .pred copies, zeros;\nsetp.ne.s32 copies, %0, 0;\nsetp.ne.s32 zeros, %3, 0;\n"
                  "@copies cp.async.cg.shared.global [%1], [%2], 16, zeros;\n}"

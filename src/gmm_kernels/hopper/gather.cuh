@@ -13,8 +13,9 @@
 #define GMM_SM90_NO_ROW 0xFFFFFFFFu
 
 /* Copies this lane's chunks of a stage, one in each of the first `blocks` blocks of 16 lines. to: the chunk in block 0.
-   rows: of the lines, in units of 16 bytes. from: the chunk of row 0. bytes: how many of its 16 exist; in a whole stage
-   all do. A warp copies in one branch: where its lanes copied in two, stages were multiplied before they had landed. */
+   rows: where the row of each line begins, in units of 16 bytes, or GMM_SM90_NO_ROW. from: the chunk of row 0. bytes:
+   how many of its 16 exist; in a whole stage all do. All lanes of a warp copy in the same branch. On an H200, where
+   some copied in one branch and some in another, `full` completed before all copies had landed; why is not known. */
 GMM__DEVICE void gmm_sm90_gather_stage(uint32_t to, const uint32_t *rows, int32_t blocks, const int most_blocks,
                                        const char *from, int32_t bytes, const int whole_stage) {
     int i;
@@ -36,7 +37,8 @@ GMM__DEVICE void gmm_sm90_gather_tiles(const gmm_sm90_args *args, const gmm_sm90
     uint32_t tile_index;
     for (tile_index = 0;; tile_index++) {
         const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
-        uint32_t rows[16]; /* of lines 16 i + line; gmm__wgmma_choose declines matrices of 64 GiB and more */
+        uint32_t rows[16]; /* of lines 16 i + line; 32 bits suffice, since gmm__wgmma_shape_of offers these tiles for
+                              matrices below 64 GiB alone */
         int32_t x, k_end, lines, blocks;
         int64_t first; /* row of the product in line 0 */
         int i;

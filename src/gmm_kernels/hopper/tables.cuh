@@ -205,7 +205,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
 
-/* A constant for each row of the list, so that kernels.cuh cannot name a kernel that the list describes otherwise. */
+/* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
+   whose operation, dtype or tile is not that of the list does not compile. */
 #define GMM__SM90_ROW_(kernel, op, tag, tile, choice) kernel##_##op##_##tag##_##tile##_##choice
 #define GMM__SM90_ROW(kernel, op, tag, tile, choice) GMM__SM90_ROW_(kernel, op, tag, tile, choice)
 #define GMM__X(op, dtype, tag, tile, choice, kernel) GMM__SM90_ROW_(kernel, op, tag, tile, choice),
@@ -225,7 +226,7 @@ GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
 }
 
 /* Warp roles of a CTA, by the index of the warp. The two consumer warp groups come first; setmaxnreg takes whole warp
-   groups, so that the other roles have one budget of registers. */
+   groups, so that the roles of warps 8 to 11 have one budget of registers, and gather warps the same. */
 enum {
     GMM_SM90_CONSUMER_WARPS = 8,
     GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
@@ -234,7 +235,7 @@ enum {
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12,                 /* without gather warps */
-    GMM_SM90_GATHER_WARP = 12,           /* tiles with `gather`: the first of a further warp group */
+    GMM_SM90_GATHER_WARP = GMM_SM90_WARPS, /* tiles with `gather`: the first of a further warp group */
     GMM_SM90_GATHER_WARPS = 4
 };
 
@@ -277,7 +278,7 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
    more registers. */
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
-    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + ((gather_) ? GMM_SM90_GATHER_WARPS : 0)), \
+    GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + GMM__SM90(gather_warps, tag)), \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
@@ -314,7 +315,8 @@ GMM_SM90_TILE_LIST(GMM__X)
     static_assert(!gmm_k_grouped_##op || (GMM__SM90(m16, tile) % 4 == 0 && GMM__SM90(store_blocks, tile) == 8 && \
                                           GMM__SM90(consumers, tile) == 1 && GMM__SM90(wgmma_m, tile) == 2), \
                   #kernel ": wgrad loads boxes of 64 rows of A, stores 64 rows x 256 bytes, and is ping-pong"); \
-    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), #kernel ": gather warps copy rows along the contraction");
+    static_assert(!gmm_ta_##op || !GMM__SM90(gather, tile), \
+                  #kernel ": gather warps copy lines of A along the contraction, which are not rows of A in wgrad");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \

@@ -5,9 +5,9 @@ static GMM__UNUSED int gmm__comm_supports_sum(gmm_dtype dtype) {
     return dtype == GMM_F32 || dtype == GMM_BF16 || dtype == GMM_F16;
 }
 
-/* CLOCK_MONOTONIC does not change when the host's time is set. With -std=c11 glibc does not declare it, and macOS
-   cannot wait by it: then the host's time is used, and to set it changes timeouts. */
-#if defined(CLOCK_MONOTONIC) && !defined(__APPLE__)
+/* CLOCK_MONOTONIC does not change when the host's time is set. To wait by it needs POSIX.1-2001, which glibc does not
+   declare with -std=c11, nor macOS: then the host's time is used, and to set it changes timeouts. */
+#if defined(CLOCK_MONOTONIC) && defined(_POSIX_C_SOURCE) && _POSIX_C_SOURCE >= 200112L && !defined(__APPLE__)
 #define GMM__HAS_MONOTONIC_CLOCK 1
 #else
 #define GMM__HAS_MONOTONIC_CLOCK 0

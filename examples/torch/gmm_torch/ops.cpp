@@ -4,8 +4,6 @@
 
 #include "call.h"
 
-#include <cstdlib>
-
 namespace gmm_torch {
 
 /* ---- Grouped linear */
@@ -242,13 +240,13 @@ struct Mlp {
     }
 };
 
-/* Memory of a tensor that outlives the call, aligned to 256 bytes. */
+/* Memory of a tensor that outlives the call, aligned to 256 bytes. On the CPU it is a part of what torch allocates. */
 static Tensor aligned(size_t bytes, at::Device device) {
     const int64_t n = (int64_t)bytes;
-    if (device.is_cuda()) return at::empty({n}, at::TensorOptions(at::kByte).device(device));
-    void *p = std::aligned_alloc(256, (bytes + 256) / 256 * 256);
-    TORCH_CHECK(p, "gmm: ", bytes, " bytes could not be allocated");
-    return at::from_blob(p, {n}, [](void *q) { std::free(q); }, at::TensorOptions(at::kByte));
+    const at::TensorOptions options = at::TensorOptions(at::kByte).device(device);
+    if (device.is_cuda()) return at::empty({n}, options);
+    const Buffer memory(n, device);
+    return at::from_blob(memory.data, {n}, [memory](void *) {}, options);
 }
 
 static std::tuple<Tensor, Tensor> mlp_fwd(const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing,

@@ -104,8 +104,8 @@ inline Mat mat_of(Tensor t, const char *name) {
     return m;
 }
 
-/* A bias [groups, features]: gmm's matrices of one row. */
-inline Mat bias_of(const Tensor &t, const char *name) { return mat_of(t.defined() ? t.unsqueeze(1) : t, name); }
+/* A bias [groups, features] as gmm's matrices of one row. */
+inline Tensor as_rows(const Tensor &t) { return t.defined() ? t.unsqueeze(1) : t; }
 
 class Call {
 public:
@@ -154,7 +154,7 @@ public:
     Mat mat(const Tensor &t, const char *name) const { return mat_of(here(t, name), name); }
     Mat bias(const Tensor &t, const char *name, const Tensor &w) const { /* of the layer with weights w */
         check_shape(t, name, {w.size(0), w.size(1)});
-        return bias_of(here(t, name), name);
+        return mat_of(as_rows(here(t, name)), name);
     }
     Tensor vector(const Tensor &t, const char *name, at::ScalarType type) const {
         TORCH_CHECK(!t.defined() || t.scalar_type() == type, "gmm: ", name, " has dtype ", t.scalar_type(), ", not ",

@@ -4,6 +4,8 @@
 
 #include "call.h"
 
+#include <map>
+
 namespace gmm_torch {
 
 /* ---- Grouped linear */
@@ -56,25 +58,28 @@ static Tensor linear_dgrad(const Tensor &dy, const Tensor &w, const Tensor &spli
     return dx;
 }
 
-/* Where a gradient is stored, or added to. It must be dense: a copy of it would lose the result. */
-static gmm_grad grad_of(const Mat &m, const Tensor &destination, bool add, const char *name) {
-    gmm_grad g = GMM_ZERO;
-    TORCH_CHECK(m.tensor.is_same(destination) || !destination.numel(), "gmm: ", name, " must have adjacent elements");
-    g.mat = m.get();
-    g.main_grad = add;
-    return g;
-}
-
+/* The gradient of a weight or a bias: where it is stored, or added to. It must be dense: a copy of it would lose the
+   result. */
+struct Gradient {
+    const Mat mat;
+    gmm_grad grad = GMM_ZERO;
+    Gradient(const Call &call, const Tensor &t, const char *name, bool add = false) : mat(call.mat(t, name)) {
+        TORCH_CHECK(!t.defined() || !t.numel() || mat.tensor.is_same(t), "gmm: ", name, " must have adjacent elements");
+        grad.mat = mat.get(), grad.main_grad = add;
+    }
+    Gradient(const Gradient &) = delete;
+    const gmm_grad *get() const { return mat.get() ? &grad : nullptr; }
+};
 static void wgrad_into(Tensor dw, const Tensor &dy, const Tensor &x, const Tensor &splits, bool add) {
     TORCH_CHECK(dw.dim() == 3 && dy.dim() == 2 && x.dim() == 2 && dw.size(0) == splits.size(0) &&
                 dw.size(1) == dy.size(1) && dw.size(2) == x.size(1) && dy.size(0) == x.size(0),
                 "gmm: dw ", dw.sizes(), ", dy ", dy.sizes(), " and x ", x.sizes(), " do not fit");
     const Call call(dy);
     const gmm_groups groups = call.groups(splits, dy.size(0));
-    const Mat mdy = call.mat(dy, "dy"), mx = call.mat(x, "x"), mdw = call.mat(dw, "dw");
-    const gmm_grad grad = grad_of(mdw, dw, add, "dw");
+    const Mat mdy = call.mat(dy, "dy"), mx = call.mat(x, "x");
+    const Gradient grad(call, dw, "dw", add);
     gmm_linear lin = linear_of(groups, x.size(1), dy.size(1));
-    lin.dy = mdy.get(), lin.x = mx.get(), lin.dw = &grad;
+    lin.dy = mdy.get(), lin.x = mx.get(), lin.dw = grad.get();
     call.run(GMM_OP_LINEAR_WGRAD, gmm_linear_query, gmm_linear_wgrad, lin);
 }
 
@@ -92,11 +97,10 @@ static Tensor linear_bgrad(const Tensor &dy, const Tensor &splits) {
     const Call call(dy);
     const gmm_groups groups = call.groups(splits, dy.size(0));
     Tensor db = at::empty({splits.size(0), dy.size(1)}, dy.options());
-    const Mat mdy = call.mat(dy, "dy"), mdb = bias_of(db, "db");
-    gmm_grad grad = GMM_ZERO;
-    grad.mat = mdb.get();
+    const Mat mdy = call.mat(dy, "dy");
+    const Gradient grad(call, as_rows(db), "db");
     gmm_linear lin = linear_of(groups, 1, dy.size(1));
-    lin.dy = mdy.get(), lin.db = &grad;
+    lin.dy = mdy.get(), lin.db = grad.get();
     call.run(GMM_OP_LINEAR_BGRAD, gmm_linear_query, gmm_linear_bgrad, lin);
     return db;
 }
@@ -286,72 +290,236 @@ static int64_t mlp_saved_bytes(int64_t rows, int64_t topk, int64_t experts, int6
     return (int64_t)m.query(call, GMM_OP_MLP_FWD, GMM_OP_MOE_FWD).saved_bytes;
 }
 
-/* The gradients that are computed; undefined destinations are not wanted. */
+/* The gradients of x, w1 and w2 that are wanted. Those of weights are stored in `dw1` and `dw2`, or added to them;
+   where these are undefined, they are stored in new tensors. delay: mlp_wgrad computes them later. overwrite: what
+   forward saved may be overwritten. */
+struct MlpWants {
+    bool dx, w1, w2;
+    Tensor dw1, dw2;
+    bool add, delay, overwrite;
+};
+
+/* Results of backward. `entry` says how mlp_wgrad will compute delayed weight gradients; what it reads lives in
+   `deferred`, and in the caller's x, dy, saved and random. */
 struct MlpGradients {
     Tensor dx, dw1, dw2, dprobs, db1, db2, deferred, entry;
+    void place_dx(const Tensor &x) { dx = at::empty(x.sizes(), x.options()); }
+    void place_dw1(const Tensor &w) { if (!dw1.defined()) dw1 = at::empty(w.sizes(), w.options()); }
+    void place_dw2(const Tensor &w) { if (!dw2.defined()) dw2 = at::empty(w.sizes(), w.options()); }
+};
+
+/* Backward of an MLP without a recipe, or of the layer around it, in the steps of gmm_mlp_bwd and gmm_moe_bwd, with
+   their bits. One call needs memory of all gradients when it begins; steps free FC2's operands before FC1's gradients
+   are allocated. */
+class MlpSteps {
+public:
+    MlpSteps(const Call &call, const Mlp &m, const MlpArguments &a, const MlpWants &wants, MlpGradients &out)
+        : call(call), m(m), a(a), wants(wants), out(out), routed(m.layer.topk) {}
+
+    void run(const Mat &dy, const Tensor &saved) {
+        if (routed) find_layer(saved);
+        else find_mlp(saved);
+        Mat own_dz;
+        if (!wants.overwrite) own_dz = rows_of(a.w1.size(1));
+        dz = wants.overwrite ? z : own_dz.mat;
+        drow_probs = out.dprobs;
+        if (routed && drow_probs.defined()) drow_probs = at::empty({rows}, drow_probs.options());
+        fc2(dy);
+        fc1();
+    }
+
+private:
+    const Call &call;
+    const Mlp &m;
+    const MlpArguments &a;
+    const MlpWants &wants;
+    MlpGradients &out;
+    const bool routed;
+    int64_t rows = 0;
+    gmm_groups groups = GMM_ZERO;
+    gmm_permute map = GMM_ZERO;          /* of a layer */
+    gmm_mat z = GMM_ZERO, dz = GMM_ZERO; /* FC1's output and its gradient */
+    gmm_mat saved_rows = GMM_ZERO;       /* permuted rows of x; no address: they are not saved */
+    const float *prob = nullptr;         /* of rows */
+    Tensor drow_probs;                   /* the gradient of prob */
+
+    Mat rows_of(int64_t cols) const { return mat_of(at::empty({rows, cols}, a.x.options()), "rows"); }
+
+    using Parts = std::map<std::string, void *>;
+    template <class Layout> static Parts parts_of(const Layout &layout, const Tensor &saved) {
+        TORCH_CHECK(saved.numel() >= layout.bytes, "gmm: saved has ", saved.numel(), " bytes, not ", layout.bytes);
+        Parts parts;
+        for (int i = 0; i < layout.count; i++)
+            parts[layout.part[i].name] = address<char>(saved) + layout.part[i].offset;
+        return parts;
+    }
+    void find_mlp(const Tensor &saved) {
+        gmm_saved_layout layout = GMM_ZERO;
+        call.check(gmm_mlp_saved_query(call.ctx, GMM_OP_MLP_BWD, &m.mlp, &layout));
+        z = gmm_mat_packed(dtype_of(a.x, "x"), parts_of(layout, saved)["preact"]);
+        rows = a.x.size(0), groups = m.groups, prob = m.mlp.prob;
+    }
+    void find_layer(const Tensor &saved) {
+        gmm_mlp experts;
+        gmm_moe_layout layout = GMM_ZERO;
+        const gmm_moe l = m.layer_over(&experts);
+        call.check(gmm_moe_saved_query(call.ctx, GMM_OP_MOE_BWD, &l, &layout));
+        Parts parts = parts_of(layout, saved);
+        z = gmm_mat_packed(dtype_of(a.x, "x"), parts["preact"]);
+        saved_rows = gmm_mat_packed(z.dtype, parts["x"]);
+        rows = l.tokens * l.topk, prob = (const float *)parts["row_probs"];
+        map.experts = l.experts, map.tokens = l.tokens, map.topk = l.topk, map.capacity = rows, map.fault = l.fault;
+        map.row_of = (int32_t *)parts["row_of"], map.slot_of = (int32_t *)parts["slot_of"];
+        map.sizes = (int32_t *)parts["sizes"];
+        groups.count = l.experts, groups.capacity = rows, groups.splits = map.sizes, groups.dtype = GMM_I32;
+        groups.fault = l.fault;
+    }
+
+    void dgrad(const gmm_mat *dy, const Mat &w, const gmm_mat *dx) const {
+        gmm_linear lin = linear_of(groups, w.tensor.size(2), w.tensor.size(1));
+        lin.dy = dy, lin.w = w.get(), lin.dx = dx;
+        call.run(GMM_OP_LINEAR_DGRAD, gmm_linear_query, gmm_linear_dgrad, lin);
+    }
+    void wgrad(const gmm_mat *dy, const gmm_mat *x, const Tensor &dw, const char *name) const {
+        const Gradient grad(call, dw, name, wants.add);
+        gmm_linear lin = linear_of(groups, dw.size(2), dw.size(1));
+        lin.dy = dy, lin.x = x, lin.dw = grad.get();
+        call.run(GMM_OP_LINEAR_WGRAD, gmm_linear_query, gmm_linear_wgrad, lin);
+    }
+    /* The gradient of a bias, which where probabilities weight it is a part of theirs too. */
+    void bgrad(const gmm_mat *dy, const Mat &b, const Tensor &db, bool weighted) const {
+        const Gradient grad(call, as_rows(db), "db");
+        gmm_linear lin = linear_of(groups, 1, db.size(1));
+        lin.dy = dy, lin.db = grad.get();
+        if (weighted) {
+            lin.bias = b.get(), lin.bias_scale = prob;
+            lin.d_bias_scale = floats(drow_probs), lin.d_bias_scale_add = 1;
+        }
+        call.run(GMM_OP_LINEAR_BGRAD, gmm_linear_query, gmm_linear_bgrad, lin);
+    }
+
+    /* dz, the gradient of prob, and those of FC2's parameters. */
+    void fc2(const Mat &dy) {
+        const int64_t features = a.w2.size(1);
+        const Mat drows = routed ? rows_of(features) : dy;
+        if (routed) {
+            gmm_permute p = map;
+            p.hidden = features, p.dout = dy.get(), p.drows = drows.get();
+            call.run(GMM_OP_UNPERMUTE_BWD, gmm_permute_query, gmm_unpermute_bwd, p);
+        }
+        const Mat h = rows_of(m.config.ffn); /* the gradient of FC2's input, then in its place that input */
+        dgrad(drows.get(), m.w2, h.get());
+        gmm_activation act = GMM_ZERO;
+        act.ffn = m.config.ffn, act.groups = &groups, act.act = &m.config.act;
+        act.x = &z, act.prob = prob, act.dy = h.get();
+        act.dx = &dz, act.dprob = floats(drow_probs), act.y = wants.w2 ? h.get() : nullptr;
+        call.run(GMM_OP_ACT_BWD, gmm_act_query, gmm_act_bwd, act);
+        if (wants.w2) {
+            out.place_dw2(a.w2);
+            wgrad(drows.get(), h.get(), out.dw2, "dw2");
+        }
+        if (a.b2.defined()) bgrad(drows.get(), m.b2, out.db2, m.config.prob_on_bias2);
+    }
+
+    /* The gradients of FC1's parameters, of x, and of a layer's probabilities. In a layer the gradients of rows take
+       the place of permuted rows of x. */
+    void fc1() {
+        gmm_permute p = map;
+        p.hidden = a.x.size(1);
+        const bool own = routed && !(saved_rows.data && wants.overwrite);
+        const Mat memory = own ? rows_of(p.hidden) : Mat();
+        const gmm_mat *x = !routed ? m.x.get() : saved_rows.data ? &saved_rows : memory.get();
+        if (wants.w1 && routed && !saved_rows.data) {
+            gmm_permute to_rows = p;
+            to_rows.x = m.x.get(), to_rows.rows = x;
+            call.run(GMM_OP_PERMUTE_FWD, gmm_permute_query, gmm_permute_fwd, to_rows);
+        }
+        if (wants.w1) {
+            out.place_dw1(a.w1);
+            wgrad(&dz, x, out.dw1, "dw1");
+        }
+        if (a.b1.defined()) bgrad(&dz, m.b1, out.db1, false);
+        if (wants.dx) out.place_dx(a.x);
+        const Mat dx = mat_of(out.dx, "dx");
+        if (wants.dx) dgrad(&dz, m.w1, !routed ? dx.get() : own ? memory.get() : &saved_rows);
+        if (!routed || !(wants.dx || drow_probs.defined())) return;
+        if (wants.dx) p.drows = own ? memory.get() : &saved_rows, p.dx = dx.get();
+        p.drow_probs = floats(drow_probs), p.dprobs = floats(out.dprobs);
+        call.run(GMM_OP_PERMUTE_BWD, gmm_permute_query, gmm_permute_bwd, p);
+    }
 };
 
 /* The 8-byte words of a delayed entry: gmm's, the bytes of its workspace, and the addresses of dw1 and dw2. */
 static constexpr int64_t entry_words = sizeof(gmm_wgrad_entry) / 8 + 3, entry_bytes = entry_words - 3;
 static int64_t entry_address(const Tensor &dw) { return dw.defined() ? (int64_t)dw.data_ptr() : 0; }
 
-/* Backward of an MLP. dw1 and dw2 are stored, added to, or undefined; delayed, `entry` says how mlp_wgrad will do it,
-   and what it reads lives in `deferred` and in the caller's x, dy, saved and random. `overwritten` is none, or saved
-   itself where that may be overwritten. */
-static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tensor &saved, const Tensor &random,
-                             Tensor dw1, Tensor dw2, bool add, bool delay, bool need_dx, const Maybe &overwritten) {
-    TORCH_CHECK(!overwritten.has_value() || overwritten->is_alias_of(saved), "gmm: overwritten must be saved");
-    const Call call(a.x);
-    Mlp m(call, a, true);
-    check_shape(dy, "dy", {a.x.size(0), a.w2.size(1)});
-    check_shape(dw1, "main_grad1", a.w1.sizes());
-    check_shape(dw2, "main_grad2", a.w2.sizes());
-    MlpGradients out;
-    const auto like = [&](const Tensor &t) { return t.defined() ? at::empty(t.sizes(), t.options()) : Tensor(); };
-    out.dx = need_dx ? at::empty(a.x.sizes(), a.x.options()) : Tensor();
-    out.dprobs = like(a.probs), out.db1 = like(a.b1), out.db2 = like(a.b2);
-    const Mat mdy = call.mat(dy, "dy"), mdx = mat_of(out.dx, "dx"), mdw1 = call.mat(dw1, "dw1");
-    const Mat mdw2 = call.mat(dw2, "dw2"), mdb1 = bias_of(out.db1, "db1"), mdb2 = bias_of(out.db2, "db2");
-    gmm_grad gw1 = GMM_ZERO, gw2 = GMM_ZERO, gb1 = GMM_ZERO, gb2 = GMM_ZERO;
-    if (dw1.defined()) gw1 = grad_of(mdw1, dw1, add, "dw1");
-    if (dw2.defined()) gw2 = grad_of(mdw2, dw2, add, "dw2");
-    gb1.mat = mdb1.get(), gb2.mat = mdb2.get();
-    m.mlp.dy = mdy.get(), m.mlp.dx = mdx.get();
-    m.mlp.dw1 = dw1.defined() ? &gw1 : nullptr, m.mlp.dw2 = dw2.defined() ? &gw2 : nullptr;
-    m.mlp.db1 = a.b1.defined() ? &gb1 : nullptr, m.mlp.db2 = a.b2.defined() ? &gb2 : nullptr;
-    m.mlp.dprob = floats(out.dprobs);
-    const Tensor seed = call.vector(random, "random", at::kLong, {4}); /* {seed, offset} of dy and of dz */
-    m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
-    m.config.delay_wgrad = delay;
-    m.config.overwrite_saved = overwritten.has_value();
+/* Backward in one call of gmm, which gets the memory of all gradients. */
+static void backward_at_once(const Call &call, Mlp &m, const MlpArguments &a, const MlpWants &wants,
+                             const Tensor &saved, MlpGradients &out) {
+    if (wants.dx) out.place_dx(a.x);
+    if (wants.w1) out.place_dw1(a.w1);
+    if (wants.w2) out.place_dw2(a.w2);
+    const Mat dx = mat_of(out.dx, "dx");
+    const Gradient dw1(call, out.dw1, "dw1", wants.add), dw2(call, out.dw2, "dw2", wants.add);
+    const Gradient db1(call, as_rows(out.db1), "db1"), db2(call, as_rows(out.db2), "db2");
+    m.mlp.dx = dx.get(), m.mlp.dprob = floats(out.dprobs);
+    m.mlp.dw1 = dw1.get(), m.mlp.dw2 = dw2.get(), m.mlp.db1 = db1.get(), m.mlp.db2 = db2.get();
+    m.config.delay_wgrad = wants.delay;
+    m.config.overwrite_saved = wants.overwrite;
 
     gmm_wgrad_queue queue = GMM_ZERO;
-    if (delay) {
+    if (wants.delay) {
         out.entry = at::zeros({entry_words}, at::TensorOptions(at::kLong));
         queue = gmm_wgrad_queue_over((gmm_wgrad_entry *)out.entry.data_ptr(), 1);
         m.mlp.queue = &queue;
         const size_t bytes = m.query(call, GMM_OP_MLP_BWD, GMM_OP_MOE_BWD).deferred_bytes;
         m.mlp.deferred_bytes = (bytes + 255) / 256 * 256;
-        out.entry[entry_bytes + 1] = entry_address(dw1), out.entry[entry_bytes + 2] = entry_address(dw2);
+        out.entry[entry_bytes + 1] = entry_address(out.dw1), out.entry[entry_bytes + 2] = entry_address(out.dw2);
         out.entry[entry_bytes] = (int64_t)m.query(call, GMM_OP_MLP_WGRAD, GMM_OP_MLP_WGRAD).workspace_bytes;
     }
     /* A tensor that was moved to another memory and back may have another alignment. The copy, to which the entry
        refers too, lies behind what is deferred. */
     m.mlp.saved = saved.data_ptr(), m.mlp.saved_bytes = (size_t)saved.numel();
     const bool copies = (uintptr_t)m.mlp.saved % 256;
-    if (delay || copies) {
+    if (wants.delay || copies) {
         out.deferred = aligned(m.mlp.deferred_bytes + (copies ? m.mlp.saved_bytes : 0), call.device);
-        m.mlp.deferred = delay ? out.deferred.data_ptr() : nullptr;
+        m.mlp.deferred = wants.delay ? out.deferred.data_ptr() : nullptr;
     }
     if (copies) {
         m.mlp.saved = (char *)out.deferred.data_ptr() + m.mlp.deferred_bytes;
         at::from_blob(m.mlp.saved, saved.sizes(), saved.options()).copy_(saved);
     }
     m.backward(call);
+}
+
+static MlpGradients backward(const Tensor &dy, const MlpArguments &a, const Tensor &saved, const Tensor &random,
+                             const MlpWants &wants) {
+    const Call call(a.x);
+    Mlp m(call, a, true);
+    check_shape(dy, "dy", {a.x.size(0), a.w2.size(1)});
+    check_shape(wants.dw1, "main_grad1", a.w1.sizes());
+    check_shape(wants.dw2, "main_grad2", a.w2.sizes());
+    const Mat mdy = call.mat(dy, "dy");
+    const Tensor seed = call.vector(random, "random", at::kLong, {4}); /* {seed, offset} of dy and of dz */
+    m.mlp.dy = mdy.get();
+    m.quant.random = seed.defined() ? (const uint64_t *)seed.const_data_ptr() : nullptr;
+    const auto like = [](const Tensor &t) { return t.defined() ? at::empty(t.sizes(), t.options()) : Tensor(); };
+    MlpGradients out;
+    out.dw1 = wants.dw1, out.dw2 = wants.dw2;
+    out.dprobs = like(a.probs), out.db1 = like(a.b1), out.db2 = like(a.b2);
+    const bool plain = !m.config.recipe && m.config.save == GMM_SAVE_PREACT;
+    if (plain && !wants.delay && (wants.dx || wants.w1)) MlpSteps(call, m, a, wants, out).run(mdy, saved);
+    else backward_at_once(call, m, a, wants, saved, out);
     return out;
 }
 
 static Tensor some(const Tensor &t, const Tensor &like) { return t.defined() ? t : at::empty({0}, like.options()); }
+
+/* `overwritten` is none, or saved itself where that may be overwritten. */
+static bool overwrites(const Maybe &overwritten, const Tensor &saved) {
+    TORCH_CHECK(!overwritten.has_value() || overwritten->is_alias_of(saved), "gmm: overwritten must be saved");
+    return overwritten.has_value();
+}
 
 using Six = std::tuple<Tensor, Tensor, Tensor, Tensor, Tensor, Tensor>;
 static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Tensor &w2, const Tensor &routing,
@@ -359,10 +527,9 @@ static Six mlp_bwd(const Tensor &dy, const Tensor &x, const Tensor &w1, const Te
                    c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx, bool need_dw1,
                    bool need_dw2, const Maybe &overwritten) {
     const MlpArguments a = {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save};
-    const Tensor dw1 = need_dw1 ? at::empty(w1.sizes(), w1.options()) : Tensor();
-    const Tensor dw2 = need_dw2 ? at::empty(w2.sizes(), w2.options()) : Tensor();
-    const MlpGradients g = backward(dy, a, saved, value(random), dw1, dw2, false, false, need_dx, overwritten);
-    return {some(g.dx, x), some(dw1, x), some(dw2, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
+    const MlpWants wants = {need_dx, need_dw1, need_dw2, {}, {}, false, false, overwrites(overwritten, saved)};
+    const MlpGradients g = backward(dy, a, saved, value(random), wants);
+    return {some(g.dx, x), some(g.dw1, x), some(g.dw2, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
 using Four = std::tuple<Tensor, Tensor, Tensor, Tensor>;
@@ -372,8 +539,9 @@ static Four mlp_bwd_add(const Maybe &main_grad1, const Maybe &main_grad2, const 
                         c10::string_view act, c10::string_view recipe, c10::string_view save, bool need_dx,
                         const Maybe &overwritten) {
     const MlpArguments a = {x, w1, w2, routing, value(probs), value(b1), value(b2), act, recipe, save};
-    const MlpGradients g = backward(dy, a, saved, value(random), value(main_grad1), value(main_grad2), true, false,
-                                    need_dx, overwritten);
+    const MlpWants wants = {need_dx, main_grad1.has_value(), main_grad2.has_value(), value(main_grad1),
+                            value(main_grad2), true, false, overwrites(overwritten, saved)};
+    const MlpGradients g = backward(dy, a, saved, value(random), wants);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x)};
 }
 
@@ -388,7 +556,8 @@ static Six mlp_bwd_delayed(const Maybe &dw1, const Maybe &dw2, const Tensor &dy,
     TORCH_CHECK(!random.has_value() || random->is_contiguous(), "gmm: random of delayed weight gradients must be "
                 "contiguous");
     TORCH_CHECK(dw1.has_value() || dw2.has_value(), "gmm: delayed weight gradients of no weight: use mlp_bwd");
-    const MlpGradients g = backward(dy, a, saved, value(random), value(dw1), value(dw2), add, true, need_dx, {});
+    const MlpWants wants = {need_dx, dw1.has_value(), dw2.has_value(), value(dw1), value(dw2), add, true, false};
+    const MlpGradients g = backward(dy, a, saved, value(random), wants);
     return {some(g.dx, x), some(g.dprobs, x), some(g.db1, x), some(g.db2, x), g.deferred, g.entry};
 }
 

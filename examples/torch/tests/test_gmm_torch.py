@@ -1,6 +1,7 @@
 """Tests of gmm_torch on the CPU, and on a GPU where there is one: python3 -m pytest examples/torch/tests, or without
 pytest python3 examples/torch/tests/test_gmm_torch.py. References are composed torch in float64."""
 import contextlib
+import functools
 import itertools
 import sys
 import threading
@@ -373,6 +374,115 @@ def test_overwritten(device, main):
     assert all(torch.equal(a, b) for a, b in zip(*results))
     with raises("overwritten must be saved"):
         ops.mlp_bwd(dy, x.detach(), w1.detach(), w2.detach(), splits, saved, overwritten=before)
+
+
+class GroupedProduct(torch.autograd.Function):
+    """torch._grouped_mm of groups of equal size, with no memory beside its results, which torch's takes on the CPU."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        ctx.save_for_backward(x, w)
+        return GroupedProduct.products(x, w)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, w = ctx.saved_tensors
+        dx, dw = GroupedProduct.products(dy, w.transpose(1, 2)), torch.empty_like(w)
+        for x, dy, dw_of_group in zip(x.chunk(len(w)), dy.chunk(len(w)), dw):
+            torch.mm(x.T, dy, out=dw_of_group)
+        return dx, dw
+
+    @staticmethod
+    def products(x, w):
+        y = x.new_empty(x.shape[0], w.shape[2])
+        for x, weight, rows in zip(x.chunk(len(w)), w, y.chunk(len(w))):
+            torch.mm(x, weight, out=rows)
+        return y
+
+
+def composed_mlp(x, w1, w2, probs=None):
+    gate, up = GroupedProduct.apply(x, w1.transpose(1, 2)).chunk(2, dim=1)
+    h = F.silu(gate) * up
+    return GroupedProduct.apply(h if probs is None else h * probs[:, None].to(h.dtype), w2.transpose(1, 2))
+
+
+def composed_layer(x, w1, w2, indices, probs):
+    order = indices.flatten().argsort(stable=True)
+    token = order // indices.shape[1]
+    return torch.zeros_like(x).index_add(0, token, composed_mlp(x[token], w1, w2, probs.flatten()[order]))
+
+
+def peak_bytes(step, device):
+    """The most bytes that a step, which frees nothing older, has allocated at one time."""
+    step()  # contexts are there then
+    if device == "cuda":
+        torch.cuda.synchronize(), torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        step()
+        return torch.cuda.max_memory_allocated() - before
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], profile_memory=True) as profile:
+        step()
+    events = [e for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
+    changes = [e.nbytes() for e in sorted(events, key=lambda e: e.start_ns())]
+    return max(itertools.accumulate(changes))
+
+
+@each(device=DEVICES, ours=["mlp", "moe", "moe, rows"])
+def test_peak_memory(device, ours):
+    """A training step needs at most the memory of composed torch, and the workspace of a product."""
+    torch.manual_seed(15)
+    like, rows = {"device": device, "dtype": torch.bfloat16}, 2048 if ours == "mlp" else 1024
+    leaves = [draw(*shape, scale=0.1, **like) for shape in ((rows, 256), (16, 2048, 256), (16, 256, 1024))]
+    dy = torch.randn_like(leaves[0])
+    if ours == "mlp":
+        ways = functools.partial(gmm_torch.mlp, splits=splits_of(device, sizes=[128] * 16)), composed_mlp
+    else:
+        route = {"indices": (torch.arange(2048).view(rows, 2) % 16).int().to(device),
+                 "probs": torch.rand(rows, 2).to(device)}
+        save = "preact" if ours == "moe" else "preact_and_rows"
+        ways = functools.partial(gmm_torch.moe, save=save, **route), functools.partial(composed_layer, **route)
+
+    def step(way):
+        way(*leaves).backward(dy)
+        for t in leaves:
+            t.grad = None
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # the CPU engine's workspace grows with the threads: one takes 0.8 MiB here
+    peak, composed = (peak_bytes(functools.partial(step, way), device) / 2 ** 20 for way in ways)
+    torch.set_num_threads(threads)
+    assert peak < composed + 1, f"peak {peak:.2f} MiB, that of composed torch {composed:.2f}"
+
+
+@each(device=DEVICES, layer=["no", "preact", "preact_and_rows"], act=["swiglu", "relu2", "gpt_oss"],
+      weighted=[False, True], bias=[False, True], overwrite=[False, True])
+def test_steps(device, layer, act, weighted, bias, overwrite):
+    """Backward in steps has the bits of the one call of gmm that serves where weight gradients are delayed."""
+    torch.manual_seed(14)
+    like, rows = {"device": device, "dtype": torch.bfloat16, "grad": False}, (ROWS, 2) if layer != "no" else (ROWS,)
+    x, dy = draw(ROWS, 24, **like), draw(ROWS, 16, **like)
+    w1, w2 = draw(4, 32 if act == "relu2" else 64, 24, scale=0.2, **like), draw(4, 16, 32, scale=0.2, **like)
+    routing = splits_of(device) if layer == "no" else torch.randint(-1, 4, (ROWS, 2)).int().to(device)
+    operands = (x, w1, w2, routing)
+    options = {"probs": torch.rand(*rows).to(device) if weighted else None, "act": act,
+               "save": "preact" if layer == "no" else layer}
+    if bias:
+        options.update(b1=draw(4, w1.shape[1], **like), b2=draw(4, 16, **like))
+    saved = ops.mlp_fwd(*operands, **options)[1]
+    dws = torch.empty_like(w1), torch.empty_like(w2)
+    dx, dprobs, db1, db2, deferred, entry = ops.mlp_bwd_delayed(*dws, dy, *operands, saved, **options, add=False)
+    ops.mlp_wgrad(*dws, entry, deferred)
+    kept = saved.clone()
+    steps = ops.mlp_bwd(dy, *operands, kept, **options, overwritten=kept if overwrite else None)
+    assert all(torch.equal(a, b) for a, b in zip(steps, (dx, *dws, dprobs, db1, db2)))
+    assert torch.equal(kept, saved) != overwrite
+    mains = [torch.zeros_like(w, dtype=torch.float32) for w in (w1, w2)]
+    added = ops.mlp_bwd_add(*mains, dy, *operands, saved, **options)
+    assert all(torch.equal(a, b) for a, b in zip(added, (dx, dprobs, db1, db2)))
+    assert all(torch.equal(m.bfloat16(), dw) for m, dw in zip(mains, dws))
+    for wanted in itertools.product((False, True), repeat=3):
+        some = ops.mlp_bwd(dy, *operands, saved, **options, **dict(zip(("need_dx", "need_dw1", "need_dw2"), wanted)))
+        for want, got, need in zip((dx, *dws, dprobs, db1, db2), some, (*wanted, True, True, True)):
+            assert torch.equal(got, want) if need else not got.numel()
 
 
 @each(device=DEVICES, save=["preact", "quantized", "quantized_e4m3"], delay=[False, True])

@@ -93,9 +93,11 @@ static bool may_overwrite(const Tensor &saved) {
     return !traced && !torch::autograd::get_current_graph_task_keep_graph();
 }
 
-/* What the graph keeps of x for backward: x, or where `saved` has what is needed of it a tensor of its shape without
-   memory. */
-static Tensor kept_x(const Tensor &x, Text save) { return saves_x(save) ? x.new_empty({}).expand(x.sizes()) : x; }
+/* A tensor of the shape, dtype and device of t without memory for its elements. */
+static Tensor shape_of(const Tensor &t) { return t.new_empty({}).expand(t.sizes()); }
+
+/* What the graph keeps of x for backward: x, or its shape where `saved` has what is needed of it. */
+static Tensor kept_x(const Tensor &x, Text save) { return saves_x(save) ? shape_of(x) : x; }
 
 struct Mlp : torch::autograd::Function<Mlp> {
     static Tensor forward(AutogradContext *ctx, const Tensor &x, const Tensor &w1, const Tensor &w2,
@@ -223,7 +225,7 @@ struct Unpermute : torch::autograd::Function<Unpermute> {
         at::AutoDispatchBelowADInplaceOrView below;
         GMM_TORCH_OPERATOR("unpermute", Tensor(const Tensor &, const Tensor &, const Tensor &, const Tensor &,
                                                const Maybe &));
-        ctx->save_for_backward({rows, row_of, slot_of, sizes, value(probs)});
+        ctx->save_for_backward({probs.has_value() ? rows : shape_of(rows), row_of, slot_of, sizes, value(probs)});
         return op.call(rows, row_of, slot_of, sizes, probs);
     }
     static variable_list backward(AutogradContext *ctx, variable_list grads) {

@@ -703,7 +703,8 @@ static Two unpermute_bwd(const Tensor &dout, const Tensor &rows, const Tensor &m
     const Tensor pr = call.vector(value(probs), "probs", at::kFloat, map.sizes());
     Tensor drows = at::empty(rows.sizes(), rows.options());
     Tensor dprobs = pr.defined() ? numbers(row_of.sizes(), dout, at::kFloat) : numbers({0}, dout, at::kFloat);
-    const Mat mdo = call.mat(dout, "dout"), mdr = mat_of(drows, "drows"), mr = call.mat(rows, "rows");
+    const Mat mdo = call.mat(dout, "dout"), mdr = mat_of(drows, "drows");
+    const Mat mr = call.mat(pr.defined() ? rows : Tensor(), "rows"); /* else rows has a shape alone */
     gmm_permute p = permute_of(call, row_of, rows.size(1), sizes.size(0));
     p.slot_of = ints(slot_of), p.sizes = ints(sizes);
     p.dout = mdo.get(), p.drows = mdr.get(), p.probs = floats(pr);

@@ -187,7 +187,11 @@ def test_permute(device, weighted, dropped):
     rows, row_probs, row_of, slot_of, sizes = gmm_torch.permute(x, indices.to(device), 5,
                                                                 p if weighted == "permute" else None)
     scaled = rows * row_probs[:, None] if weighted == "permute" else rows
-    out = gmm_torch.unpermute(scaled * 3, row_of, slot_of, sizes, p if weighted == "unpermute" else None)
+    outputs, kept = scaled * 3, []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+        out = gmm_torch.unpermute(outputs, row_of, slot_of, sizes, p if weighted == "unpermute" else None)
+    # only the gradient of probabilities reads rows
+    assert any(t.untyped_storage().nbytes() >= rows.nbytes for t in kept) == (weighted == "unpermute")
     rx, rp = doubles(x, p)
     live = (indices >= 0).double()
     ref = 3 * rx * (live * (rp if weighted != "none" else 1)).sum(1, keepdim=True)

@@ -6,7 +6,6 @@ weights with GmmExperts.
 The text is this file. Fails unless the losses of both runs agree and fall: in the first steps to rounding, later to 1%,
 since a token near a tie between two experts may then be routed otherwise.
 """
-import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -14,23 +13,16 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 import torch  # noqa: E402
 import torch.distributed as dist  # noqa: E402
-import megatron.core.transformer.moe.moe_utils as moe_utils  # noqa: E402
 from megatron.core import parallel_state, tensor_parallel  # noqa: E402
 from megatron.core.models.gpt import GPTModel  # noqa: E402
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
 from gmm_experts import GmmExperts, use_gmm_experts  # noqa: E402
+from megatron_here import prepare  # noqa: E402
 
-DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+DEVICE = prepare()
 LENGTH, EXPERTS, FIRST = 64, 8, 5
-
-# The router of megatron-core 0.16.1 reads this name, which exists only where Transformer Engine is installed.
-if not hasattr(moe_utils, "te_general_gemm"):
-    moe_utils.te_general_gemm = None
-if DEVICE == "cpu":  # dropout and initialization take random states of the GPU
-    torch.cuda.current_device = lambda: "cpu"
-    tensor_parallel.random.CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
 
 
 def model(gmm):

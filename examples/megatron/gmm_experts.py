@@ -7,6 +7,7 @@
 Read beside megatron-core 0.16. The row counts of the experts stay on the GPU; checkpoints have the keys and shapes of
 SequentialMLP and TEGroupedMLP.
 """
+import contextlib
 from collections import deque
 from functools import partial
 
@@ -44,6 +45,11 @@ def use_gmm_experts(spec):
 def placeholder(w):
     """What stands for a gradient that is in main_grad already, so that the hooks of data parallelism fire."""
     return (torch.zeros_like if getattr(w, "zero_out_wgrad", False) else torch.empty_like)(w)
+
+
+def _ignore_extra_states(module, incompatible):
+    """Lets load_state_dict pass the extra states that sharded_state_dict names for SequentialMLP's sake."""
+    incompatible.unexpected_keys[:] = [k for k in incompatible.unexpected_keys if not k.endswith("._extra_state")]
 
 
 class _Experts(torch.autograd.Function):
@@ -99,13 +105,13 @@ class GmmExperts(MegatronModule):
                 "device": "cpu" if config.use_cpu_initialization else torch.cuda.current_device()}
         self.weight1 = torch.nn.Parameter(torch.empty(num_local_experts, (1 + self.gated) * ffn, hidden, **like))
         self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, ffn, **like))
-        inits = config.init_method, config.output_layer_init_method
-        for w, axis, init in zip((self.weight1, self.weight2), (1, 2), inits):
-            set_tensor_model_parallel_attributes(w, True, axis, 1)
+        for w, axis, parts in ((self.weight1, 1, 1 + self.gated), (self.weight2, 2, 1)):
+            set_tensor_model_parallel_attributes(w, True, axis, parts)
             w.allreduce = self.ep_group.size() == 1
             w.skip_backward_post_hook = config.delay_wgrad_compute
-            if config.perform_initialization:
-                self._initialize(w, init)
+        if config.perform_initialization:
+            self._initialize(config)
+        self.register_load_state_dict_post_hook(_ignore_extra_states)
 
     def _settings(self, config):
         """act, recipe and save of gmm, or why there are none."""
@@ -123,14 +129,23 @@ class GmmExperts(MegatronModule):
         recipe, save = (RECIPES[config.fp8_recipe], "quantized") if config.fp8 else ("none", "preact")
         return ACTIVATIONS[config.activation_func, self.gated], recipe, save
 
-    def _initialize(self, w, init):
-        if self.config.use_cpu_initialization:
-            for matrix in w.data:
-                init(matrix)
-            return
-        with get_cuda_rng_tracker().fork(get_expert_parallel_rng_tracker_name()):
-            for matrix in w.data:
-                init(matrix)
+    @torch.no_grad()
+    def _initialize(self, config):
+        """Draws the weights that SequentialMLP draws from the same random state: expert by expert; on the CPU whole
+        matrices, of which this rank takes its part."""
+        on_cpu, size, rank = config.use_cpu_initialization, self.tp_group.size(), self.tp_group.rank()
+        inits = config.init_method, config.output_layer_init_method
+        state = contextlib.nullcontext() if on_cpu else get_cuda_rng_tracker().fork(
+            get_expert_parallel_rng_tracker_name())
+        with state:
+            for matrices in zip(self.weight1, self.weight2):
+                for matrix, axis, parts, init in zip(matrices, (0, 1), (1 + self.gated, 1), inits):
+                    if not on_cpu:
+                        init(matrix)
+                        continue
+                    whole = torch.empty([n * size if i == axis else n for i, n in enumerate(matrix.shape)])
+                    init(whole)
+                    matrix.copy_(torch.cat([p.chunk(size, axis)[rank] for p in whole.chunk(parts, axis)], axis))
 
     def main_grads(self):
         """Where gradients of trained weights are added (gradient_accumulation_fusion), or None."""
@@ -174,35 +189,47 @@ class GmmExperts(MegatronModule):
         self.hooks.append(hook)
 
     def sharded_state_dict(self, prefix="", sharded_offsets=(), metadata=None):
-        """Keys and global shapes of SequentialMLP's checkpoints: [experts, out, in]."""
-        if (metadata or {}).get("singleton_local_shards", False):
-            raise ValueError("GmmExperts does not serve checkpoints with singleton_local_shards")
-        axes = len(sharded_offsets)
-        ep = (axes, self.ep_group.rank(), self.ep_group.size())
-        rank, size = self.tp_group.rank(), self.tp_group.size()
-        replica = (0, 0, self.dp_group.rank())
+        """Keys and global shapes of SequentialMLP's checkpoints: tensors [experts, out, in], or with
+        singleton_local_shards a tensor [out, in] for each expert and each half of a gated FC1."""
+        singleton, axes = (metadata or {}).get("singleton_local_shards", False), len(sharded_offsets)
+        ep, rank, size = (axes, self.ep_group.rank(), self.ep_group.size()), self.tp_group.rank(), self.tp_group.size()
+        first, count = ep[1] * self.num_local_experts, ep[2] * self.num_local_experts
 
-        def shard(key, t, offset, replica_id):
-            return ShardedTensor.from_rank_offsets(key, t, *sharded_offsets, ep, offset, replica_id=replica_id,
-                                                   prepend_axis_num=axes)
+        def shards(key, t, axis, part, parts, replica_id):
+            """What this rank has of key: part `part` of `parts` along the axis `axis` of t [experts, out, in]."""
+            options = {"replica_id": replica_id, "prepend_axis_num": axes}
+            if not singleton:
+                return [ShardedTensor.from_rank_offsets(key, t.contiguous(), *sharded_offsets, ep,
+                                                        (axes + axis, part, parts), **options)]
+            stem, fc = key.rsplit("linear_fc", 1)
+            return [ShardedTensor.from_rank_offsets(f"{stem}{first + i}.linear_fc{fc}", w.contiguous(),
+                                                    *sharded_offsets, (axes + axis - 1, part, parts), **options)
+                    for i, w in enumerate(t)]
 
         @torch.no_grad()
-        def build(key, t, replica_id, flattened_range=None):
+        def build(key, t, replica_id, flattened_range=None, axis=2, gated=False):
             if flattened_range is not None:
                 raise ValueError("GmmExperts does not serve flattened optimizer states")
-            gate, up = t.chunk(2, dim=1)
-            return [shard(key, gate.contiguous(), (axes + 1, rank, 2 * size), replica_id),
-                    shard(key, up.contiguous(), (axes + 1, size + rank, 2 * size), replica_id)]
+            if not gated:
+                return shards(key, t, axis, rank, size, replica_id)
+            (gate, up), n = t.chunk(2, dim=1), size if singleton else 2 * size
+            suffixes, second = ("_w", "_v") if singleton else ("", ""), rank if singleton else size + rank
+            return [*shards(key + suffixes[0], gate, 1, rank, n, replica_id),
+                    *shards(key + suffixes[1], up, 1, second, n, replica_id)]
 
-        keys = [f"{prefix}experts.linear_fc{i}.weight" for i in (1, 2)]
-        state = {f"{prefix}weight2": shard(keys[1], self.weight2, (axes + 2, rank, size), replica)}
-        state[f"{prefix}weight1"] = (
-            ShardedTensorFactory(keys[0], self.weight1, build, partial(torch.cat, dim=1), replica) if self.gated
-            else shard(keys[0], self.weight1, (axes + 1, rank, size), replica))
-        first, count = ep[1] * self.num_local_experts, ep[2] * self.num_local_experts
-        for e in range(first, first + self.num_local_experts):  # SequentialMLP's linear layers have an extra state
-            for fc in ("linear_fc1", "linear_fc2"):
+        @torch.no_grad()
+        def merge(loaded, halves=1):
+            n = len(loaded) // halves
+            return torch.cat([torch.stack(loaded[i * n:][:n]) if singleton else loaded[i] for i in range(halves)], 1)
+
+        state = {}
+        for name, fc, axis, gated in (("weight1", "linear_fc1", 1, self.gated), ("weight2", "linear_fc2", 2, False)):
+            state[prefix + name] = ShardedTensorFactory(
+                f"{prefix}experts.{fc}.weight", getattr(self, name), partial(build, axis=axis, gated=gated),
+                partial(merge, halves=1 + gated), (0, 0, self.dp_group.rank()))
+            for e in range(first, first + self.num_local_experts):  # SequentialMLP's linear layers have an extra state
+                expert, offsets = (f"{e}.", ()) if singleton else ("", ((axes, e, count),))
                 state[f"{prefix}expert{e}.{fc}._extra_state"] = make_sharded_object_for_checkpoint(
-                    None, f"{prefix}experts.{fc}._extra_state", (*sharded_offsets, (axes, e, count)),
+                    None, f"{prefix}experts.{expert}{fc}._extra_state", (*sharded_offsets, *offsets),
                     (0, rank, self.dp_group.rank()))
         return state

@@ -1,0 +1,177 @@
+"""pytest plugin of run_megatron_tests.py: where a test of Megatron-LM asks for experts, it gets GmmExperts."""
+import importlib
+import json
+import math
+import os
+import re
+import sys
+import types
+from datetime import timedelta
+
+import pytest
+import torch
+from megatron.core import parallel_state, tensor_parallel, utils
+from packaging.version import Version
+from torch.overrides import TorchFunctionMode
+
+from megatron_here import prepare
+from run_megatron_tests import COMPARE, EXCLUDED, EXCLUDED_ON_CPU
+
+DEVICE = prepare()
+TESTS = "tests.unit_tests."
+HAVE_TE = importlib.util.find_spec("transformer_engine") is not None
+current = {"file": ""}  # of the test that runs
+
+
+class OnCpu(TorchFunctionMode):
+    """What a test puts on a GPU stays on the CPU."""
+
+    def __torch_function__(self, function, kinds, args=(), kwargs=None):
+        if function is torch.Tensor.cuda:
+            return args[0]
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def without_gpu():
+    OnCpu().__enter__()
+    torch.cuda.set_device = torch.cuda.empty_cache = lambda *unused: None
+    torch.cuda.default_stream = torch.cuda.current_stream
+    torch.cuda.device_count, torch.cuda.get_device_capability = lambda: 1, lambda *unused: (9, 0)
+    for module in (tensor_parallel, tensor_parallel.random):
+        module.model_parallel_cuda_manual_seed = lambda *unused, **more: None
+    tensor_parallel.random._get_cuda_rng_state = tensor_parallel.random._set_cuda_rng_state = lambda *unused, **more: 0
+    torch.cuda.is_available = lambda: True  # while tests are collected, so that they are not skipped
+
+
+def without_transformer_engine():
+    """Tests ask for its version, and take its spec of a layer, for which the spec of megatron-core itself stands in."""
+    utils._te_version = Version("0")
+    from megatron.core.models.gpt import gpt_layer_specs
+    gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec = gpt_layer_specs.get_gpt_layer_local_spec
+
+
+def with_newer_torch():
+    """Reading a checkpoint's metadata, megatron-core passes torch.empty what newer versions of torch record there."""
+    from megatron.core.dist_checkpointing.strategies import torch as strategy
+
+    class Torch:
+        def __getattr__(self, name):
+            return getattr(torch, name)
+
+        def empty(self, *args, strides=None, **options):
+            return torch.empty(*args, **options)
+
+    strategy.torch = Torch()
+
+
+def substitute():
+    """GmmExperts instead of GroupedMLP, and instead of SequentialMLP but in tests that compare the two."""
+    from gmm_experts import GmmExperts, use_gmm_experts
+    from megatron.core.models.gpt import gpt_layer_specs, moe_module_specs
+    from megatron.core.transformer.moe import experts
+    original = moe_module_specs.get_moe_module_spec_for_backend
+
+    def spec_with_gmm(*args, **options):
+        spec = original(*args, **options)
+        if options.get("moe_grouped_gemm") or current["file"] not in COMPARE:
+            use_gmm_experts(spec)
+        return spec
+
+    class GroupedMLP(GmmExperts):
+        def __init__(self, num_local_experts, config, pg_collection=None):
+            super().__init__(num_local_experts, config, None, pg_collection)
+
+    for module in (gpt_layer_specs, moe_module_specs):
+        module.get_moe_module_spec_for_backend = spec_with_gmm
+    experts.GroupedMLP = GroupedMLP
+
+
+def import_with_stub():
+    """test_moe_experts.py asks Transformer Engine whether FP8 is there. The stub that says no is taken away again."""
+    importlib.import_module(TESTS + "dist_checkpointing")
+    importlib.import_module(TESTS + "test_utilities")
+    importlib.import_module("megatron.core.dist_checkpointing.strategies.fully_parallel")
+    names = ["transformer_engine", "transformer_engine.pytorch", "transformer_engine.pytorch.fp8"]
+    sys.modules.update({name: types.ModuleType(name) for name in names})
+    sys.modules[names[2]].check_fp8_support = lambda: (False, "no Transformer Engine")
+    sys.modules[names[2]].fp8_autocast = None
+    importlib.import_module(TESTS + "dist_checkpointing.models.test_moe_experts")
+    for name in names:
+        del sys.modules[name]
+
+
+def limit_ranks():
+    """A test that needs more ranks than there are is skipped. What a rank waits for takes a minute at most."""
+    initialize, init_process_group = parallel_state.initialize_model_parallel, torch.distributed.init_process_group
+
+    def initialize_or_skip(tp=1, pp=1, *args, **options):
+        tp, pp = options.get("tensor_model_parallel_size", tp), options.get("pipeline_model_parallel_size", pp)
+        ep, etp = options.get("expert_model_parallel_size", 1), options.get("expert_tensor_parallel_size")
+        copies = pp * options.get("num_distributed_optimizer_instances", 1)
+        need = copies * math.lcm(tp * options.get("context_parallel_size", 1), ep * (etp or tp))
+        if torch.distributed.get_world_size() % need:
+            pytest.skip(f"needs {need} ranks")
+        options = {k: v for k, v in options.items()
+                   if k not in ("tensor_model_parallel_size", "pipeline_model_parallel_size")}
+        return initialize(tp, pp, *args, **options)
+
+    def init(backend=None, **options):
+        backend = "gloo" if DEVICE == "cpu" else backend
+        return init_process_group(backend, **{**options, "timeout": timedelta(seconds=60)})
+
+    parallel_state.initialize_model_parallel, torch.distributed.init_process_group = initialize_or_skip, init
+
+
+def set_up():
+    # conftest.py downloads data, which these tests do not read.
+    download = types.ModuleType("tests.test_utils.python_scripts.download_unit_tests_dataset")
+    download.download_and_extract_asset = lambda **unused: None
+    sys.modules[download.__name__] = download
+    if not HAVE_TE:
+        without_transformer_engine()
+    with_newer_torch()
+    substitute()
+    limit_ranks()
+    if DEVICE == "cpu":
+        without_gpu()
+    if not HAVE_TE:
+        import_with_stub()
+
+
+set_up()  # pytest imports this file before any conftest.py
+
+
+def reason_to_exclude(nodeid):
+    for pattern, reason in EXCLUDED + (EXCLUDED_ON_CPU if DEVICE == "cpu" else []):
+        if re.search(pattern, nodeid):
+            return reason
+    return None
+
+
+def pytest_collection_modifyitems(items):
+    for item in items:
+        reason = reason_to_exclude(item.nodeid)
+        if reason:
+            item.add_marker(pytest.mark.skip("excluded: " + reason))
+
+
+def pytest_collection_finish(session):
+    container = getattr(sys.modules.get(TESTS + "transformer.moe.test_token_dispatcher"), "MoEModelTestContainer", None)
+    if container:  # That of a skipped test is deleted later, and would destroy the process groups of another test.
+        container.__del__ = lambda self: None
+    if DEVICE == "cpu":
+        torch.cuda.is_available = lambda: False
+
+
+def pytest_runtest_logstart(nodeid, location):
+    current["file"] = nodeid.split("::")[0].rsplit("/", 1)[-1]
+
+
+def pytest_runtest_logreport(report):
+    if report.when == "call" or report.outcome != "passed":
+        reason = report.longrepr[2] if isinstance(report.longrepr, tuple) else str(report.longrepr or "")[-300:]
+        with open(os.environ["GMM_TESTS_REPORT"], "a") as f:
+            f.write(json.dumps([report.nodeid, report.outcome, reason]) + "\n")

@@ -246,8 +246,9 @@ GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
 /* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
    AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
-   F16 and BF16 without a recipe, gated activations, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple of
-   64. */
+   gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
+   of 64; and for BF16 by the recipe FP8_BLOCK, where the product quantizes the activation too, ffn and interleave
+   multiples of 128, and config.save a policy that keeps no copy of it (PREACT, PREACT_E4M3, NOTHING). */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
@@ -677,7 +678,8 @@ typedef struct gmm_mlp {
     int32_t reserved1;       /* 0 */
 } gmm_mlp;
 
-/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD. With saved NULL the
+   workspace of GMM_OP_MLP_FWD suffices for training and inference, else for training.  Stream, graph: none.
    Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 
@@ -2208,6 +2210,8 @@ typedef struct gmm__call {
                                writes. NULL = not wanted */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
+    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
+                               written. NULL = y has the dtype of its x */
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
@@ -5129,7 +5133,8 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
-    const gmm_activation *product_act; /* gmm__call.product_act of FC1 */
+    const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
+    const gmm_format *product_cast;
     int drops_preact;       /* gmm__call.drops_preact */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
@@ -5719,7 +5724,7 @@ static size_t gmm__mlp_cache_bytes(const gmm__call *call) {
     call->ctx->error = last_error;
     return steps.status == GMM_OK ? bytes : 0;
 }
-/* The steps of forward, backward and queued weight gradients: how they are listed, planned and enqueued. */
+/* The steps of forward, backward and queued weight gradients: how they are listed. */
 
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query);
@@ -5810,7 +5815,15 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
                                         gmm__call *call);
 /* Whether some engine's FC1 may compute the activation unless the caller forbids it. */
 static int gmm__mlp_may_join(const gmm__call *call) {
-    return call->ctx->config.space == GMM_SPACE_CUDA && call->recipe.kind == GMM_RECIPE_NONE;
+    return call->ctx->config.space == GMM_SPACE_CUDA &&
+           (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind == GMM_RECIPE_FP8_BLOCK);
+}
+/* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
+static void gmm__mlp_join(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
+    const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
+    step->product_act = &steps->act;
+    step->product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
+    step->drops_preact = drops_preact;
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
@@ -5823,11 +5836,18 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     gmm__plan plan;
     gmm_status s;
     if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
+    if (gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
+        (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT)) {
+        if (fuse == GMM_FUSE_ALWAYS)
+            steps->status = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes "
+                                      "h rowwise alone, config.save %d keeps another", call->function, (int)fuse,
+                                      (int)call->config.save);
+        return 0;
+    }
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
-    step.product_act = &steps->act;
-    step.drops_preact = drops_preact;
+    gmm__mlp_join(steps, &step, drops_preact);
     gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
     /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
        counts, unless hooks.need sets w1 later. */
@@ -5845,9 +5865,21 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
 static void gmm__mlp_place_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved) {
     const gmm__call *call = steps->call;
     char *memory = (char *)call->d.mlp.saved;
-    steps->h = gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
-    if (memory && call->config.save == GMM_SAVE_PREACT_AND_ACT) steps->h.data = memory + saved->at[GMM__SAVED_ACT];
+    steps->h = memory && call->config.save == GMM_SAVE_PREACT_AND_ACT
+                   ? gmm_mat_packed(steps->dtype, memory + saved->at[GMM__SAVED_ACT])
+                   : gmm__mlp_place_tokens(steps, GMM__MLP_H, call->config.ffn, &steps->workspace);
     steps->act.y = &steps->h;
+}
+
+/* Places what FC1's product writes of the activation, h or its rowwise copy. */
+static void gmm__mlp_place_product_h(gmm__mlp_steps *steps, const gmm__mlp_saved *saved) {
+    gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
+    if (!gmm__mlp_quantizes(h)) {
+        gmm__mlp_place_h(steps, saved);
+        return;
+    }
+    (void)gmm__mlp_place_copy(steps, GMM_SLOT_H, GMM_ROWWISE, &steps->workspace);
+    steps->act.y = &h->copy[GMM_ROWWISE];
 }
 
 /* Adds the activation and the casts of h. */
@@ -5867,8 +5899,8 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
-/* Lists the steps of forward over a workspace. Inference keeps z and h in the workspace, training in gmm_mlp.saved; a
-   query cannot tell the two apart, and reserves the workspace for both. */
+/* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace; a
+   query without `saved` may be about either, and reserves both. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
@@ -5881,17 +5913,15 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     gmm__mlp_fill(steps);
     if (call->quant.weight_cache) (void)gmm__mlp_place_weights(steps, call->quant.weight_cache);
 
-    steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
-    if (memory && call->config.save != GMM_SAVE_NOTHING && !e4m3) steps->z.data = memory;
+    steps->z = memory && call->config.save != GMM_SAVE_NOTHING && !e4m3
+                   ? gmm_mat_packed(steps->dtype, memory)
+                   : gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
     steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
-    if (steps->fc1_fuses_act) gmm__mlp_place_h(steps, &saved);
+    if (steps->fc1_fuses_act) gmm__mlp_place_product_h(steps, &saved);
     gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->fc1_fuses_act) {
-        steps->step[steps->count - 1].product_act = &steps->act;
-        steps->step[steps->count - 1].drops_preact = drops_preact;
-    }
+    if (steps->fc1_fuses_act) gmm__mlp_join(steps, &steps->step[steps->count - 1], drops_preact);
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
@@ -6097,6 +6127,7 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
     gmm__mlp_add_wgrad(steps, &steps->wgrad2, slots[i][0], slots[i][1], i ? GMM_PARAM_W1 : GMM_PARAM_W2);
     return steps->status;
 }
+/* The steps of an MLP call: how they are planned and enqueued. */
 
 /* Checks the call of a step. */
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
@@ -6115,6 +6146,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
     call->product_act = step->product_act;
+    call->product_cast = step->product_cast;
     call->drops_preact = step->drops_preact;
     call->describes = steps->call->describes;
     if (step->act_source) call->act = *step->act_source->act;
@@ -11388,6 +11420,8 @@ static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three con
 static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
+static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
+static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
@@ -11573,41 +11607,42 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
 
 #ifndef GMM_NO_QUANT
 /* The price of an FP8 kernel. A step takes the clocks of its products or, where few rows share the weights, those of
-   loading them: *loads becomes 1. */
+   loading them: *loads becomes 1. A glu tile has two passes, so that it covers twice its columns of D. */
 static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shape *s, int *loads) {
-    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n, s->processors,
+    const int32_t tile_n = k->tile_n * (1 + k->glu);
+    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, tile_n, s->processors,
                                                      s->op != gmm_gemm_wgrad && k->tile_n == 192);
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 128);
     const double m64 = (double)gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS) / (double)t.tiles_m;
     const double cols = (double)s->n / (double)t.tiles_n;
-    const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+    const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
+    const double mma = gmm__wgmma_fp8_mma_column * tile_n * m64 *
                        (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
                         : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * cols / (double)t.tiles_m;
     *loads = mma < load;
-    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + gmm__wgmma_fp8_fixed);
+    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + epilogue * m64 + gmm__wgmma_fp8_fixed);
 }
 
 /* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32
-   give the same bits. */
-static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
-                                     int32_t processors) {
+   give the same bits. glu: among glu tiles; *least becomes the price. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling, int glu,
+                                     int32_t processors, double *least) {
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
-    double least = 0.0;
     int32_t choice = -1, index = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         int loads, prefetch;
         const double cost = gmm__wgmma_fp8_cost(k, &s, &loads);
-        if (k->dtype != dtype || k->scaling != scaling) continue;
+        if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
         /* The tile 192 x 128 has two instances. The one with prefetch of the first tile saves 4 us per launch, and is
            up to 4% slower in long products. */
         prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
-        if (k->consumers == 3 && k->predicts_first_tile != prefetch) continue;
-        if (choice >= 0 && cost >= gmm__wgmma_margin * least) continue;
-        least = cost;
+        if (k->consumers == 3 && k->predicts_first_tile != prefetch && !k->glu) continue;
+        if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;
+        *least = cost;
         choice = i;
     }
     return choice;
@@ -11645,6 +11680,51 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
         return gmm__decline(plan, "expects the act to be faster alone");
     return 1;
 }
+
+#ifndef GMM_NO_QUANT
+/* The same of a product by a recipe, which quantizes the activation's result. */
+static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
+    const gmm_mat *x = &call->mat[GMM__X_], *z = &call->mat[GMM__Y];
+    const gmm_format *f = call->product_cast;
+    const int64_t ffn = call->out / 2, block = call->act.interleave;
+    const int32_t processors = call->ctx->device.processors;
+    double fused = 0.0, product = 0.0, act;
+    if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
+        return gmm__decline(plan, "fuses no activation with a cast but by 1x128");
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
+    if (ffn % 128) return gmm__decline(plan, "fuses no activation and cast of ffn %lld", (long long)ffn);
+    if (block % 128)
+        return gmm__decline(plan, "fuses no activation and cast of interleave %lld", (long long)block);
+    if (z->dtype != GMM_BF16 || z->ld % 8 || (uintptr_t)z->data % 16)
+        return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be bf16, with rows at multiples "
+                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
+    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
+    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
+    /* bytes: 2 ffn columns of 2 bytes are read, and ffn of one byte are written */
+    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 5 * ffn) / gmm__wgmma_act_rate +
+          gmm__wgmma_act_fixed;
+    if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 0, processors, &product) >= 0 &&
+        gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 1, processors, &fused) >= 0 &&
+        fused >= gmm__wgmma_margin * (product + act))
+        return gmm__decline(plan, "expects the act to be faster alone");
+    return 1;
+}
+
+/* Describes the activation of an FP8 glu product to its kernel. */
+static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
+    gmm_fp8_glu *glu = &args->glu;
+    args->p.n /= 2;
+    glu->h = *call->product_act->y;
+    glu->h.ld = args->p.n; /* the copy is packed */
+    glu->prob = call->product_act->prob;
+    glu->kind = call->act.kind;
+    glu->coef = gmm_act_coefficients(&call->act);
+    glu->block = call->act.interleave ? call->act.interleave : args->p.n;
+    glu->drops_d = call->drops_preact;
+    glu->eps = call->product_cast->eps;
+    glu->pow2 = call->product_cast->pow2;
+}
+#endif /* GMM_NO_QUANT */
 
 /* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
 static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
@@ -11741,8 +11821,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                             : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
+    double price = 0.0;
     int64_t tiles;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
+    if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->product_act != NULL, processors, &price);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -11766,9 +11848,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
+                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0],
+                   call->product_act ? ", with the activation and its cast" : "");
     return 1;
 }
 #endif /* GMM_NO_QUANT */
@@ -11909,11 +11992,12 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
-    if (call->product_act && gmm__quantized(call))
-        return gmm__decline(plan, "fuses no activation with quantized operands");
+    if (call->product_act && gmm__wgmma_dequantizes(call, op))
+        return gmm__decline(plan, "fuses no activation with mx32 and nv16");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
+    if (call->product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
@@ -11948,6 +12032,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
+    if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                               GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
@@ -12071,7 +12156,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->product_act) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)

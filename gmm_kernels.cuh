@@ -3783,6 +3783,23 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
     for (x = 0; x < count / 8; x++)
         if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
 }
+
+/* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the
+   rowwise copy of h, quantized by 1x128. A tile has the 128 columns of h that share a scale, and the stages of two
+   passes over the contraction. The first pass multiplies by the gate columns of B, the second by the linear columns
+   that belong to them. The scheduler counts columns of h: p.n is ffn, while B and D have 2 ffn columns
+   (gmm_fp8_glu_column). The gate columns of D stay in the store slot until the second pass ends (body_fp8_glu.cuh). */
+typedef struct gmm_fp8_glu {
+    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales; NONE: the product is no glu product */
+    const float *prob; /* [T] p; NULL: 1 */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t block;     /* B's rows, which are D's columns, are blocks of as many gate columns and linear columns: a
+                          multiple of 128; halves: ffn */
+    int32_t drops_d;   /* D is not stored */
+    float eps;         /* gmm_format.eps and pow2 of the copy */
+    int32_t pow2;
+} gmm_fp8_glu;
 /* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
 #define GMM__BODY 9
 #define GMM__ARGS gmm_sm90_args
@@ -4020,6 +4037,70 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 }
 #endif /* GMM__HOLDS(0) */
 
+/* --- packed elements, maxima of absolute values, FP8 codes: for vectorized casts and epilogues that quantize --- */
+
+/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
+   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
+   values whatever the compiler flags. */
+
+/* Words of eight elements; elements in sixteen bytes. */
+GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }
+GMM__DEVICE int32_t gmm__elems16(gmm_dtype source) { return source == GMM_F32 ? 4 : 8; }
+
+/* Element j of consecutive words. */
+GMM__DEVICE float gmm__word_value(gmm_dtype source, const uint32_t *w, int32_t j) {
+    if (source == GMM_F32) return gmm_f32_from_bits(w[j]);
+    if (source == GMM_BF16) return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
+    return gmm_cvt_f32_f16((uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]));
+}
+GMM__DEVICE uint32_t gmm__word_max(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu) : gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
+}
+/* The maximum that is NaN if an operand is NaN. */
+GMM__DEVICE uint32_t gmm__word_max_nan(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_nan_abs_f32(maximum, w);
+    return source == GMM_BF16 ? gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu)
+                              : gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
+}
+/* The maximum in fewer instructions, for chains that start with an unmodified word: the sign of the result is
+   meaningless, and a result is NaN only if all operands are. gmm__word_max(0, result) is the absolute value, 0 for
+   NaN. */
+GMM__DEVICE uint32_t gmm__word_max_signed(gmm_dtype source, uint32_t maximum, uint32_t w) {
+    if (source == GMM_F32) return gmm_max_abs_abs_f32(maximum, w);
+#if __CUDA_ARCH__ >= 860
+    return source == GMM_BF16 ? gmm_max_xorsign_abs_bf16x2(maximum, w) : gmm_max_xorsign_abs_f16x2(maximum, w);
+#else
+    return gmm__word_max(source, maximum & 0x7FFF7FFFu, w);
+#endif
+}
+/* The larger half of a word of maxima, as bits of an fp32. */
+GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
+    if (source == GMM_F32) return maximum;
+    if (source == GMM_BF16) return max(maximum << 16, maximum & 0xFFFF0000u);
+    maximum = max(maximum & 0xFFFFu, maximum >> 16);
+    return gmm_f32_bits(gmm__word_value(source, &maximum, 0));
+}
+
+/* FP8 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
+GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (e5m2) {
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
+    } else {
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
+    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
+           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
+#endif
+}
 /* ............................................................................ Grouped FP8 products on Hopper ... */
 
 /* Products of FP8 copies, whose lines run along the contraction: fwd x and w ROWWISE, dgrad dy ROWWISE and w
@@ -4061,7 +4142,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
 
    Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
-       192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
+       192x128, small_m, glu  4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
        128x128                4 x (16 + 16)   2 x 32
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
@@ -4074,7 +4155,9 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
    while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
    passes its slot in several parts, each later part would wait for its load. For long sums with beta 1, TMA therefore
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
-   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits. */
+   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
+
+   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
@@ -4083,6 +4166,7 @@ typedef struct gmm_fp8_args {
     int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
+    gmm_fp8_glu glu;          /* tiles with `glu` */
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
@@ -4090,15 +4174,16 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   predict the first tile of a CTA, whether operands may have a scale per line). Tags end in _small_m where the first
-   tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is not the small-M mode of
-   the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
+   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is
+   not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
-    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
+    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
+    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1, 0) \
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1, 0) \
+    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0, 0) \
+    X(192x128_glu, 3, 128, 4, 2, 256, 152, 56, 1, 0, 1)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
    of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
@@ -4118,7 +4203,7 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
-   serves fwd, dgrad and wgrad, so its name has no operation. */
+   serves fwd, dgrad and wgrad, so its name has no operation but glu. */
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128, gmm_gemm_e4m3_1d2d_192x128x128_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 192x128, gmm_gemm_e5m2_1d2d_192x128x128_sm90) \
@@ -4126,6 +4211,7 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
     X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
     X(GMM_E4M3, e4m3, 1d1d, 128x128, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
     X(GMM_E5M2, e5m2, 1d1d, 128x128, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
@@ -4133,11 +4219,11 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = other_regs_, \
+    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, GMM__FP8(glu, tag) = glu_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = others_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
@@ -4180,7 +4266,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -4188,13 +4274,13 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -4205,7 +4291,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -4239,13 +4325,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -4327,8 +4413,16 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
+/* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
+   in pass 1. */
+GMM__DEVICE int32_t gmm_fp8_glu_column(const gmm_fp8_args *args, int32_t n0, int32_t pass) {
+    const int32_t block = args->glu.block;
+    return n0 / block * 2 * block + n0 % block + pass * block;
+}
+
 /* Address of the first scale of a tile's group. *step: floats from a block along the contraction to the next; *block:
-   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. */
+   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. glu: a constant,
+   of the tile. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
     const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
@@ -4336,10 +4430,11 @@ GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
-GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step,
-                                          int64_t *block) {
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int glu, const gmm_fp8_tile *t,
+                                          int64_t *step, int64_t *block) {
     const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const int64_t rows = args->wgrad ? t->t.end - t->t.row
+                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)(1 + glu);
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
                                        args->wgrad ? t->padded_row : 0, rows, cols);
@@ -4422,14 +4517,19 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 enum { GMM_FP8_LANE_GROUPS = 4 };
 /* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
    tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
-    static_assert(128 * ((consumers_) * (consumer_regs_) + (other_regs_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
-                  (other_regs_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
+    static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
+                  (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
     static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
                   "tile " #tag ": a lane stores or loads one box"); \
     static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+    static_assert(!(glu_) || ((tile_n_) == 128 && (boxes_) == 2 && !(lines_)), \
+                  "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
@@ -4552,9 +4652,10 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
    waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
-   through the barriers once. slots: address of the first slot. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t bars, uint32_t slot_bars, uint32_t slots) {
+   through the barriers once. A glu tile has two parts, which are apart in D. slots: address of the first slot; glu: a
+   constant, of the tile. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int glu,
+                                     const gmm_fp8_tile *ring, uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
     const uint32_t empty = gmm_sm90_slot_empty(slot_bars, (uint32_t)consumer);
@@ -4569,7 +4670,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
-        cols = f->t.row_blocks > consumer ? f->t.cols : 0;
+        cols = f->t.row_blocks > consumer ? f->t.cols * (1 + glu) : 0;
         do {
             const int x = part_col + box_cols * box, next = x + box_cols * boxes,
                       by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
@@ -4584,7 +4685,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             } else gmm_mbarrier_arrive(empty);
             gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
-                gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_tma_store(&args->d, slot, reduce, glu ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) +
+                                                                box_cols * box : f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
         } while ((part_col += box_cols * boxes) < cols);
@@ -4618,12 +4720,14 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu)
+#include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile, glu;
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
@@ -4636,7 +4740,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(predicts_first_tile, tile), \
+      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -4659,6 +4763,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
+    const int32_t columns = p->n * (1 + row->glu); /* of D, which are B's rows; p->n of a glu product are those of h */
     /* a tensor map has no empty dimension */
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
@@ -4668,12 +4773,12 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
-                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
+                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, columns, 64, 1);
     /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
         if (args->wgrad) mapped = gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS, 0);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
+            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, columns, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
@@ -6005,25 +6110,7 @@ GMM__DEVICE uint32_t gmm__quant_row_amax(uint32_t amax, const float v[4], uint32
     return amax;
 }
 
-/* FP8 and E2M1 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs
-   of gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
-#if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    if (e5m2) {
-        low = gmm_cvt_e5m2x2(p[1], p[0]);
-        high = gmm_cvt_e5m2x2(p[3], p[2]);
-    } else {
-        low = gmm_cvt_e4m3x2(p[1], p[0]);
-        high = gmm_cvt_e4m3x2(p[3], p[2]);
-    }
-    return (uint32_t)low | (uint32_t)high << 16;
-#else
-    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
-    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
-           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
-#endif
-}
+/* E2M1 codes of four values, the first in the lowest bits. */
 GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
     return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
            (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;
@@ -6350,50 +6437,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid
 }
 #endif
 
-/* --- words of the vectorized casts: packed elements and maxima of absolute values --- */
-
-/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
-   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
-   values whatever the compiler flags. */
-
-/* Words of eight elements; elements in sixteen bytes. */
-GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }
-GMM__DEVICE int32_t gmm__elems16(gmm_dtype source) { return source == GMM_F32 ? 4 : 8; }
-
-/* Element j of consecutive words. */
-GMM__DEVICE float gmm__word_value(gmm_dtype source, const uint32_t *w, int32_t j) {
-    if (source == GMM_F32) return gmm_f32_from_bits(w[j]);
-    if (source == GMM_BF16) return gmm_f32_from_bits(j & 1 ? w[j / 2] & 0xFFFF0000u : w[j / 2] << 16);
-    return gmm_cvt_f32_f16((uint16_t)(j & 1 ? w[j / 2] >> 16 : w[j / 2]));
-}
-GMM__DEVICE uint32_t gmm__word_max(gmm_dtype source, uint32_t maximum, uint32_t w) {
-    if (source == GMM_F32) return gmm_max_abs_f32(maximum, w);
-    return source == GMM_BF16 ? gmm_max_bf16x2(maximum, w & 0x7FFF7FFFu) : gmm_max_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-/* The maximum that is NaN if an operand is NaN. */
-GMM__DEVICE uint32_t gmm__word_max_nan(gmm_dtype source, uint32_t maximum, uint32_t w) {
-    if (source == GMM_F32) return gmm_max_nan_abs_f32(maximum, w);
-    return source == GMM_BF16 ? gmm_max_nan_bf16x2(maximum, w & 0x7FFF7FFFu)
-                              : gmm_max_nan_f16x2(maximum, w & 0x7FFF7FFFu);
-}
-/* The maximum in fewer instructions, for chains that start with an unmodified word: the sign of the result is
-   meaningless, and a result is NaN only if all operands are. gmm__word_max(0, result) is the absolute value, 0 for
-   NaN. */
-GMM__DEVICE uint32_t gmm__word_max_signed(gmm_dtype source, uint32_t maximum, uint32_t w) {
-    if (source == GMM_F32) return gmm_max_abs_abs_f32(maximum, w);
-#if __CUDA_ARCH__ >= 860
-    return source == GMM_BF16 ? gmm_max_xorsign_abs_bf16x2(maximum, w) : gmm_max_xorsign_abs_f16x2(maximum, w);
-#else
-    return gmm__word_max(source, maximum & 0x7FFF7FFFu, w);
-#endif
-}
-/* The larger half of a word of maxima, as bits of an fp32. */
-GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
-    if (source == GMM_F32) return maximum;
-    if (source == GMM_BF16) return max(maximum << 16, maximum & 0xFFFF0000u);
-    maximum = max(maximum & 0xFFFFu, maximum >> 16);
-    return gmm_f32_bits(gmm__word_value(source, &maximum, 0));
-}
 /* --- vectorized casts: the common shapes and alignments, at the speed of memory --- */
 
 /* A CTA of 8 warps processes tiles of 128 x 128 elements; a lane holds 8 x 8 of them in registers, in memory
@@ -11647,6 +11690,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
    of 128. Those of wgrad begin at multiples of their width. */
 #define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
+#define GMM__PASSES (1 + GMM__CFG(glu))       /* over the contraction, per tile */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -11714,7 +11758,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, f, &step, &block) + f->t.n0 + lane;
+        cols = gmm_fp8_scales_b(args, 0, f, &step, &block) + f->t.n0 + lane;
         next_col = (int32_t)step;
 #pragma unroll 1
         for (k = -2; k < k_tiles; k += 2) {
@@ -11963,6 +12007,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                                    &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
+            if (GMM__CFG(glu) && args->glu.drops_d) f.d_flags &= ~GMM_FP8_D_TMA;
             /* a repeated tile: the peer loads no half of a multicast operand */
             if (predicts && !unresolved) f.t.multicast = GMM_SM90_MULTICAST_NONE;
         }
@@ -12026,7 +12071,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
             map = &args->b;
             offset = 8192 * index;
-            y = f->t.n0 + 64 * index;
+            y = (GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0) + 64 * index;
             if (!args->wgrad) {
                 const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
                 end = gmm_sm90_map_z(map_offset);
@@ -12047,13 +12092,17 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
         if (predicted) /* the box is an operand of the wait, so that the compiler computes it before */
             GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
-        for (; k_tiles > 0; k_tiles--, iter++) {
+        for (k_tiles *= GMM__PASSES; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
             if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
             if (active)
                 gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
             x += 128;
+            if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
+                x = 0;
+                if (lane < b_boxes) y += args->glu.block;
+            }
         }
     }
     /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
@@ -12080,19 +12129,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
         const float *rows, *cols;
         int64_t step, block;
         uint32_t k_tiles;
-        int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
+        int32_t rows_left, cols_left, columns_to_128, next_row, next_col, n0;
         if (f->t.row_blocks == 0) break;
         k_tiles = gmm_fp8_k_tiles(f->t.k);
         rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, f, &step, &block);
+        cols = gmm_fp8_scales_b(args, GMM__CFG(glu), f, &step, &block);
         next_col = (int32_t)step;
         /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
         columns_to_128 = 128 - f->t.n0 % 128;
-        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
-        for (; k_tiles > 0; k_tiles--, iter++) {
+        n0 = GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0;
+        cols += (n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
+        for (k_tiles *= GMM__PASSES; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
             const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
@@ -12105,6 +12155,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
             gmm_cp_async_mbarrier_arrive(full);
             rows += next_row;
             cols += next_col;
+            if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
+                rows -= (int64_t)(k_tiles - 1) * next_row;
+                cols += args->glu.block / 128 * block - (int64_t)(k_tiles - 1) * next_col;
+            }
         }
     }
     gmm_cp_async_wait_all();
@@ -12173,9 +12227,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args
     }
 }
 
-/* Applies an epilogue step to the accumulators. */
+/* Applies an epilogue step to the accumulators of a pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, const gmm_fp8_args *args,
-                                                const gmm_sm90_tile *t, int wg, float acc[GMM__ACC]) {
+                                                const gmm_sm90_tile *t, int pass, int wg, float acc[GMM__ACC]) {
     const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, (int64_t)t->row + t->m0 + 64 * wg);
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
     const int rows = values.rows ? t->rows - 64 * wg : 0, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
@@ -12188,7 +12242,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, co
         float v[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
         if (gmm_epilogue_reads_cols(step)) {
             GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
-            gmm_read4(values.cols_dtype, values.cols + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+            gmm_read4(values.cols_dtype, values.cols +
+                          (int64_t)((GMM__CFG(glu) ? gmm_fp8_glu_column(args, t->n0, pass) : t->n0) + c) * bytes,
+                      count, 0, v);
         }
         acc[u] = gmm_epilogue_apply(step, acc[u], row0, v[0]);
         acc[u + 1] = gmm_epilogue_apply(step, acc[u + 1], row0, v[1]);
@@ -12309,6 +12365,145 @@ GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, uint32_t *
     gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
 }
 #endif
+/* Body 11, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first pass on.
+   After the second pass each warp replaces its 16 rows of them by h, takes the largest absolute value of each row, and
+   quantizes the row; then the linear columns follow in the slot. h has the bits of the activation of D in memory, and
+   its copy those of a cast of h. */
+#if defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Address in a slot of the 16 columns from 16 * block on, for ldmatrix and stmatrix: a warp's 16 rows. */
+GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
+    const int tid = gmm_tid_x() & 127;
+    return slot + (tid / 32 * 16 + tid % 16) * 128 + block / 4 * GMM_SM90_BOX_BYTES +
+           (((block % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4);
+}
+
+/* Passes the gate columns of D to the slot, where they stay. */
+GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
+    GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, slot, 0, acc);
+    gmm_fence_proxy_async();
+    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+}
+
+/* Replaces the warp's gate values in the slot by h. linear: the linear columns of D, two accumulators per word.
+   maxima: of absolute values in the thread's rows, that of gmm_wgmma_acc_m and the one 8 further. The loop is not
+   unrolled, so that the code of the activations stands once. */
+GMM__DEVICE void GMM__PART(gmm_fp8_glu_activate_)(const gmm_fp8_glu *glu, uint32_t slot,
+                                                  const uint32_t linear[GMM__ACC / 2], const float probs[2],
+                                                  uint32_t maxima[2]) {
+    int block, i, u;
+    maxima[0] = maxima[1] = 0;
+#pragma unroll 1
+    for (block = 0; block < GMM__CFG(tile_n) / 16; block++) {
+        const uint32_t at = GMM__PART(gmm_fp8_glu_block_)(slot, block);
+        uint32_t gate[4], selected[4] = { 0, 0, 0, 0 }, h[4];
+        float a[8], b[8], f[8], da[8], db[8];
+        gmm_ldmatrix_x4(gate, at);
+#pragma unroll
+        for (u = 0; u < GMM__CFG(tile_n) / 16; u++)
+#pragma unroll
+            for (i = 0; i < 4; i++) selected[i] = u == block ? linear[4 * u + i] : selected[i];
+#pragma unroll
+        for (i = 0; i < 8; i++) {
+            a[i] = gmm__word_value(GMM_BF16, gate, i);
+            b[i] = gmm__word_value(GMM_BF16, selected, i);
+        }
+        gmm__act_x8(glu->kind, 1, glu->coef, a, b, f, da, db);
+#pragma unroll
+        for (i = 0; i < 4; i++) {
+            h[i] = gmm_pack2(GMM_BF16, probs[i % 2] * f[2 * i], probs[i % 2] * f[2 * i + 1]);
+            maxima[i % 2] = gmm__word_max(GMM_BF16, maxima[i % 2], h[i]);
+        }
+        gmm_stmatrix_x4(at, h[0], h[1], h[2], h[3]);
+    }
+#pragma unroll
+    for (i = 0; i < 2; i++) { /* over the four lanes that share the row */
+        maxima[i] = gmm__word_fold(GMM_BF16, maxima[i]);
+        maxima[i] = max(maxima[i], __shfl_xor_sync(0xFFFFFFFFu, maxima[i], 1));
+        maxima[i] = max(maxima[i], __shfl_xor_sync(0xFFFFFFFFu, maxima[i], 2));
+    }
+}
+
+/* Stores the scales of the thread's rows, those of gmm_fp8_glu_activate_, and 0 for the padding of a group's rows that
+   follows the last one. first: the warp's first row of the tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int wg,
+                                                      int first, const float scales[2]) {
+    const gmm_sm90_tile *const t = &f->t;
+    const gmm__qview v = gmm__qview_of(&args->glu.h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row,
+                                       args->p.n);
+    float *const to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
+    const int last = t->m0 + t->rows == t->end - t->row;
+    const int limit = last ? (int)gmm_group_rows(t->end - t->row) - t->m0 : t->rows;
+    int i;
+    if (gmm_tid_x() & 3) return;
+#pragma unroll
+    for (i = 0; i < 2; i++) {
+        const int row = first + (gmm_tid_x() & 31) / 4 + 8 * i;
+        if (row < limit) to[row] = row < t->rows ? gmm_scale_inverse(scales[i]) : 0.0f;
+        if (wg == t->row_blocks - 1 && row + GMM_FP8_BLOCK_ROWS < limit) to[row + GMM_FP8_BLOCK_ROWS] = 0.0f;
+    }
+}
+
+/* Encodes and stores the warp's rows of h: 16 lanes have a row of the tile, 8 columns each. slot: its generic address.
+   scales: of the thread's rows, as above. */
+GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_codes_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, const char *slot,
+                                                     int first, const float scales[2]) {
+    const int lane = gmm_tid_x() & 31, vector = lane % 16;
+    char *const to = (char *)args->glu.h.data + ((int64_t)t->row + t->m0 + first) * args->glu.h.ld + t->n0 + 8 * vector;
+    int x, i;
+#pragma unroll
+    for (x = 0; x < 8; x++) {
+        const int line = 2 * x + lane / 16;
+        const float scale = __shfl_sync(0xFFFFFFFFu, scales[x / 4], line % 8 * 4);
+        const uint4 v = *(const uint4 *)(slot + (first % GMM_FP8_BLOCK_ROWS + line) * 128 +
+                                         vector / 8 * GMM_SM90_BOX_BYTES + ((vector % 8 ^ line % 8) << 4));
+        const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+        float f[8];
+#pragma unroll
+        for (i = 0; i < 8; i++) f[i] = gmm__fmul(gmm__word_value(GMM_BF16, words, i), scale);
+        if (first + line < t->rows)
+            gmm_st_global_v2_b32(to + line * args->glu.h.ld, gmm__quant_fp8x4(0, f), gmm__quant_fp8x4(0, f + 4));
+    }
+}
+
+/* Computes and stores h from the gate columns in the slot and the accumulators of the linear columns, which
+   follow them in the slot. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, const GMM__SMEM *smem,
+                                               uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
+    const gmm_fp8_glu *const glu = &args->glu;
+    const gmm_sm90_tile *const t = &f->t;
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const int tid = gmm_tid_x() & 127, first = 64 * wg + tid / 32 * 16;
+    uint32_t linear[GMM__ACC / 2], maxima[2];
+    float probs[2], scales[2];
+    int u;
+#pragma unroll
+    for (u = 0; u < 2; u++) {
+        const int row = first + tid % 32 / 4 + 8 * u;
+        probs[u] = glu->prob && row < t->rows ? glu->prob[(int64_t)t->row + t->m0 + row] : 1.0f;
+    }
+#pragma unroll
+    for (u = 0; u < GMM__ACC / 2; u++) linear[u] = gmm_pack2(GMM_BF16, acc[2 * u], acc[2 * u + 1]);
+    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1); /* TMA has read the gate columns */
+    GMM__PART(gmm_fp8_glu_activate_)(glu, slot, linear, probs, maxima);
+#pragma unroll
+    for (u = 0; u < 2; u++)
+        scales[u] = gmm_scale_from_amax(gmm_f32_from_bits(maxima[u]), gmm_dtype_largest(GMM_E4M3),
+                                        gmm_dtype_largest(GMM_BF16), glu->eps, glu->pow2);
+    __syncwarp(); /* h is complete in the slot */
+    GMM__PART(gmm_fp8_glu_store_scales_)(args, f, wg, first, scales);
+    GMM__PART(gmm_fp8_glu_store_codes_)(args, t, smem->slot[wg][0], first, scales);
+    __syncwarp(); /* all lanes have read h */
+    if (!glu->drops_d)
+#pragma unroll
+        for (u = 0; u < GMM__CFG(tile_n) / 16; u++)
+            gmm_stmatrix_x4(GMM__PART(gmm_fp8_glu_block_)(slot, u), linear[4 * u], linear[4 * u + 1],
+                            linear[4 * u + 2], linear[4 * u + 3]);
+    gmm_fence_proxy_async();
+    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+}
+#endif
 
 /* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -12347,7 +12542,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* A consumer warp group: mainloop and epilogue, tile by tile. */
+/* A consumer warp group: mainloop and epilogue, pass by pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
@@ -12358,9 +12553,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
                                gmm_cluster_nctarank(), 0 };
     uint32_t tile_index = 0, part = 0;
     float acc[GMM__ACC];
-    int u;
-    for (;; tile_index++) {
-        const int predicted = predicts && tile_index == 0;
+    int pass = 0, u;
+    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0) {
+        const int predicted = predicts && tile_index == 0 && pass == 0;
         const gmm_fp8_tile *f;
         const gmm_sm90_tile *t;
         /* recomputed for every tile, so that the mainloop has their registers */
@@ -12376,7 +12571,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
             gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
-                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
+                if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -12411,10 +12606,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
 #define GMM__X(name, rows, cols) \
         if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, wg, acc);
+            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
         GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
-        GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
+        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
+        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &part);
+        else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
     }
 }
 #endif
@@ -12449,11 +12646,12 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
 #endif
     else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(slot_bars),
-                            GMM__SMEM_AT(slot));
+        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__CFG(glu), smem->ring, GMM__SMEM_AT(bars),
+                            GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
 #endif
 }
 #undef GMM__WGMMA
+#undef GMM__PASSES
 #undef GMM__ACC
 #undef GMM__COL_ALIGN
 #undef GMM__LINE_SCALES

@@ -18,6 +18,9 @@ enum { DEVICE_STREAMS = 8 };
 gmm_stream device_use_stream(int i);
 /* Whether the device is the emulator (tests/emulator), which loads no PTX, and whose tensor cores add in fp32. */
 int device_emulated(void);
+/* Whether plans price as on an H200, which needs its number of multiprocessors: on the emulator
+   GMM_EMULATOR_PROCESSORS=132. */
+int device_prices(void);
 /* Bytes of the device's memory that are free. */
 size_t device_memory(size_t *total);
 

@@ -464,7 +464,7 @@ static void odd_inputs(int arg) {
 }
 
 /* What is saved changes memory, not results, nor does whether backward overwrites it: then dz needs no memory of its
-   own, except where z is not saved and both have the same anyhow. */
+   own, except where z is not saved and both have the same anyhow. Where z is saved, forward has no memory for it. */
 static void save_policies(int arg) {
     outputs first, o;
     for (int i = 0; i < 6; i++) {
@@ -490,6 +490,18 @@ static void save_policies(int arg) {
         T_CHECK((int64_t)(info[0].workspace_bytes - info[1].workspace_bytes) >= dz, "save %d: workspace %llu, "
                 "overwriting %llu", (int)s.save, (unsigned long long)info[0].workspace_bytes,
                 (unsigned long long)info[1].workspace_bytes);
+        for (int trains = 0; trains < 2; trains++) { /* a query without `saved` may be about inference */
+            void *const saved = r.d.saved;
+            if (!trains) r.d.saved = NULL;
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &info[trains]));
+            r.d.saved = saved;
+        }
+        T_CHECK((int64_t)(info[0].workspace_bytes - info[1].workspace_bytes) >= dz, "save %d: workspace %llu, of "
+                "training %llu", (int)s.save, (unsigned long long)info[0].workspace_bytes,
+                (unsigned long long)info[1].workspace_bytes);
+        T_OK(gmm_mlp_fwd(T.ctx, &r.d, t_workspace(info[1].workspace_bytes), info[1].workspace_bytes, T.stream));
+        o = outputs_of(&r);
+        outputs_same(&first, &o);
     }
 }
 

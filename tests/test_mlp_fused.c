@@ -190,13 +190,14 @@ static void gradient(int arg) {
 
 /* ------------------------------------------------------------------------------- Activation in FC1's product --- */
 
-/* A forward without a recipe. blocks: act.interleave. */
+/* A forward. blocks: act.interleave. casts: by blocks of FP8, so that the product quantizes the activation too; bits 1
+   and 2: with scales that are powers of two, with eps. */
 typedef struct product_spec {
     gmm_dtype dtype;
     const ref_act_row *row;
     int64_t hidden, ffn;
     int32_t blocks;
-    int settings, bias, prob, gathers, tables; /* settings: limit, offset, alpha */
+    int settings, bias, prob, gathers, tables, casts; /* settings: limit, offset, alpha */
     gmm_save save;
     gmm_tail tail;
     const int64_t *sizes; /* [G] */
@@ -205,6 +206,8 @@ typedef struct product_case {
     gmm_mlp_config config;
     gmm_groups groups;
     gmm_options options;
+    gmm_recipe recipe;
+    gmm_mlp_quant quant;
     gmm_mlp d;
     t_mat x, w1, w2, b1, y;
     int64_t rows;
@@ -218,9 +221,9 @@ static void build_product(product_case *c, const product_spec *s) {
     for (int g = 0; g < G; g++) live += s->sizes[g];
     c->rows = live + 13;
     t_splits(s->sizes, G);
-    t_about("%s %s, hidden %d, ffn %d, blocks of %d, settings %d, bias %d, prob %d, gathers %d, save %d, tail %d",
-            s->row->name, gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->blocks, s->settings, s->bias,
-            s->prob, s->gathers, (int)s->save, (int)s->tail);
+    t_about("%s %s, hidden %d, ffn %d, blocks of %d, settings %d, bias %d, prob %d, gathers %d, casts %d, save %d, "
+            "tail %d", s->row->name, gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->blocks,
+            s->settings, s->bias, s->prob, s->gathers, s->casts, (int)s->save, (int)s->tail);
     c->groups.count = G;
     c->groups.capacity = c->rows;
     c->groups.splits = t_in(s->sizes, G * sizeof *s->sizes);
@@ -251,6 +254,14 @@ static void build_product(product_case *c, const product_spec *s) {
     c->d.w2 = &c->w2.mat;
     if (s->bias) c->d.b1 = &c->b1.mat;
     c->d.y = &c->y.mat;
+    if (s->casts) {
+        c->recipe = ref_recipe_of(REF_FP8_BLOCK).recipe;
+        c->recipe.input.pow2 = s->casts >> 1 & 1;
+        c->recipe.input.eps = s->casts & 4 ? 0.5f : 0.0f;
+        c->config.recipe = c->recipe.kind;
+        c->quant.recipe = &c->recipe;
+        c->d.quant = &c->quant;
+    }
     prob = (float *)t_host((size_t)c->rows * sizeof *prob);
     index = (int32_t *)t_host((size_t)c->rows * sizeof *index);
     for (int64_t i = 0; i < c->rows; i++) prob[i] = (float)t_real(), index[i] = (int32_t)t_int(-1, c->rows - 1);
@@ -367,6 +378,28 @@ static void product_shapes(int arg) {
     }
 }
 
+/* A product by blocks of FP8, which quantizes its activation (argument: its row in ref_acts) for FC2. */
+static void product_casts(int arg) {
+    static const int64_t hidden[] = { 128, 208, 16, 400 }, ffn[] = { 128, 384, 256, 640 };
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_NOTHING, GMM_SAVE_PREACT_E4M3, GMM_SAVE_PREACT };
+    for (int k = 0; k < 4; k++) {
+        product_spec s = product_of(GMM_BF16, arg);
+        s.casts = 1 + 2 * (k % 2) + 4 * (k == 3);
+        s.hidden = hidden[k];
+        s.ffn = ffn[k];
+        s.blocks = k == 1 ? 128 : 0;
+        s.settings = k == 2;
+        s.bias = k % 2;
+        s.prob = (k + arg) % 2;
+        s.save = saves[k];
+        s.tail = k % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
+        s.gathers = k == 3;
+        s.tables = k == 1;
+        s.sizes = k < 2 ? large_sizes : sizes_of;
+        compare_product(&s);
+    }
+}
+
 /* Weights that hooks.need makes known: their addresses are NULL when the call begins. */
 typedef struct late_weights { gmm_mat *mat[2]; gmm_mat known[2]; int64_t off; } late_weights;
 static gmm_status make_known(void *user, gmm_param param, gmm_op op, gmm_stream stream) {
@@ -419,16 +452,22 @@ static void product_late(int arg) {
 
 /* What the plan takes by itself: one launch where groups have few rows, two where the product is large. */
 static void product_chosen(int arg) {
-    static const struct { int64_t hidden, ffn, rows; int joined; } rows[] = { { 512, 1024, 64, 1 },
-                                                                            { 7168, 2048, 4096, 0 } };
+    static const struct { int64_t hidden, ffn, rows; int joined, recipe; } rows[] = { { 512, 1024, 64, 1, 0 },
+                                                                                    { 7168, 2048, 4096, 0, 0 },
+                                                                                    { 7168, 4224, 16, 1, 1 },
+                                                                                    { 7168, 2048, 4096, 0, 1 } };
     const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
     gmm_mlp_config config = { .hidden = rows[arg].hidden, .ffn = rows[arg].ffn,
                               .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
     gmm_groups groups = { .count = 4, .capacity = 4 * rows[arg].rows, .dtype = GMM_I32 };
     gmm_options options = GMM_ZERO;
     gmm_info info = GMM_ZERO;
+    const gmm_recipe recipe = ref_recipe_of(REF_FP8_BLOCK).recipe;
+    gmm_mlp_quant quant = GMM_ZERO;
     product_case c;
     memset(&c, 0, sizeof c);
+    quant.recipe = &recipe;
+    if (rows[arg].recipe) config.recipe = recipe.kind, c.d.quant = &quant;
     c.d.config = &config;
     c.d.groups = &groups;
     c.d.options = &options;
@@ -441,22 +480,29 @@ static void product_chosen(int arg) {
     }
     options.fuse = GMM_FUSE_AUTO;
 #ifdef HAVE_CUDA
-    if (device_emulated()) t_skip("the emulator has another number of multiprocessors, for which prices differ");
+    if (!device_prices()) t_skip("for this number of multiprocessors prices differ");
 #endif
     T_CHECK(joins_product(&c) == rows[arg].joined, "%s", joins_product(&c) ? "joined" : "two launches");
 }
 
 /* What no product computes is refused, with the reason, where the caller demands it; the plan takes two launches. */
 static void product_declines(int arg) {
-    static const struct { const char *reason; int act, recipe; int64_t ffn; int32_t blocks; } rows[] = {
-        { "not gated", GMM_ACT_SILU, 0, 192, 0 },
-        { "ffn 200", GMM_ACT_SWIGLU, 0, 200, 0 },
-        { "interleave 48", GMM_ACT_SWIGLU, 0, 192, 48 },
-        { "quantized operands", GMM_ACT_SWIGLU, 1, 256, 0 },
+    enum { NONE = -1 };
+    static const struct { const char *reason; int act, recipe; int64_t ffn; int32_t blocks; int save; } rows[] = {
+        { "not gated", GMM_ACT_SILU, NONE, 192, 0, 0 },
+        { "ffn 200", GMM_ACT_SWIGLU, NONE, 200, 0, 0 },
+        { "interleave 48", GMM_ACT_SWIGLU, NONE, 192, 48, 0 },
+        { "not gated", GMM_ACT_SILU, REF_FP8_BLOCK, 256, 0, 0 },
+        { "and cast of ffn 192", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 192, 0, 0 },
+        { "and cast of interleave 64", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 64, 0 },
+        { "with a cast but by 1x128", GMM_ACT_SWIGLU, REF_FP8_CURRENT, 256, 0, 0 },
+        { "with mx32 and nv16", GMM_ACT_SWIGLU, REF_MXFP8, 256, 0, 0 },
+        { "config.save 1 keeps another", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_PREACT_AND_ACT },
+        { "keeps another", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_QUANTIZED },
     };
     (void)arg;
-    for (int k = 0; k < 4; k++) {
-        gmm_recipe recipe = ref_recipe_of(REF_FP8_BLOCK).recipe;
+    for (int k = 0; k < (int)(sizeof rows / sizeof rows[0]); k++) {
+        gmm_recipe recipe = ref_recipe_of(rows[k].recipe == NONE ? REF_FP8_BLOCK : rows[k].recipe).recipe;
         gmm_mlp_quant quant = GMM_ZERO;
         gmm_info info = GMM_ZERO;
         const char *why;
@@ -467,9 +513,10 @@ static void product_declines(int arg) {
         s.ffn = rows[k].ffn;
         s.hidden = 128;
         s.blocks = rows[k].blocks;
+        s.save = (gmm_save)rows[k].save;
         build_product(&c, &s);
         quant.recipe = &recipe;
-        if (rows[k].recipe) c.config.recipe = recipe.kind, c.d.quant = &quant;
+        if (rows[k].recipe != NONE) c.config.recipe = recipe.kind, c.d.quant = &quant;
         c.options.fuse = GMM_FUSE_ALWAYS;
         T_CHECK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info) == GMM_E_UNSUPPORTED, "accepted");
         why = gmm_last_error(T.ctx); /* of all engines: WGMMA, where there is one, names its own reason */
@@ -499,10 +546,14 @@ void tests_mlp_fused(void) {
         t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
     for (int i = 0; i < ref_act_count; i++)
         if (ref_acts[i].gated) t_add(product_layouts, i, "mlp activation joined to its product, %s", ref_acts[i].name);
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].gated)
+            t_add(product_casts, i, "mlp activation and cast joined to a product, %s", ref_acts[i].name);
     for (int i = 0; i < 6; i++) t_add(product_shapes, i, "mlp activation joined to its product, shapes %d", i);
     t_add(product_declines, 0, "mlp activation joined to no product");
     for (int i = 0; i < 2; i++) {
         t_add(product_late, i, "mlp activation joined to its product, late weights%s", i ? " in tables" : "");
         t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "large product" : "few rows");
+        t_add(product_chosen, 2 + i, "mlp activation and cast joined by plan, %s", i ? "large product" : "few rows");
     }
 }

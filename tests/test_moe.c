@@ -1194,7 +1194,7 @@ static void gathered_rows(int arg) {
     _Alignas(256) char saved[256];
     int wgmma = T.engine == GMM_ENGINE_AUTO;
 #ifdef HAVE_CUDA
-    wgmma = wgmma && !device_emulated(); /* which has another number of multiprocessors, for which prices differ */
+    wgmma = wgmma && device_prices();
 #endif
     for (int i = 0; i < (int)T_COUNT(forms); i++) {
         const int gathers = wgmma && forms[i].gathers, permutes = forms[i].save_rows || (T.gpu && !gathers);

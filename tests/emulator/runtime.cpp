@@ -353,10 +353,15 @@ cudaError_t cudaGetDevice(int *device) {
     return result(cudaSuccess);
 }
 cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
+/* For plans alone: launches use as many CTAs. */
+static int processors(void) {
+    const char *count = getenv("GMM_EMULATOR_PROCESSORS");
+    return count ? atoi(count) : EMULATED_PROCESSORS;
+}
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     if (device) return result(cudaErrorInvalidDevice);
     switch (attribute) {
-    case cudaDevAttrMultiProcessorCount: *value = EMULATED_PROCESSORS; break;
+    case cudaDevAttrMultiProcessorCount: *value = processors(); break;
     case cudaDevAttrComputeCapabilityMajor: *value = 9; break;
     case cudaDevAttrComputeCapabilityMinor: *value = 0; break;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin: *value = EMULATED_SHARED_BYTES; break;

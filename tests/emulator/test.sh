@@ -8,4 +8,7 @@ for engine in mma wgmma; do
     done < tests/small_cases.txt
     build/emulated/gmm_tests --engine $engine --arena 512 --threads 1 --rounds 4 --jobs "${JOBS:-2}" "$@" || exit 1
 done
+# what plans choose by prices
+GMM_EMULATOR_PROCESSORS=132 build/emulated/gmm_tests --engine wgmma --threads 1 --filter 'joined by plan' \
+    --filter 'rows gathered in the product' || exit 1
 sh tests/headers/guide.sh emulated

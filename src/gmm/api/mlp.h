@@ -216,7 +216,8 @@ typedef struct gmm_mlp {
     int32_t reserved1;       /* 0 */
 } gmm_mlp;
 
-/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD.  Stream, graph: none.
+/* Engine, sizes and feature alignment of GMM_OP_MLP_FWD, GMM_OP_MLP_BWD or GMM_OP_MLP_WGRAD. With saved NULL the
+   workspace of GMM_OP_MLP_FWD suffices for training and inference, else for training.  Stream, graph: none.
    Errors: those of the operation, except about addresses and buffers. */
 GMMDEF gmm_status gmm_mlp_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_info *info);
 

@@ -93,6 +93,8 @@ typedef struct gmm__call {
                                writes. NULL = not wanted */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
+    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
+                               written. NULL = y has the dtype of its x */
     int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */

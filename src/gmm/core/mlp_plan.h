@@ -66,7 +66,8 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
-    const gmm_activation *product_act; /* gmm__call.product_act of FC1 */
+    const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
+    const gmm_format *product_cast;
     int drops_preact;       /* gmm__call.drops_preact */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */

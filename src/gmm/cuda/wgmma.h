@@ -71,8 +71,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                             : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
+    double price = 0.0;
     int64_t tiles;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, processors);
+    if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->product_act != NULL, processors, &price);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -96,9 +98,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0]);
+                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0],
+                   call->product_act ? ", with the activation and its cast" : "");
     return 1;
 }
 #endif /* GMM_NO_QUANT */
@@ -239,11 +242,12 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
-    if (call->product_act && gmm__quantized(call))
-        return gmm__decline(plan, "fuses no activation with quantized operands");
+    if (call->product_act && gmm__wgmma_dequantizes(call, op))
+        return gmm__decline(plan, "fuses no activation with mx32 and nv16");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
+    if (call->product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
@@ -278,6 +282,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
+    if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                               GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
@@ -401,7 +406,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->product_act) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__row_index(call, gmm__mma_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)

@@ -28,6 +28,51 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     return 1;
 }
 
+#ifndef GMM_NO_QUANT
+/* The same of a product by a recipe, which quantizes the activation's result. */
+static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
+    const gmm_mat *x = &call->mat[GMM__X_], *z = &call->mat[GMM__Y];
+    const gmm_format *f = call->product_cast;
+    const int64_t ffn = call->out / 2, block = call->act.interleave;
+    const int32_t processors = call->ctx->device.processors;
+    double fused = 0.0, product = 0.0, act;
+    if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
+        return gmm__decline(plan, "fuses no activation with a cast but by 1x128");
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
+    if (ffn % 128) return gmm__decline(plan, "fuses no activation and cast of ffn %lld", (long long)ffn);
+    if (block % 128)
+        return gmm__decline(plan, "fuses no activation and cast of interleave %lld", (long long)block);
+    if (z->dtype != GMM_BF16 || z->ld % 8 || (uintptr_t)z->data % 16)
+        return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be bf16, with rows at multiples "
+                            "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
+    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
+    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
+    /* bytes: 2 ffn columns of 2 bytes are read, and ffn of one byte are written */
+    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 5 * ffn) / gmm__wgmma_act_rate +
+          gmm__wgmma_act_fixed;
+    if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 0, processors, &product) >= 0 &&
+        gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 1, processors, &fused) >= 0 &&
+        fused >= gmm__wgmma_margin * (product + act))
+        return gmm__decline(plan, "expects the act to be faster alone");
+    return 1;
+}
+
+/* Describes the activation of an FP8 glu product to its kernel. */
+static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
+    gmm_fp8_glu *glu = &args->glu;
+    args->p.n /= 2;
+    glu->h = *call->product_act->y;
+    glu->h.ld = args->p.n; /* the copy is packed */
+    glu->prob = call->product_act->prob;
+    glu->kind = call->act.kind;
+    glu->coef = gmm_act_coefficients(&call->act);
+    glu->block = call->act.interleave ? call->act.interleave : args->p.n;
+    glu->drops_d = call->drops_preact;
+    glu->eps = call->product_cast->eps;
+    glu->pow2 = call->product_cast->pow2;
+}
+#endif /* GMM_NO_QUANT */
+
 /* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
 static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;

@@ -60,6 +60,8 @@ static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three con
 static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
+static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
+static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
@@ -245,41 +247,42 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
 
 #ifndef GMM_NO_QUANT
 /* The price of an FP8 kernel. A step takes the clocks of its products or, where few rows share the weights, those of
-   loading them: *loads becomes 1. */
+   loading them: *loads becomes 1. A glu tile has two passes, so that it covers twice its columns of D. */
 static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shape *s, int *loads) {
-    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n, s->processors,
+    const int32_t tile_n = k->tile_n * (1 + k->glu);
+    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, tile_n, s->processors,
                                                      s->op != gmm_gemm_wgrad && k->tile_n == 192);
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 128);
     const double m64 = (double)gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS) / (double)t.tiles_m;
     const double cols = (double)s->n / (double)t.tiles_n;
-    const double mma = gmm__wgmma_fp8_mma_column * k->tile_n * m64 *
+    const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
+    const double mma = gmm__wgmma_fp8_mma_column * tile_n * m64 *
                        (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
                         : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * cols / (double)t.tiles_m;
     *loads = mma < load;
-    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + gmm__wgmma_fp8_fixed);
+    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + epilogue * m64 + gmm__wgmma_fp8_fixed);
 }
 
 /* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32
-   give the same bits. */
-static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling,
-                                     int32_t processors) {
+   give the same bits. glu: among glu tiles; *least becomes the price. */
+static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling, int glu,
+                                     int32_t processors, double *least) {
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
-    double least = 0.0;
     int32_t choice = -1, index = 0, i;
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         int loads, prefetch;
         const double cost = gmm__wgmma_fp8_cost(k, &s, &loads);
-        if (k->dtype != dtype || k->scaling != scaling) continue;
+        if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
         /* The tile 192 x 128 has two instances. The one with prefetch of the first tile saves 4 us per launch, and is
            up to 4% slower in long products. */
         prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
-        if (k->consumers == 3 && k->predicts_first_tile != prefetch) continue;
-        if (choice >= 0 && cost >= gmm__wgmma_margin * least) continue;
-        least = cost;
+        if (k->consumers == 3 && k->predicts_first_tile != prefetch && !k->glu) continue;
+        if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;
+        *least = cost;
         choice = i;
     }
     return choice;

@@ -21,6 +21,7 @@
    of 128. Those of wgrad begin at multiples of their width. */
 #define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
+#define GMM__PASSES (1 + GMM__CFG(glu))       /* over the contraction, per tile */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
@@ -88,7 +89,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, f, &step, &block) + f->t.n0 + lane;
+        cols = gmm_fp8_scales_b(args, 0, f, &step, &block) + f->t.n0 + lane;
         next_col = (int32_t)step;
 #pragma unroll 1
         for (k = -2; k < k_tiles; k += 2) {

@@ -60,9 +60,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args
     }
 }
 
-/* Applies an epilogue step to the accumulators. */
+/* Applies an epilogue step to the accumulators of a pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, const gmm_fp8_args *args,
-                                                const gmm_sm90_tile *t, int wg, float acc[GMM__ACC]) {
+                                                const gmm_sm90_tile *t, int pass, int wg, float acc[GMM__ACC]) {
     const gmm_epilogue_values values = gmm_epilogue_values_of(step, &args->p, t->g, (int64_t)t->row + t->m0 + 64 * wg);
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4, cols = t->cols;
     const int rows = values.rows ? t->rows - 64 * wg : 0, bytes = values.cols_dtype == GMM_F32 ? 4 : 2;
@@ -75,7 +75,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, co
         float v[4] = { 1.0f, 1.0f, 1.0f, 1.0f };
         if (gmm_epilogue_reads_cols(step)) {
             GMM__PIN_MEMORY(); /* keeps the loads from moving up, where registers are short */
-            gmm_read4(values.cols_dtype, values.cols + (int64_t)(t->n0 + c) * bytes, count, 0, v);
+            gmm_read4(values.cols_dtype, values.cols +
+                          (int64_t)((GMM__CFG(glu) ? gmm_fp8_glu_column(args, t->n0, pass) : t->n0) + c) * bytes,
+                      count, 0, v);
         }
         acc[u] = gmm_epilogue_apply(step, acc[u], row0, v[0]);
         acc[u + 1] = gmm_epilogue_apply(step, acc[u + 1], row0, v[1]);

@@ -36,7 +36,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
     gmm_prefetch_tensormap(&args->b);
 }
 
-/* A consumer warp group: mainloop and epilogue, tile by tile. */
+/* A consumer warp group: mainloop and epilogue, pass by pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
@@ -47,9 +47,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
                                gmm_cluster_nctarank(), 0 };
     uint32_t tile_index = 0, part = 0;
     float acc[GMM__ACC];
-    int u;
-    for (;; tile_index++) {
-        const int predicted = predicts && tile_index == 0;
+    int pass = 0, u;
+    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0) {
+        const int predicted = predicts && tile_index == 0 && pass == 0;
         const gmm_fp8_tile *f;
         const gmm_sm90_tile *t;
         /* recomputed for every tile, so that the mainloop has their registers */
@@ -65,7 +65,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
             gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
-                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
+                if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
             }
         }
@@ -100,10 +100,12 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
 #define GMM__X(name, rows, cols) \
         if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, wg, acc);
+            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
         GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
-        GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
+        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
+        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &part);
+        else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
     }
 }
 #endif
@@ -138,11 +140,12 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
 #endif
     else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(slot_bars),
-                            GMM__SMEM_AT(slot));
+        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__CFG(glu), smem->ring, GMM__SMEM_AT(bars),
+                            GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
 #endif
 }
 #undef GMM__WGMMA
+#undef GMM__PASSES
 #undef GMM__ACC
 #undef GMM__COL_ALIGN
 #undef GMM__LINE_SCALES

@@ -36,7 +36,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
             map = &args->b;
             offset = 8192 * index;
-            y = f->t.n0 + 64 * index;
+            y = (GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0) + 64 * index;
             if (!args->wgrad) {
                 const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
                 end = gmm_sm90_map_z(map_offset);
@@ -57,13 +57,17 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
         if (predicted) /* the box is an operand of the wait, so that the compiler computes it before */
             GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
-        for (; k_tiles > 0; k_tiles--, iter++) {
+        for (k_tiles *= GMM__PASSES; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
             if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
             if (active)
                 gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
             x += 128;
+            if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
+                x = 0;
+                if (lane < b_boxes) y += args->glu.block;
+            }
         }
     }
     /* Shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
@@ -90,19 +94,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
         const float *rows, *cols;
         int64_t step, block;
         uint32_t k_tiles;
-        int32_t rows_left, cols_left, columns_to_128, next_row, next_col;
+        int32_t rows_left, cols_left, columns_to_128, next_row, next_col, n0;
         if (f->t.row_blocks == 0) break;
         k_tiles = gmm_fp8_k_tiles(f->t.k);
         rows_left = f->t.k > 0 && f->t.cols > 0 ? f->t.rows - lane : 0;
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, f, &step, &block);
+        cols = gmm_fp8_scales_b(args, GMM__CFG(glu), f, &step, &block);
         next_col = (int32_t)step;
         /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
         columns_to_128 = 128 - f->t.n0 % 128;
-        cols += (f->t.n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
-        for (; k_tiles > 0; k_tiles--, iter++) {
+        n0 = GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0;
+        cols += (n0 / 128 + (lane == 1 && f->t.cols > columns_to_128)) * block;
+        for (k_tiles *= GMM__PASSES; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
             const uint32_t stage_scales = stage_scales_at + s * GMM__STAGE_SCALE_BYTES;
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
@@ -115,6 +120,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
             gmm_cp_async_mbarrier_arrive(full);
             rows += next_row;
             cols += next_col;
+            if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
+                rows -= (int64_t)(k_tiles - 1) * next_row;
+                cols += args->glu.block / 128 * block - (int64_t)(k_tiles - 1) * next_col;
+            }
         }
     }
     gmm_cp_async_wait_all();

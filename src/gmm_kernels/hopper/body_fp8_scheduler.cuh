@@ -115,6 +115,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                                    &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
+            if (GMM__CFG(glu) && args->glu.drops_d) f.d_flags &= ~GMM_FP8_D_TMA;
             /* a repeated tile: the peer loads no half of a multicast operand */
             if (predicts && !unresolved) f.t.multicast = GMM_SM90_MULTICAST_NONE;
         }

@@ -39,7 +39,7 @@
    Accumulators. Not swap_ab: gmm_wgmma_acc_m is the row of D within a consumer's 64, gmm_wgmma_acc_n the column.
 
    Shared memory, in KiB: stages of B and A; store slots per consumer; then barriers, tile ring, tables and scales.
-       192x128 and small_m    4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
+       192x128, small_m, glu  4 x (16 + 24)   3 x 16       128x192 and small_m    4 x (24 + 16)   2 x 24
        128x128                4 x (16 + 16)   2 x 32
 
    Promotion. The tensor cores keep 14 bits of an FP8 sum. Unless the caller allows less (fast), the partial sum of
@@ -52,7 +52,9 @@
    while the next tile is multiplied. Where beta is not 0, TMA loads old fp32 D into the slot before. Where a tile
    passes its slot in several parts, each later part would wait for its load. For long sums with beta 1, TMA therefore
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
-   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits. */
+   rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
+
+   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
@@ -61,6 +63,7 @@ typedef struct gmm_fp8_args {
     int32_t *tables;          /* group tables in the workspace where shared memory has too few entries, else NULL */
     int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
+    gmm_fp8_glu glu;          /* tiles with `glu` */
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
@@ -68,15 +71,16 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   predict the first tile of a CTA, whether operands may have a scale per line). Tags end in _small_m where the first
-   tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is not the small-M mode of
-   the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
+   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is
+   not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1) \
-    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1) \
-    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0)
+    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
+    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
+    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1, 0) \
+    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1, 0) \
+    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0, 0) \
+    X(192x128_glu, 3, 128, 4, 2, 256, 152, 56, 1, 0, 1)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
    of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
@@ -96,7 +100,7 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
 /* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
-   serves fwd, dgrad and wgrad, so its name has no operation. */
+   serves fwd, dgrad and wgrad, so its name has no operation but glu. */
 #define GMM_FP8_KERNEL_LIST(X) \
     X(GMM_E4M3, e4m3, 1d2d, 192x128, gmm_gemm_e4m3_1d2d_192x128x128_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 192x128, gmm_gemm_e5m2_1d2d_192x128x128_sm90) \
@@ -104,6 +108,7 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
     X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
     X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
     X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
     X(GMM_E4M3, e4m3, 1d1d, 128x128, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
     X(GMM_E5M2, e5m2, 1d1d, 128x128, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
     X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
@@ -111,11 +116,11 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
     GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
-    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, \
-    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = other_regs_, \
+    GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, GMM__FP8(glu, tag) = glu_, \
+    GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = others_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tiles_end };
 #undef GMM__X
@@ -158,7 +163,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -166,13 +171,13 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
@@ -183,7 +188,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -217,13 +222,13 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
                       8 * ((groups_) + 1), \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
@@ -305,8 +310,16 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     gmm_sm90_prefix_sums(groups, total, starts);
 }
 
+/* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
+   in pass 1. */
+GMM__DEVICE int32_t gmm_fp8_glu_column(const gmm_fp8_args *args, int32_t n0, int32_t pass) {
+    const int32_t block = args->glu.block;
+    return n0 / block * 2 * block + n0 % block + pass * block;
+}
+
 /* Address of the first scale of a tile's group. *step: floats from a block along the contraction to the next; *block:
-   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. */
+   floats from 128 columns of D to the next 128. Lines of A are D's rows, lines of B are D's columns. glu: a constant,
+   of the tile. */
 GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step) {
     const gmm_direction direction = args->wgrad ? GMM_COLUMNWISE : GMM_ROWWISE;
     const gmm__qview v = gmm__qview_of(&args->a_scale, direction, 1, t->t.g, t->t.row, t->padded_row,
@@ -314,10 +327,11 @@ GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
-GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const gmm_fp8_tile *t, int64_t *step,
-                                          int64_t *block) {
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int glu, const gmm_fp8_tile *t,
+                                          int64_t *step, int64_t *block) {
     const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
-    const int64_t rows = args->wgrad ? t->t.end - t->t.row : args->b_columnwise ? args->p.k : args->p.n;
+    const int64_t rows = args->wgrad ? t->t.end - t->t.row
+                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)(1 + glu);
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
                                        args->wgrad ? t->padded_row : 0, rows, cols);
@@ -400,14 +414,19 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 enum { GMM_FP8_LANE_GROUPS = 4 };
 /* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
    tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, other_regs_, predicts_, lines_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
-    static_assert(128 * ((consumers_) * (consumer_regs_) + (other_regs_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
-                  (other_regs_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
+    static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
+                  (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
     static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
                   "tile " #tag ": a lane stores or loads one box"); \
     static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
+GMM_FP8_TILE_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+    static_assert(!(glu_) || ((tile_n_) == 128 && (boxes_) == 2 && !(lines_)), \
+                  "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,

@@ -1,9 +1,10 @@
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
    waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
-   through the barriers once. slots: address of the first slot. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const gmm_fp8_tile *ring,
-                                     uint32_t bars, uint32_t slot_bars, uint32_t slots) {
+   through the barriers once. A glu tile has two parts, which are apart in D. slots: address of the first slot; glu: a
+   constant, of the tile. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int glu,
+                                     const gmm_fp8_tile *ring, uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
     const uint32_t empty = gmm_sm90_slot_empty(slot_bars, (uint32_t)consumer);
@@ -18,7 +19,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
-        cols = f->t.row_blocks > consumer ? f->t.cols : 0;
+        cols = f->t.row_blocks > consumer ? f->t.cols * (1 + glu) : 0;
         do {
             const int x = part_col + box_cols * box, next = x + box_cols * boxes,
                       by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
@@ -33,7 +34,8 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             } else gmm_mbarrier_arrive(empty);
             gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
-                gmm_tma_store(&args->d, slot, reduce, f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_tma_store(&args->d, slot, reduce, glu ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) +
+                                                                box_cols * box : f->t.n0 + x, y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
         } while ((part_col += box_cols * boxes) < cols);
@@ -67,12 +69,14 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu)
+#include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile;
+    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile, glu;
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
@@ -85,7 +89,7 @@ static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(predicts_first_tile, tile), \
+      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -108,6 +112,7 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
                                               gmm_fp8_args *args, cudaStream_t stream) {
     const gmm_fp8_kernel *row = &gmm_fp8_kernels[kernel];
     const gmm_gemm_args *p = &args->p;
+    const int32_t columns = p->n * (1 + row->glu); /* of D, which are B's rows; p->n of a glu product are those of h */
     /* a tensor map has no empty dimension */
     const int64_t rows = args->groups.capacity > 0 ? args->groups.capacity : 1;
     const int64_t padded = gmm_padded_capacity(p->groups, rows);
@@ -117,12 +122,12 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
                  gmm_fp8_map_columnwise(encode, &args->b, &p->b, padded, p->n, 64);
     else
         mapped = gmm_sm90_map_tokens(encode, &args->a, &p->a, p->k, GMM_FP8_BLOCK_ROWS) &&
-                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
+                 gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, columns, 64, 1);
     /* D without 16-byte aligned rows has no map; the kernel checks the same condition */
     if (mapped && p->d.ld * gmm_dtype_bits(p->d.dtype) % 128 == 0) {
         if (args->wgrad) mapped = gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, GMM_FP8_BLOCK_ROWS, 0);
         else if ((uintptr_t)p->d.data % 16 == 0)
-            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, p->n, GMM_FP8_BLOCK_ROWS);
+            mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, columns, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
     return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);

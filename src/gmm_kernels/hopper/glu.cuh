@@ -67,3 +67,20 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
     for (x = 0; x < count / 8; x++)
         if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
 }
+
+/* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the
+   rowwise copy of h, quantized by 1x128. A tile has the 128 columns of h that share a scale, and the stages of two
+   passes over the contraction. The first pass multiplies by the gate columns of B, the second by the linear columns
+   that belong to them. The scheduler counts columns of h: p.n is ffn, while B and D have 2 ffn columns
+   (gmm_fp8_glu_column). The gate columns of D stay in the store slot until the second pass ends (body_fp8_glu.cuh). */
+typedef struct gmm_fp8_glu {
+    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales; NONE: the product is no glu product */
+    const float *prob; /* [T] p; NULL: 1 */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t block;     /* B's rows, which are D's columns, are blocks of as many gate columns and linear columns: a
+                          multiple of 128; halves: ffn */
+    int32_t drops_d;   /* D is not stored */
+    float eps;         /* gmm_format.eps and pow2 of the copy */
+    int32_t pow2;
+} gmm_fp8_glu;

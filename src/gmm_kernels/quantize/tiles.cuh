@@ -207,25 +207,7 @@ GMM__DEVICE uint32_t gmm__quant_row_amax(uint32_t amax, const float v[4], uint32
     return amax;
 }
 
-/* FP8 and E2M1 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs
-   of gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
-#if __CUDA_ARCH__ >= 890
-    uint16_t low, high;
-    if (e5m2) {
-        low = gmm_cvt_e5m2x2(p[1], p[0]);
-        high = gmm_cvt_e5m2x2(p[3], p[2]);
-    } else {
-        low = gmm_cvt_e4m3x2(p[1], p[0]);
-        high = gmm_cvt_e4m3x2(p[3], p[2]);
-    }
-    return (uint32_t)low | (uint32_t)high << 16;
-#else
-    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
-    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
-           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
-#endif
-}
+/* E2M1 codes of four values, the first in the lowest bits. */
 GMM__DEVICE uint32_t gmm__quant_e2m1x4(const float p[4]) {
     return (uint32_t)gmm_f32_to_e2m1(p[0]) | (uint32_t)gmm_f32_to_e2m1(p[1]) << 4 |
            (uint32_t)gmm_f32_to_e2m1(p[2]) << 8 | (uint32_t)gmm_f32_to_e2m1(p[3]) << 12;

@@ -1,4 +1,4 @@
-/* --- words of the vectorized casts: packed elements and maxima of absolute values --- */
+/* --- packed elements, maxima of absolute values, FP8 codes: for vectorized casts and epilogues that quantize --- */
 
 /* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
    source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
@@ -41,4 +41,24 @@ GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
     if (source == GMM_BF16) return max(maximum << 16, maximum & 0xFFFF0000u);
     maximum = max(maximum & 0xFFFFu, maximum >> 16);
     return gmm_f32_bits(gmm__word_value(source, &maximum, 0));
+}
+
+/* FP8 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs of
+   gmm_quant.h. */
+GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
+#if __CUDA_ARCH__ >= 890
+    uint16_t low, high;
+    if (e5m2) {
+        low = gmm_cvt_e5m2x2(p[1], p[0]);
+        high = gmm_cvt_e5m2x2(p[3], p[2]);
+    } else {
+        low = gmm_cvt_e4m3x2(p[1], p[0]);
+        high = gmm_cvt_e4m3x2(p[3], p[2]);
+    }
+    return (uint32_t)low | (uint32_t)high << 16;
+#else
+    const gmm_dtype dtype = e5m2 ? GMM_E5M2 : GMM_E4M3;
+    return (uint32_t)gmm_encode_small(dtype, p[0]) | (uint32_t)gmm_encode_small(dtype, p[1]) << 8 |
+           (uint32_t)gmm_encode_small(dtype, p[2]) << 16 | (uint32_t)gmm_encode_small(dtype, p[3]) << 24;
+#endif
 }

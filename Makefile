@@ -89,7 +89,7 @@ ncu: $(B)/gpu_bench.run
 	$(Q)K="$(K)" sh tests/tools/ncu.sh $(ARGS)
 ##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; joined activations
 probes: $(B)/probes $(B)/joined
-	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/joined || $(B)/joined; }
+	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/joined || { $(B)/joined && $(B)/joined --fp8; }; }
 ##   recipes                train with every recipe, draw their held-out losses (build/recipes.svg); ARGS: of train_moe
 recipes: $(B)/train_moe $(B)/loss_curves
 	$(Q)sh tests/tools/recipes.sh $(ARGS)

@@ -247,8 +247,9 @@ GMMDEF const char *gmm_engine_name(gmm_engine engine);
 /* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
    AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
    gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
-   of 64; and for BF16 by the recipe FP8_BLOCK, where the product quantizes the activation too, ffn and interleave
-   multiples of 128, and config.save a policy that keeps no copy of it (PREACT, PREACT_E4M3, NOTHING). */
+   of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and weights of 128X128, where the product quantizes the
+   activation too, ffn and interleave multiples of 128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in
+   inference. */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
@@ -5831,19 +5832,14 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
+    const int saves_h = gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
+                        (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT);
     gmm__mlp_step step;
     gmm__call product;
     gmm__plan plan;
     gmm_status s;
     if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
-    if (gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
-        (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT)) {
-        if (fuse == GMM_FUSE_ALWAYS)
-            steps->status = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes "
-                                      "h rowwise alone, config.save %d keeps another", call->function, (int)fuse,
-                                      (int)call->config.save);
-        return 0;
-    }
+    if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
@@ -5855,6 +5851,10 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     product.query = call->query || gmm__mlp_awaits(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
+    if (s == GMM_OK && saves_h)
+        s = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes a rowwise copy "
+                      "of h alone, and config.save %d keeps h otherwise", call->function, (int)fuse,
+                      (int)call->config.save);
     if (s == GMM_OK) return 1;
     if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
     else call->ctx->error = last_error; /* a declined plan is no error */
@@ -5899,8 +5899,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
-/* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace; a
-   query without `saved` may be about either, and reserves both. */
+/* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
@@ -6305,20 +6304,28 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
 /* Plans, launches and entry points of the MLP, which is composed of steps, and the queue of delayed weight gradients.
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
+/* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
+   without `saved` whether it trains. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
+    int fuses, i;
     const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
     if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
-        /* a query covers both: the call may decide otherwise by its addresses and by whether it saves */
+    if (!call->query) return 1;
+    fuses = steps.fc1_fuses_act;
+    for (i = 1; i < 4; i++) {
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
+        if ((i & 1 && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+            (i & 2 && call->d.mlp.saved))
+            continue;
         other.describes = NULL;
-        other.options.fuse = steps.fc1_fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
-        call->ctx->error = last_error;
+        if (i & 1) other.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (i & 2) other.d.mlp.saved = (void *)(uintptr_t)256; /* any address: a query writes nothing */
+        if (gmm__mlp_build_fwd(&steps, &other, NULL) != GMM_OK) call->ctx->error = last_error;
+        else if (!gmm__mlp_plan_steps(&steps, GMM_OK, plan)) return 0;
     }
     return 1;
 }
@@ -11637,10 +11644,10 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         const double cost = gmm__wgmma_fp8_cost(k, &s, &loads);
         if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
-        /* The tile 192 x 128 has two instances. The one with prefetch of the first tile saves 4 us per launch, and is
-           up to 4% slower in long products. */
+        /* The tile 192 x 128 has two instances, but one of glu, which is for few tokens. The one with prefetch of the
+           first tile saves 4 us per launch, and is up to 4% slower in long products. */
         prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
-        if (k->consumers == 3 && k->predicts_first_tile != prefetch && !k->glu) continue;
+        if (k->consumers == 3 && !k->glu && k->predicts_first_tile != prefetch) continue;
         if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;
         *least = cost;
         choice = i;
@@ -11682,15 +11689,18 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
 }
 
 #ifndef GMM_NO_QUANT
-/* The same of a product by a recipe, which quantizes the activation's result. */
+/* The same of a product by a recipe, which quantizes the activation's result. The kernel relies on the formats, and on
+   z in BF16 with aligned rows, which TMA stores. */
 static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mat *x = &call->mat[GMM__X_], *z = &call->mat[GMM__Y];
+    const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     const int32_t processors = call->ctx->device.processors;
     double fused = 0.0, product = 0.0, act;
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
-        return gmm__decline(plan, "fuses no activation with a cast but by 1x128");
+        return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
+    if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
+        return gmm__decline(plan, "fuses no activation with %s weights", gmm_scaling_name(w->scaling));
     if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
     if (ffn % 128) return gmm__decline(plan, "fuses no activation and cast of ffn %lld", (long long)ffn);
     if (block % 128)
@@ -11706,7 +11716,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 0, processors, &product) >= 0 &&
         gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 1, processors, &fused) >= 0 &&
         fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects the act to be faster alone");
+        return gmm__decline(plan, "expects act and cast to be faster alone");
     return 1;
 }
 
@@ -12145,7 +12155,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         args.groups = gmm__groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad) {
+    if (args.p.zero_tail && !wgrad && !call->drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;

@@ -4039,9 +4039,8 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
 
 /* --- packed elements, maxima of absolute values, FP8 codes: for vectorized casts and epilogues that quantize --- */
 
-/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
-   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
-   values whatever the compiler flags. */
+/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is their dtype, a constant.
+   Maxima are of absolute values and ignore NaN; the instructions keep subnormal values whatever the compiler flags. */
 
 /* Words of eight elements; elements in sixteen bytes. */
 GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }
@@ -4157,7 +4156,9 @@ GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
    rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
 
-   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). */
+   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). They take twice the
+   stages, and pass their slot twice: TMA stores the gate columns of D from it, then h takes their memory, and then the
+   linear columns. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
@@ -4175,8 +4176,9 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
    predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
-   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is
-   not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
+   the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
+   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
@@ -12425,23 +12427,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_activate_)(const gmm_fp8_glu *glu, uint32
     }
 }
 
-/* Stores the scales of the thread's rows, those of gmm_fp8_glu_activate_, and 0 for the padding of a group's rows that
-   follows the last one. first: the warp's first row of the tile. */
-GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int wg,
-                                                      int first, const float scales[2]) {
+/* Stores the scales of the thread's rows, those of gmm_fp8_glu_activate_. The padding behind a group's rows is left as
+   it is: FC2 of the same call alone reads the copy. first: the warp's first row of the tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int first,
+                                                      const float scales[2]) {
     const gmm_sm90_tile *const t = &f->t;
     const gmm__qview v = gmm__qview_of(&args->glu.h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row,
                                        args->p.n);
     float *const to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
-    const int last = t->m0 + t->rows == t->end - t->row;
-    const int limit = last ? (int)gmm_group_rows(t->end - t->row) - t->m0 : t->rows;
     int i;
     if (gmm_tid_x() & 3) return;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int row = first + (gmm_tid_x() & 31) / 4 + 8 * i;
-        if (row < limit) to[row] = row < t->rows ? gmm_scale_inverse(scales[i]) : 0.0f;
-        if (wg == t->row_blocks - 1 && row + GMM_FP8_BLOCK_ROWS < limit) to[row + GMM_FP8_BLOCK_ROWS] = 0.0f;
+        if (row < t->rows) to[row] = gmm_scale_inverse(scales[i]);
     }
 }
 
@@ -12492,7 +12491,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
         scales[u] = gmm_scale_from_amax(gmm_f32_from_bits(maxima[u]), gmm_dtype_largest(GMM_E4M3),
                                         gmm_dtype_largest(GMM_BF16), glu->eps, glu->pow2);
     __syncwarp(); /* h is complete in the slot */
-    GMM__PART(gmm_fp8_glu_store_scales_)(args, f, wg, first, scales);
+    GMM__PART(gmm_fp8_glu_store_scales_)(args, f, first, scales);
     GMM__PART(gmm_fp8_glu_store_codes_)(args, t, smem->slot[wg][0], first, scales);
     __syncwarp(); /* all lanes have read h */
     if (!glu->drops_d)

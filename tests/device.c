@@ -324,6 +324,11 @@ const char *device_late_copy(void *to, const void *from, int words, uint64_t nan
         e = cudaLaunchKernel((const void *)kernel, (dim3){1, 1, 1}, (dim3){1, 1, 1}, parameters, 0, D.stream);
     return text(e);
 }
+extern void emulated_early_reads(void *at, const void *early, size_t bytes) __attribute__((weak));
+int device_early_reads(void *at, const void *early, size_t bytes) {
+    if (emulated_early_reads) emulated_early_reads(at, early, bytes);
+    return emulated_early_reads != NULL;
+}
 int device_prices(void) {
     int processors = 0;
     (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);

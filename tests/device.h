@@ -69,5 +69,8 @@ int device_processors(void);
 /* Enqueues a kernel that triggers its programmatic dependent launch at once, and copies `words` words of 4 bytes of
    device memory `nanoseconds` after its start. Needs compute capability 9.0. NULL, or the text of an error. */
 const char *device_late_copy(void *to, const void *from, int words, uint64_t nanoseconds);
+/* On the emulator alone, else 0: until it is called with NULL, kernels that may begin before their predecessor has
+   ended find `early` at `at` until they wait for it. */
+int device_early_reads(void *at, const void *early, size_t bytes);
 
 #endif

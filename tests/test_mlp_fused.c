@@ -198,9 +198,11 @@ typedef struct product_spec {
     int64_t hidden, ffn;
     int32_t blocks;
     int settings, bias, prob, gathers, tables, casts; /* settings: limit, offset, alpha */
+    int quantized, specials; /* quantized: w1 and w2 are; specials: rows of x are NaN, Inf, large, tiny, 0 */
+    int32_t groups, sm_limit; /* groups 0: G */
     gmm_save save;
     gmm_tail tail;
-    const int64_t *sizes; /* [G] */
+    const int64_t *sizes; /* [groups] */
 } product_spec;
 typedef struct product_case {
     gmm_mlp_config config;
@@ -210,6 +212,7 @@ typedef struct product_case {
     gmm_mlp_quant quant;
     gmm_mlp d;
     t_mat x, w1, w2, b1, y;
+    gmm_mat copies[2][2]; /* of w1 and w2 */
     int64_t rows;
 } product_case;
 
@@ -217,16 +220,18 @@ static void build_product(product_case *c, const product_spec *s) {
     int64_t live = 0;
     float *prob;
     int32_t *index;
+    const int32_t groups = s->groups ? s->groups : G;
     memset(c, 0, sizeof *c);
-    for (int g = 0; g < G; g++) live += s->sizes[g];
+    for (int g = 0; g < groups; g++) live += s->sizes[g];
     c->rows = live + 13;
-    t_splits(s->sizes, G);
+    t_splits(s->sizes, groups);
     t_about("%s %s, hidden %d, ffn %d, blocks of %d, settings %d, bias %d, prob %d, gathers %d, casts %d, save %d, "
             "tail %d", s->row->name, gmm_dtype_name(s->dtype), (int)s->hidden, (int)s->ffn, (int)s->blocks,
             s->settings, s->bias, s->prob, s->gathers, s->casts, (int)s->save, (int)s->tail);
-    c->groups.count = G;
+    c->groups.count = groups;
     c->groups.capacity = c->rows;
-    c->groups.splits = t_in(s->sizes, G * sizeof *s->sizes);
+    c->groups.splits = t_in(s->sizes, (size_t)groups * sizeof *s->sizes);
+    c->options.sm_limit = s->sm_limit;
     c->groups.dtype = GMM_I64;
     c->groups.tail = s->tail;
     c->config.hidden = s->hidden;
@@ -242,9 +247,9 @@ static void build_product(product_case *c, const product_spec *s) {
     c->config.prob = s->prob;
     c->config.save = s->save;
     c->x = t_mat_make(s->dtype, 1, c->rows, s->hidden, 8, 0, T_PACKED, T_REALS);
-    c->w1 = t_mat_make(s->dtype, G, 2 * s->ffn, s->hidden, 8, 0, s->tables ? T_TABLE : T_PACKED, T_REALS);
-    c->w2 = t_mat_in(s->dtype, G, s->hidden, s->ffn, T_REALS);
-    c->b1 = t_mat_in(s->dtype, G, 1, 2 * s->ffn, T_REALS);
+    c->w1 = t_mat_make(s->dtype, groups, 2 * s->ffn, s->hidden, 8, 0, s->tables ? T_TABLE : T_PACKED, T_REALS);
+    c->w2 = t_mat_in(s->dtype, groups, s->hidden, s->ffn, T_REALS);
+    c->b1 = t_mat_in(s->dtype, groups, 1, 2 * s->ffn, T_REALS);
     c->y = t_mat_out(s->dtype, 1, c->rows, s->hidden);
     c->d.config = &c->config;
     c->d.groups = &c->groups;
@@ -261,6 +266,16 @@ static void build_product(product_case *c, const product_spec *s) {
         c->config.recipe = c->recipe.kind;
         c->quant.recipe = &c->recipe;
         c->d.quant = &c->quant;
+    }
+    if (s->quantized) {
+        c->d.w1 = mlp_cast(&c->d, GMM_SLOT_W1, c->d.w1, c->copies[0]);
+        c->d.w2 = mlp_cast(&c->d, GMM_SLOT_W2, c->d.w2, c->copies[1]);
+    }
+    for (int64_t r = 0; r < live && s->specials; r++) {
+        static const uint16_t values[] = { 0x7FC0, 0xFF80, 0x7F00, 0x0080, 0x0000, 0x3F80, 0x0001 };
+        uint16_t row[1024];
+        for (int64_t i = 0; i < s->hidden; i++) row[i] = r % 3 && i ? values[5] : values[r % 7];
+        t_upload((char *)c->x.mat.data + r * c->x.mat.ld * 2, row, (size_t)s->hidden * 2);
     }
     prob = (float *)t_host((size_t)c->rows * sizeof *prob);
     index = (int32_t *)t_host((size_t)c->rows * sizeof *index);
@@ -281,6 +296,7 @@ static product_result run_product(product_case *c, gmm_fuse fuse, int inference)
     product_result r;
     memset(&r, 0, sizeof r);
     c->options.fuse = fuse;
+    c->d.saved = NULL;
     t_poison(c->y.mat.data, 0xFF, (size_t)(c->rows * c->y.cols * ref_bytes(dtype)));
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
     memcpy(r.note, info.note, sizeof r.note);
@@ -308,23 +324,29 @@ static int joins_product(product_case *c) {
     return strstr(text, "with the activation") != NULL;
 }
 
-/* Both ways, in training and inference. Engines other than WGMMA refuse to join them. */
+/* Demands one launch. Returns 0 where there is none: engines other than WGMMA refuse it. */
+static int demand_product(product_case *c, gmm_info *info) {
+    gmm_status status;
+    c->options.fuse = GMM_FUSE_ALWAYS;
+    status = gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, info);
+    if (status == GMM_OK) {
+        T_CHECK(joins_product(c), "FC1 alone");
+        return 1;
+    }
+    T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into FC1"),
+            "\"%s\"", gmm_last_error(T.ctx));
+    T_CHECK(T.engine != GMM_ENGINE_AUTO || !T.gpu || strstr(gmm_last_error(T.ctx), "compute capability") ||
+            strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
+    return 0;
+}
+
+/* Both ways, in training and inference. */
 static void compare_product(const product_spec *s) {
     static const char *const names[] = { "y", "preact", "act" };
     product_case c;
     gmm_info info = GMM_ZERO;
-    gmm_status status;
     build_product(&c, s);
-    c.options.fuse = GMM_FUSE_ALWAYS;
-    status = gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info);
-    if (status != GMM_OK) {
-        T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into FC1"),
-                "\"%s\"", gmm_last_error(T.ctx));
-        T_CHECK(T.engine != GMM_ENGINE_AUTO || !T.gpu || strstr(gmm_last_error(T.ctx), "compute capability") ||
-                strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
-        return;
-    }
-    T_CHECK(joins_product(&c), "FC1 alone");
+    if (!demand_product(&c, &info)) return;
     for (int inference = 0; inference < 2; inference++) {
         const product_result never = run_product(&c, GMM_FUSE_NEVER, inference);
         const product_result always = run_product(&c, GMM_FUSE_ALWAYS, inference);
@@ -395,9 +417,54 @@ static void product_casts(int arg) {
         s.tail = k % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
         s.gathers = k == 3;
         s.tables = k == 1;
+        s.quantized = k % 2;
+        s.specials = k == 2 || k == 3;
+        s.sm_limit = k == 2 ? 3 : 0;
         s.sizes = k < 2 ? large_sizes : sizes_of;
         compare_product(&s);
     }
+}
+/* The same of so many groups that no first tile is predicted, and that their tables lie in the workspace. */
+static void product_casts_groups(int arg) {
+    int64_t sizes[300];
+    product_spec s = product_of(GMM_BF16, 0);
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+    for (int g = 0; g < 300; g++) sizes[g] = g % 7 ? g * 13 % 9 : g % 2 * 70;
+    s.casts = s.prob = 1;
+    s.hidden = 16;
+    s.ffn = 128;
+    s.groups = arg;
+    s.sizes = sizes;
+    compare_product(&s);
+}
+/* FC1 begins while an earlier kernel still changes the split, so that its predicted first tiles are wrong: the
+   workspace begins with the split as row offsets. */
+static void product_casts_late(int arg) {
+    static const int64_t early[4][G + 1] = { { 0, 1, 300, 301, 302, 701 }, { 0, 700, 700, 700, 700, 701 },
+                                             { 0, 0, 0, 0, 0, 0 }, { 0, 0, 20, 500, 500, 701 } };
+    product_spec s = product_of(GMM_BF16, 0);
+    product_case c;
+    gmm_info info = GMM_ZERO;
+    const void *want;
+    void *workspace;
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+    s.casts = s.prob = 1;
+    s.hidden = 144;
+    s.ffn = 384;
+    s.sizes = large_sizes;
+    build_product(&c, &s);
+    if (!demand_product(&c, &info)) return;
+    workspace = t_workspace(info.workspace_bytes);
+    T_OK(gmm_mlp_fwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream));
+    want = t_mat_bits(&c.y);
+    t_poison(c.y.mat.data, 0xFF, (size_t)(c.rows * c.y.cols * 2));
+    if (!device_early_reads(workspace, early[arg], sizeof early[arg]))
+        t_skip("the emulator alone lets a kernel read what was there before");
+    T_OK(gmm_mlp_fwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream));
+    (void)device_early_reads(NULL, NULL, 0);
+    t_same("y", t_mat_bits(&c.y), want, (size_t)((c.rows - 13) * c.y.cols * 2));
 }
 
 /* Weights that hooks.need makes known: their addresses are NULL when the call begins. */
@@ -485,6 +552,38 @@ static void product_chosen(int arg) {
     T_CHECK(joins_product(&c) == rows[arg].joined, "%s", joins_product(&c) ? "joined" : "two launches");
 }
 
+/* A query without `saved` suffices for training too, where blocks of the workspace lie otherwise. */
+static void product_workspace(int arg) {
+    static const int64_t hidden[] = { 96, 288 }, out[] = { 96, 672, 1024 };
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_PREACT_E4M3 };
+    const gmm_recipe recipe = ref_recipe_of(REF_FP8_BLOCK).recipe;
+    const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_groups groups = { .count = 3, .capacity = 130, .dtype = GMM_I32 };
+    gmm_mlp_quant quant = GMM_ZERO;
+    _Alignas(256) char saved[256];
+    quant.recipe = &recipe;
+    for (int i = 0; i < 54; i++) {
+        gmm_mlp_config config = { .hidden = hidden[i % 2], .ffn = 256, .hidden_out = out[i / 2 % 3],
+                                  .save = saves[i / 6 % 3],
+                                  .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU),
+                                  .recipe = arg ? recipe.kind : GMM_RECIPE_NONE };
+        gmm_options options = { .fuse = (gmm_fuse)(i / 18) };
+        gmm_mlp d = { .config = &config, .groups = &groups, .options = &options, .x = &m, .w1 = &m, .w2 = &m, .y = &m,
+                      .quant = arg ? &quant : NULL };
+        gmm_info info[2] = { GMM_ZERO, GMM_ZERO };
+        if (!arg && config.save == GMM_SAVE_PREACT_E4M3) continue;
+        if (gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info[0]) != GMM_OK) {
+            T_CHECK(options.fuse == GMM_FUSE_ALWAYS, "\"%s\"", gmm_last_error(T.ctx));
+            continue;
+        }
+        d.saved = saved;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info[1]));
+        T_CHECK(info[1].workspace_bytes <= info[0].workspace_bytes, "hidden %d, out %d, save %d, fuse %d: with "
+                "saved %zu, without %zu", (int)config.hidden, (int)config.hidden_out, (int)config.save,
+                (int)options.fuse, info[1].workspace_bytes, info[0].workspace_bytes);
+    }
+}
+
 /* What no product computes is refused, with the reason, where the caller demands it; the plan takes two launches. */
 static void product_declines(int arg) {
     enum { NONE = -1 };
@@ -495,10 +594,10 @@ static void product_declines(int arg) {
         { "not gated", GMM_ACT_SILU, REF_FP8_BLOCK, 256, 0, 0 },
         { "and cast of ffn 192", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 192, 0, 0 },
         { "and cast of interleave 64", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 64, 0 },
-        { "with a cast but by 1x128", GMM_ACT_SWIGLU, REF_FP8_CURRENT, 256, 0, 0 },
+        { "with a cast but to e4m3", GMM_ACT_SWIGLU, REF_FP8_CURRENT, 256, 0, 0 },
         { "with mx32 and nv16", GMM_ACT_SWIGLU, REF_MXFP8, 256, 0, 0 },
-        { "config.save 1 keeps another", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_PREACT_AND_ACT },
-        { "keeps another", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_QUANTIZED },
+        { "config.save 1 keeps h otherwise", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_PREACT_AND_ACT },
+        { "keeps h otherwise", GMM_ACT_SWIGLU, REF_FP8_BLOCK, 256, 0, GMM_SAVE_QUANTIZED },
     };
     (void)arg;
     for (int k = 0; k < (int)(sizeof rows / sizeof rows[0]); k++) {
@@ -550,7 +649,13 @@ void tests_mlp_fused(void) {
         if (ref_acts[i].gated)
             t_add(product_casts, i, "mlp activation and cast joined to a product, %s", ref_acts[i].name);
     for (int i = 0; i < 6; i++) t_add(product_shapes, i, "mlp activation joined to its product, shapes %d", i);
+    for (int i = 0; i < 2; i++)
+        t_add(product_casts_groups, i ? 300 : 130, "mlp activation and cast joined to a product, %d groups",
+              i ? 300 : 130);
+    for (int i = 0; i < 4; i++)
+        t_add_gpu(product_casts_late, i, "mlp activation and cast joined to a product, late split %d", i);
     t_add(product_declines, 0, "mlp activation joined to no product");
+    for (int i = 0; i < 2; i++) t_add(product_workspace, i, "mlp workspace of training, %s", i ? "fp8 block" : "bf16");
     for (int i = 0; i < 2; i++) {
         t_add(product_late, i, "mlp activation joined to its product, late weights%s", i ? " in tables" : "");
         t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "large product" : "few rows");

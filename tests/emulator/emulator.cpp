@@ -647,6 +647,27 @@ static void report_deadlock(int threads) {
     emulated_fail("all threads wait");
 }
 
+/* Memory that a launch finds in another state before it waits for its predecessor: whether it does now, `early`, and
+   what belongs there. */
+static struct { char *at; std::vector<char> early, final; uint32_t changed; } early_reads;
+void emulated_early_reads(void *at, const void *early, size_t bytes) {
+    early_reads.at = (char *)at;
+    early_reads.early.assign((const char *)early, (const char *)early + (at ? bytes : 0));
+}
+void emulated_dependency_wait(void) { wait_while(&early_reads.changed, 1, 1); }
+static void begin_dependency(void) {
+    early_reads.changed = emulated_launch.programmatic && early_reads.at;
+    if (!early_reads.changed) return;
+    early_reads.final.assign(early_reads.at, early_reads.at + early_reads.early.size());
+    memcpy(early_reads.at, early_reads.early.data(), early_reads.early.size());
+}
+static int end_dependency(void) {
+    if (!early_reads.changed) return 0;
+    memcpy(early_reads.at, early_reads.final.data(), early_reads.final.size());
+    early_reads.changed = 0;
+    return 1;
+}
+
 /* Runs the CTAs of one cluster, the first of which is `block`. Shared memory begins with bytes drawn at random. */
 static void run_cluster(uint3 block) {
     const unsigned cta_threads = emulated_launch.block.x, cluster = emulated_launch.cluster;
@@ -673,10 +694,13 @@ static void run_cluster(uint3 block) {
             begin_thread(f);
         }
     }
+    begin_dependency();
     while (cluster_threads > 0) {
         const int ran = run_round(threads);
-        if (!progress(threads, ran == 0) && !ran && cluster_threads > 0 && all_wait(threads)) report_deadlock(threads);
+        if (!progress(threads, ran == 0) && !ran && cluster_threads > 0 && all_wait(threads) && !end_dependency())
+            report_deadlock(threads);
     }
+    (void)end_dependency();
     (void)progress(threads, 1);
 }
 

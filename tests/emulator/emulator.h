@@ -33,6 +33,7 @@ typedef struct emulated_launch_state {
     dim3 grid, block;
     unsigned cluster;
     size_t shared_bytes;
+    int programmatic; /* it may begin before its predecessor has ended */
 } emulated_launch_state;
 extern emulated_launch_state emulated_launch;
 
@@ -43,7 +44,14 @@ const char *emulated_kernel_name(const void *kernel);
 /* Prints what is wrong, with the kernel and the thread, and aborts. */
 void emulated_fail(const char *format, ...) __attribute__((format(printf, 1, 2), noreturn));
 
+/* Until the next call of this, threads of a programmatic launch find `early` at `at` until they wait for the launch
+   before theirs; the wait ends when nothing else can go on. NULL: ends that. */
+extern "C" void emulated_early_reads(void *at, const void *early, size_t bytes);
+
 /* --- what device code calls --- */
+
+/* griddepcontrol.wait */
+void emulated_dependency_wait(void);
 
 /* Lets other threads run. */
 void emulated_yield(void);

@@ -7,10 +7,12 @@ GMM__DEVICE int gmm_tid_x(void) { return (int)threadIdx.x; }
 GMM__DEVICE uint32_t gmm_cluster_ctarank(void) { return (uint32_t)emulated_thread->cta; }
 GMM__DEVICE uint32_t gmm_cluster_nctarank(void) { return emulated_launch.cluster; }
 
-/* --- without effect here: a launch begins when its predecessor has ended; registers and fences --- */
+/* --- a launch begins when its predecessor has ended; emulated_early_reads --- */
 GMM__DEVICE void gmm_griddepcontrol_launch_dependents(void) {}
-GMM__DEVICE void gmm_griddepcontrol_wait(void) {}
-#define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) ((void)0)
+GMM__DEVICE void gmm_griddepcontrol_wait(void) { emulated_dependency_wait(); }
+#define GMM__GRIDDEPCONTROL_WAIT_WITH(a, b, c, d, e, f, g) emulated_dependency_wait()
+
+/* --- without effect here: registers and fences --- */
 GMM__DEVICE void gmm_touch(uint32_t word) { (void)word; }
 #define GMM__SETMAXNREG_DEC(n) ((void)0)
 #define GMM__SETMAXNREG_INC(n) ((void)0)

@@ -79,8 +79,8 @@ static void copy_parameters(std::vector<unsigned char> *to, const void *from) {
     to->assign((const unsigned char *)from, (const unsigned char *)from + (end - begin));
     to->resize(PARAMETER_BYTES);
 }
-static cudaError_t launch(const void *kernel, dim3 grid, dim3 block, unsigned cluster, void **params, size_t shared,
-                          cudaStream_t stream) {
+static cudaError_t launch(const void *kernel, dim3 grid, dim3 block, unsigned cluster, int programmatic, void **params,
+                          size_t shared, cudaStream_t stream) {
     CUstream_st *s = stream_of(stream);
     operation o = {};
     if (!grid.x || !block.x || block.x > 1024 || grid.x % cluster || cluster > EMULATED_CLUSTER)
@@ -92,6 +92,7 @@ static cudaError_t launch(const void *kernel, dim3 grid, dim3 block, unsigned cl
     o.launch.block = block;
     o.launch.cluster = cluster;
     o.launch.shared_bytes = shared;
+    o.launch.programmatic = programmatic;
     pthread_mutex_lock(&lock);
     if (s->graph) {
         copy_parameters(&o.args, params[0]);
@@ -101,13 +102,17 @@ static cudaError_t launch(const void *kernel, dim3 grid, dim3 block, unsigned cl
     return result(cudaSuccess);
 }
 cudaError_t cudaLaunchKernel(const void *func, dim3 grid, dim3 block, void **args, size_t shared, cudaStream_t stream) {
-    return launch(func, grid, block, 1, args, shared, stream);
+    return launch(func, grid, block, 1, 0, args, shared, stream);
 }
 cudaError_t cudaLaunchKernelExC(const cudaLaunchConfig_t *config, const void *func, void **args) {
     unsigned cluster = 1, i;
+    int programmatic = 0;
     for (i = 0; i < config->numAttrs; i++)
         if (config->attrs[i].id == cudaLaunchAttributeClusterDimension) cluster = config->attrs[i].val.clusterDim.x;
-    return launch(func, config->gridDim, config->blockDim, cluster, args, config->dynamicSmemBytes, config->stream);
+        else if (config->attrs[i].id == cudaLaunchAttributeProgrammaticStreamSerialization)
+            programmatic = config->attrs[i].val.programmaticStreamSerializationAllowed;
+    return launch(func, config->gridDim, config->blockDim, cluster, programmatic, args, config->dynamicSmemBytes,
+                  config->stream);
 }
 /* Kernels without sm_90a code have other launch bounds than this, by which the library tells them apart. */
 cudaError_t cudaFuncGetAttributes(cudaFuncAttributes *attributes, const void *func) {
@@ -353,10 +358,11 @@ cudaError_t cudaGetDevice(int *device) {
     return result(cudaSuccess);
 }
 cudaError_t cudaSetDevice(int device) { return result(device == 0 ? cudaSuccess : cudaErrorInvalidDevice); }
-/* For plans alone: launches use as many CTAs. */
+/* GMM_EMULATOR_PROCESSORS is meant for tests of plans: a launch then runs as many CTAs, which takes long. */
 static int processors(void) {
-    const char *count = getenv("GMM_EMULATOR_PROCESSORS");
-    return count ? atoi(count) : EMULATED_PROCESSORS;
+    const char *text = getenv("GMM_EMULATOR_PROCESSORS");
+    const int count = text ? atoi(text) : 0;
+    return count > 0 ? count : EMULATED_PROCESSORS;
 }
 cudaError_t cudaDeviceGetAttribute(int *value, cudaDeviceAttr attribute, int device) {
     if (device) return result(cudaErrorInvalidDevice);

@@ -51,8 +51,9 @@ GMMDEF const char *gmm_engine_name(gmm_engine engine);
 /* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
    AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
    gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
-   of 64; and for BF16 by the recipe FP8_BLOCK, where the product quantizes the activation too, ffn and interleave
-   multiples of 128, and config.save a policy that keeps no copy of it (PREACT, PREACT_E4M3, NOTHING). */
+   of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and weights of 128X128, where the product quantizes the
+   activation too, ffn and interleave multiples of 128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in
+   inference. */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,

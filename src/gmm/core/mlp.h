@@ -1,20 +1,28 @@
 /* Plans, launches and entry points of the MLP, which is composed of steps, and the queue of delayed weight gradients.
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
+/* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
+   without `saved` whether it trains. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
+    int fuses, i;
     const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
     if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    if (call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_join(call)) {
-        /* a query covers both: the call may decide otherwise by its addresses and by whether it saves */
+    if (!call->query) return 1;
+    fuses = steps.fc1_fuses_act;
+    for (i = 1; i < 4; i++) {
         const gmm_error last_error = call->ctx->error;
         gmm__call other = *call;
+        if ((i & 1 && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+            (i & 2 && call->d.mlp.saved))
+            continue;
         other.describes = NULL;
-        other.options.fuse = steps.fc1_fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (gmm__mlp_build_fwd(&steps, &other, NULL) == GMM_OK) return gmm__mlp_plan_steps(&steps, GMM_OK, plan);
-        call->ctx->error = last_error;
+        if (i & 1) other.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (i & 2) other.d.mlp.saved = (void *)(uintptr_t)256; /* any address: a query writes nothing */
+        if (gmm__mlp_build_fwd(&steps, &other, NULL) != GMM_OK) call->ctx->error = last_error;
+        else if (!gmm__mlp_plan_steps(&steps, GMM_OK, plan)) return 0;
     }
     return 1;
 }

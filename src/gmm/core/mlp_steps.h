@@ -105,19 +105,14 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
+    const int saves_h = gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
+                        (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT);
     gmm__mlp_step step;
     gmm__call product;
     gmm__plan plan;
     gmm_status s;
     if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
-    if (gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
-        (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT)) {
-        if (fuse == GMM_FUSE_ALWAYS)
-            steps->status = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes "
-                                      "h rowwise alone, config.save %d keeps another", call->function, (int)fuse,
-                                      (int)call->config.save);
-        return 0;
-    }
+    if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
@@ -129,6 +124,10 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     product.query = call->query || gmm__mlp_awaits(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
+    if (s == GMM_OK && saves_h)
+        s = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes a rowwise copy "
+                      "of h alone, and config.save %d keeps h otherwise", call->function, (int)fuse,
+                      (int)call->config.save);
     if (s == GMM_OK) return 1;
     if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
     else call->ctx->error = last_error; /* a declined plan is no error */
@@ -173,8 +172,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
-/* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace; a
-   query without `saved` may be about either, and reserves both. */
+/* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);

@@ -395,7 +395,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         args.groups = gmm__groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad) {
+    if (args.p.zero_tail && !wgrad && !call->drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;

@@ -29,15 +29,18 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
 }
 
 #ifndef GMM_NO_QUANT
-/* The same of a product by a recipe, which quantizes the activation's result. */
+/* The same of a product by a recipe, which quantizes the activation's result. The kernel relies on the formats, and on
+   z in BF16 with aligned rows, which TMA stores. */
 static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
-    const gmm_mat *x = &call->mat[GMM__X_], *z = &call->mat[GMM__Y];
+    const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     const int32_t processors = call->ctx->device.processors;
     double fused = 0.0, product = 0.0, act;
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
-        return gmm__decline(plan, "fuses no activation with a cast but by 1x128");
+        return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
+    if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
+        return gmm__decline(plan, "fuses no activation with %s weights", gmm_scaling_name(w->scaling));
     if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
     if (ffn % 128) return gmm__decline(plan, "fuses no activation and cast of ffn %lld", (long long)ffn);
     if (block % 128)
@@ -53,7 +56,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 0, processors, &product) >= 0 &&
         gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 1, processors, &fused) >= 0 &&
         fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects the act to be faster alone");
+        return gmm__decline(plan, "expects act and cast to be faster alone");
     return 1;
 }
 

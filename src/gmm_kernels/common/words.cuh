@@ -1,8 +1,7 @@
 /* --- packed elements, maxima of absolute values, FP8 codes: for vectorized casts and epilogues that quantize --- */
 
-/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is the dtype of the kernel's
-   source, a constant of each instance. Maxima are of absolute values and ignore NaN; the instructions keep subnormal
-   values whatever the compiler flags. */
+/* Registers hold elements in memory format: two of 16 bits per word, or one F32. `source` is their dtype, a constant.
+   Maxima are of absolute values and ignore NaN; the instructions keep subnormal values whatever the compiler flags. */
 
 /* Words of eight elements; elements in sixteen bytes. */
 GMM__DEVICE int32_t gmm__words8(gmm_dtype source) { return source == GMM_F32 ? 8 : 4; }

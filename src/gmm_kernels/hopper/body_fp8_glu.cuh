@@ -58,23 +58,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_activate_)(const gmm_fp8_glu *glu, uint32
     }
 }
 
-/* Stores the scales of the thread's rows, those of gmm_fp8_glu_activate_, and 0 for the padding of a group's rows that
-   follows the last one. first: the warp's first row of the tile. */
-GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int wg,
-                                                      int first, const float scales[2]) {
+/* Stores the scales of the thread's rows, those of gmm_fp8_glu_activate_. The padding behind a group's rows is left as
+   it is: FC2 of the same call alone reads the copy. first: the warp's first row of the tile. */
+GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int first,
+                                                      const float scales[2]) {
     const gmm_sm90_tile *const t = &f->t;
     const gmm__qview v = gmm__qview_of(&args->glu.h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row,
                                        args->p.n);
     float *const to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
-    const int last = t->m0 + t->rows == t->end - t->row;
-    const int limit = last ? (int)gmm_group_rows(t->end - t->row) - t->m0 : t->rows;
     int i;
     if (gmm_tid_x() & 3) return;
 #pragma unroll
     for (i = 0; i < 2; i++) {
         const int row = first + (gmm_tid_x() & 31) / 4 + 8 * i;
-        if (row < limit) to[row] = row < t->rows ? gmm_scale_inverse(scales[i]) : 0.0f;
-        if (wg == t->row_blocks - 1 && row + GMM_FP8_BLOCK_ROWS < limit) to[row + GMM_FP8_BLOCK_ROWS] = 0.0f;
+        if (row < t->rows) to[row] = gmm_scale_inverse(scales[i]);
     }
 }
 
@@ -125,7 +122,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
         scales[u] = gmm_scale_from_amax(gmm_f32_from_bits(maxima[u]), gmm_dtype_largest(GMM_E4M3),
                                         gmm_dtype_largest(GMM_BF16), glu->eps, glu->pow2);
     __syncwarp(); /* h is complete in the slot */
-    GMM__PART(gmm_fp8_glu_store_scales_)(args, f, wg, first, scales);
+    GMM__PART(gmm_fp8_glu_store_scales_)(args, f, first, scales);
     GMM__PART(gmm_fp8_glu_store_codes_)(args, t, smem->slot[wg][0], first, scales);
     __syncwarp(); /* all lanes have read h */
     if (!glu->drops_d)

@@ -54,7 +54,9 @@
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
    rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
 
-   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). */
+   glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). They take twice the
+   stages, and pass their slot twice: TMA stores the gate columns of D from it, then h takes their memory, and then the
+   linear columns. */
 typedef struct gmm_fp8_args {
     CUtensorMap a, b, d;      /* boxes: A 64 rows, B 64 rows, D 64 rows of 128 bytes */
     gmm_gemm_args p;          /* its offsets and tiles are not read; a and b are the copies' codes */
@@ -72,8 +74,9 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
    whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
    predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
-   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. This is
-   not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
+   the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
+   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \

@@ -438,6 +438,7 @@ static void product_casts_groups(int arg) {
     s.sizes = sizes;
     compare_product(&s);
 }
+#ifdef HAVE_CUDA
 /* FC1 begins while an earlier kernel still changes the split, so that its predicted first tiles are wrong: the
    workspace begins with the split as row offsets. */
 static void product_casts_late(int arg) {
@@ -466,6 +467,7 @@ static void product_casts_late(int arg) {
     (void)device_early_reads(NULL, NULL, 0);
     t_same("y", t_mat_bits(&c.y), want, (size_t)((c.rows - 13) * c.y.cols * 2));
 }
+#endif
 
 /* Weights that hooks.need makes known: their addresses are NULL when the call begins. */
 typedef struct late_weights { gmm_mat *mat[2]; gmm_mat known[2]; int64_t off; } late_weights;
@@ -652,8 +654,10 @@ void tests_mlp_fused(void) {
     for (int i = 0; i < 2; i++)
         t_add(product_casts_groups, i ? 300 : 130, "mlp activation and cast joined to a product, %d groups",
               i ? 300 : 130);
+#ifdef HAVE_CUDA
     for (int i = 0; i < 4; i++)
         t_add_gpu(product_casts_late, i, "mlp activation and cast joined to a product, late split %d", i);
+#endif
     t_add(product_declines, 0, "mlp activation joined to no product");
     for (int i = 0; i < 2; i++) t_add(product_workspace, i, "mlp workspace of training, %s", i ? "fp8 block" : "bf16");
     for (int i = 0; i < 2; i++) {

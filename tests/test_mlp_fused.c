@@ -424,6 +424,42 @@ static void product_casts(int arg) {
         compare_product(&s);
     }
 }
+/* Weights in a cache: the first call casts them into it, and the second, which finds other weights, reads it. */
+static void product_casts_cached(int arg) {
+    const int32_t words[2] = { 0, 1 };
+    product_spec s = product_of(GMM_BF16, 0);
+    const void *first = NULL;
+    t_mat other;
+    (void)arg;
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+    s.casts = 1;
+    s.hidden = 128;
+    s.ffn = 256;
+    for (int fuse = GMM_FUSE_NEVER; fuse <= GMM_FUSE_ALWAYS; fuse++) {
+        const int32_t *const skip = (const int32_t *)t_in(words, sizeof words);
+        gmm_info info = GMM_ZERO;
+        product_case c;
+        t_reseed(9);
+        build_product(&c, &s);
+        if (fuse == GMM_FUSE_ALWAYS && !demand_product(&c, &info)) return;
+        c.options.fuse = (gmm_fuse)fuse;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
+        c.quant.weight_cache_bytes = info.weight_cache_bytes;
+        c.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
+        t_poison(c.quant.weight_cache, 0xFF, info.weight_cache_bytes);
+        other = t_mat_in(GMM_BF16, G, 2 * s.ffn, s.hidden, T_REALS);
+        for (int call = 0; call < 2; call++) {
+            c.quant.weight_skip = skip + call;
+            if (call) c.d.w1 = &other.mat;
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
+            t_poison(c.y.mat.data, 0xFF, (size_t)(c.rows * c.y.cols * 2));
+            T_OK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+            if (first) t_same("y", t_mat_bits(&c.y), first, (size_t)((c.rows - 13) * c.y.cols * 2));
+            else first = t_mat_bits(&c.y);
+        }
+    }
+}
 /* The same of so many groups that no first tile is predicted, and that their tables lie in the workspace. */
 static void product_casts_groups(int arg) {
     int64_t sizes[300];
@@ -484,8 +520,10 @@ static void product_late(int arg) {
     const void *bits[2];
     for (int i = 0; i < ref_act_count; i++)
         if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
-    s.tables = arg;
+    s.tables = arg == 1;
     s.bias = s.prob = 1;
+    s.casts = arg == 2;
+    if (s.casts) s.hidden = 128, s.ffn = 256;
     for (int fuse = GMM_FUSE_NEVER; fuse <= GMM_FUSE_ALWAYS; fuse++) {
         gmm_info info = GMM_ZERO;
         late_weights late;
@@ -511,7 +549,7 @@ static void product_late(int arg) {
         bits[fuse == GMM_FUSE_ALWAYS] = t_mat_bits(&c.y);
         if (fuse == GMM_FUSE_NEVER) continue;
         t_same("y", bits[1], bits[0], (size_t)((c.rows - 13) * c.y.cols * 2));
-        if (arg) continue; /* addresses in a device table are not read by the host */
+        if (arg) continue; /* the host reads no addresses in a device table, and casts take any */
         w[0].data = w[1].data = NULL;
         late.off = 2; /* rows of w1 at multiples of 16 bytes, but not their first */
         T_CHECK(gmm_mlp_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream) ==
@@ -660,6 +698,8 @@ void tests_mlp_fused(void) {
 #endif
     t_add(product_declines, 0, "mlp activation joined to no product");
     for (int i = 0; i < 2; i++) t_add(product_workspace, i, "mlp workspace of training, %s", i ? "fp8 block" : "bf16");
+    t_add(product_late, 2, "mlp activation and cast joined to a product, late weights");
+    t_add(product_casts_cached, 0, "mlp activation and cast joined to a product, cached weights");
     for (int i = 0; i < 2; i++) {
         t_add(product_late, i, "mlp activation joined to its product, late weights%s", i ? " in tables" : "");
         t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "large product" : "few rows");

@@ -570,16 +570,17 @@ static void cases(int arg) {
     s.gathers = 1;
     if (T.gpu && !s.recipe) equals_calls(&s);
 }
-/* The layer hands options.fuse to its MLP, and is refused where the MLP alone would be. */
+/* The layer hands options.fuse to its MLP, and is refused where the MLP alone would be. arg: recipe + 1. */
 static void fused(int arg) {
-    moe_spec s = complete((moe_spec){ .name = "fused", .dtype = GMM_BF16, .ffn = 128, .weighting = ON_ROWS });
+    moe_spec s = complete((moe_spec){ .name = "fused", .dtype = GMM_BF16, .ffn = 128, .weighting = ON_ROWS,
+                                      .recipe = arg });
     const gmm_mat rows = gmm_mat_packed(s.dtype, NULL);
     gmm_groups groups = { .count = s.experts, .capacity = s.tokens * s.topk, .dtype = GMM_I32 };
     gmm_info info = GMM_ZERO;
     gmm_mlp alone;
     char text[8192];
+    const void *joined;
     moe_case c;
-    (void)arg;
     build(&c, &s);
     fill_layer(&c);
     c.d.options = &c.options;
@@ -593,7 +594,14 @@ static void fused(int arg) {
     }
     T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &c.d, text, sizeof text));
     T_CHECK(strstr(text, "with the activation"), "%s", text);
+    T_OK(gmm_moe_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    joined = t_mat_bits(&c.o.out);
+    fresh(&c);
+    c.d.out = &c.o.out.mat, c.d.fault = c.o.fault;
     c.options.fuse = GMM_FUSE_NEVER;
+    T_OK(gmm_moe_query(T.ctx, GMM_OP_MOE_FWD, &c.d, &info));
+    T_OK(gmm_moe_fwd(T.ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    t_same("out", joined, t_mat_bits(&c.o.out), (size_t)(s.tokens * c.out_cols * 2));
     T_OK(gmm_describe(T.ctx, GMM_OP_MOE_FWD, &c.d, text, sizeof text));
     T_CHECK(!strstr(text, "with the activation"), "%s", text);
 }
@@ -1367,6 +1375,7 @@ void tests_moe(void) {
               policies[i / REF_RECIPES].name);
     t_add(drawn, 0, "moe drawn at random");
     t_add(fused, 0, "moe with the activation joined to its product");
+    t_add(fused, REF_FP8_BLOCK + 1, "moe with the activation and cast joined to a product");
     t_random(20);
     for (int i = 0; i < 4; i++) t_add(reference, i, "moe beside an fp64 reference: %s", forms[i]);
     for (int i = 0; i < 8; i++)

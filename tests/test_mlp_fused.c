@@ -474,6 +474,34 @@ static void product_casts_groups(int arg) {
     s.sizes = sizes;
     compare_product(&s);
 }
+/* Everything that a joined product takes, drawn at random. */
+static void product_drawn(int arg) {
+    static const int32_t blocks[] = { 0, 8, 16, 32, 64 };
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_NOTHING, GMM_SAVE_PREACT_AND_ACT };
+    const int casts = (int)t_int(0, 1);
+    product_spec s = product_of(casts || t_int(0, 1) ? GMM_BF16 : GMM_F16, 0);
+    (void)arg;
+    do s.row = &ref_acts[t_int(0, ref_act_count - 1)];
+    while (!s.row->gated);
+    s.hidden = (casts ? 16 : 8) * t_int(1, 24);
+    s.ffn = (casts ? 128 : 64) * t_int(1, 3);
+    s.blocks = casts ? 128 * (int32_t)t_int(0, 1) : blocks[t_int(0, 4)];
+    s.settings = (int)t_int(0, 1);
+    s.bias = (int)t_int(0, 1);
+    s.prob = (int)t_int(0, 1);
+    s.gathers = (int)t_int(0, 1);
+    s.tables = (int)t_int(0, 1);
+    s.casts = casts ? 1 + 2 * (int)t_int(0, 3) : 0;
+    s.quantized = casts && t_int(0, 1);
+    s.specials = casts && t_int(0, 3) == 0;
+    s.groups = (int32_t)t_int(1, 12);
+    s.sm_limit = t_int(0, 3) ? 0 : (int32_t)t_int(1, 8);
+    s.save = saves[t_int(0, casts ? 1 : 2)];
+    s.tail = (gmm_tail)t_int(0, 1);
+    s.sizes = t_draw_sizes(s.groups, t_int(1, 600));
+    compare_product(&s);
+}
+
 #ifdef HAVE_CUDA
 /* FC1 begins while an earlier kernel still changes the split, so that its predicted first tiles are wrong: the
    workspace begins with the split as row offsets. */
@@ -683,6 +711,8 @@ void tests_mlp_fused(void) {
     t_add(tiles, REF_FP8_CURRENT, "mlp cast joined to swiglu, columns of tiles fp8 current");
     for (int i = 0; i < 3; i++)
         t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
+    t_add(product_drawn, 0, "mlp activation joined to its product, drawn at random");
+    t_random(4);
     for (int i = 0; i < ref_act_count; i++)
         if (ref_acts[i].gated) t_add(product_layouts, i, "mlp activation joined to its product, %s", ref_acts[i].name);
     for (int i = 0; i < ref_act_count; i++)

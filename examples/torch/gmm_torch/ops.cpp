@@ -114,7 +114,7 @@ static int lookup(const std::vector<std::string> &names, c10::string_view name, 
         if (names[i] == name) return (int)i;
         all += (i ? ", " : "") + names[i];
     }
-    TORCH_CHECK(false, "gmm: ", what, " '", std::string(name), "' is none of ", all);
+    TORCH_CHECK(false, "gmm: ", what, " '", std::string(name), "' must be one of ", all);
 }
 
 static gmm_act act_of(c10::string_view name) {

@@ -588,7 +588,7 @@ def test_errors(device):
         gmm_torch.linear(x, w.bfloat16(), splits)
     with raises("Double", "float32"):
         gmm_torch.linear(x.double(), w.double(), splits)
-    with raises("recipe 'fp9' is none of", "fp8_block"):
+    with raises("recipe 'fp9' must be one of", "fp8_block"):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, recipe="fp9")
     with raises("save 'preact_and_rows' keeps the rows that moe permutes"):
         gmm_torch.mlp(x, w, draw(4, 24, 20, device=device), splits, save="preact_and_rows")

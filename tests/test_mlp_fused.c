@@ -364,6 +364,11 @@ static product_spec product_of(gmm_dtype dtype, int act) {
     const product_spec s = { .dtype = dtype, .row = &ref_acts[act], .hidden = 72, .ffn = 192, .sizes = sizes_of };
     return s;
 }
+static product_spec swiglu_of(gmm_dtype dtype) {
+    int act = 0;
+    while (ref_acts[act].kind != GMM_ACT_SWIGLU) act++;
+    return product_of(dtype, act);
+}
 
 /* An activation in every layout of its columns, with one column tile and with several, the last one behind the others.
    arg: its row in ref_acts. */
@@ -385,9 +390,7 @@ static void product_shapes(int arg) {
     static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING,
                                       GMM_SAVE_PREACT_E4M3 };
     for (int k = 0; k < 4; k++) {
-        product_spec s = product_of(arg % 2 ? GMM_F16 : GMM_BF16, 0);
-        for (int i = 0; i < ref_act_count; i++)
-            if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+        product_spec s = swiglu_of(arg % 2 ? GMM_F16 : GMM_BF16);
         s.hidden = hidden[(k + arg) % 4];
         s.ffn = ffn[k];
         s.blocks = k == 2 ? 64 : k == 3 ? 32 : 0;
@@ -427,12 +430,10 @@ static void product_casts(int arg) {
 /* Weights in a cache: the first call casts them into it, and the second, which finds other weights, reads it. */
 static void product_casts_cached(int arg) {
     const int32_t words[2] = { 0, 1 };
-    product_spec s = product_of(GMM_BF16, 0);
+    product_spec s = swiglu_of(GMM_BF16);
     const void *first = NULL;
     t_mat other;
     (void)arg;
-    for (int i = 0; i < ref_act_count; i++)
-        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
     s.casts = 1;
     s.hidden = 128;
     s.ffn = 256;
@@ -463,9 +464,7 @@ static void product_casts_cached(int arg) {
 /* The same of so many groups that no first tile is predicted, and that their tables lie in the workspace. */
 static void product_casts_groups(int arg) {
     int64_t sizes[300];
-    product_spec s = product_of(GMM_BF16, 0);
-    for (int i = 0; i < ref_act_count; i++)
-        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
+    product_spec s = swiglu_of(GMM_BF16);
     for (int g = 0; g < 300; g++) sizes[g] = g % 7 ? g * 13 % 9 : g % 2 * 70;
     s.casts = s.prob = 1;
     s.hidden = 16;
@@ -508,13 +507,11 @@ static void product_drawn(int arg) {
 static void product_casts_late(int arg) {
     static const int64_t early[4][G + 1] = { { 0, 1, 300, 301, 302, 701 }, { 0, 700, 700, 700, 700, 701 },
                                              { 0, 0, 0, 0, 0, 0 }, { 0, 0, 20, 500, 500, 701 } };
-    product_spec s = product_of(GMM_BF16, 0);
+    product_spec s = swiglu_of(GMM_BF16);
     product_case c;
     gmm_info info = GMM_ZERO;
     const void *want;
     void *workspace;
-    for (int i = 0; i < ref_act_count; i++)
-        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
     s.casts = s.prob = 1;
     s.hidden = 144;
     s.ffn = 384;
@@ -544,10 +541,8 @@ static gmm_status make_known(void *user, gmm_param param, gmm_op op, gmm_stream 
     return GMM_OK;
 }
 static void product_late(int arg) {
-    product_spec s = product_of(GMM_BF16, 0);
+    product_spec s = swiglu_of(GMM_BF16);
     const void *bits[2];
-    for (int i = 0; i < ref_act_count; i++)
-        if (ref_acts[i].kind == GMM_ACT_SWIGLU) s.row = &ref_acts[i];
     s.tables = arg == 1;
     s.bias = s.prob = 1;
     s.casts = arg == 2;

@@ -564,6 +564,32 @@ static void choice(int arg) {
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
 }
 
+/* Splits that an earlier kernel still changes while CTAs read them: the result has the bits of the final split. */
+static void late_splits(int arg) {
+    static const int64_t sizes[] = {177, 0, 50, 353};
+    static const int64_t early[4][4] = {{0, 0, 0, 580}, {580, 0, 0, 0}, {1, 300, 179, 100}, {0, 0, 0, 0}};
+    lin_spec s = spec_of(arg, 4, sizes);
+    s.split = LIN_I64;
+    s.K = 200;
+    s.N = 520;
+    s.fill = T_REALS;
+    for (int32_t tile = 1; tile <= (s.op == GMM_OP_LINEAR_WGRAD ? 2 : 4); tile++) {
+        const void *want = NULL;
+        lin_run r;
+        build(&r, &s);
+        r.options.tile = tile;
+        for (int n = 0; n <= 4; n++) {
+            restore(&r);
+            if (n && !device_early_reads((void *)(uintptr_t)r.groups.splits, early[n - 1], sizeof early[0]))
+                t_skip("the emulator alone lets a kernel read what was there before");
+            T_OK(t_linear(T.ctx, s.op, &r.d));
+            (void)device_early_reads(NULL, NULL, 0);
+            if (n) t_same("another split before", want, t_mat_bits(&r.out), out_bytes(&r));
+            else want = t_mat_bits(&r.out);
+        }
+    }
+}
+
 /* options.tile numbers the tiles of the table, and rejects larger numbers. */
 static void tiles(int arg) {
     static const int64_t sizes[] = {177, 0, 50};
@@ -738,6 +764,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
         t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
+        t_add_gpu_once(late_splits, i, "wgmma splits that change late %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
         if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma replays of a graph %s", dtype);
         if (i < 4) t_add_gpu_once(two_tiles, i, "wgmma tile by the split %s %s", op, dtype);

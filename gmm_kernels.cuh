@@ -3790,7 +3790,7 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
    that belong to them. The scheduler counts columns of h: p.n is ffn, while B and D have 2 ffn columns
    (gmm_fp8_glu_column). The gate columns of D stay in the store slot until the second pass ends (body_fp8_glu.cuh). */
 typedef struct gmm_fp8_glu {
-    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales; NONE: the product is no glu product */
+    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales */
     const float *prob; /* [T] p; NULL: 1 */
     gmm_act_kind kind;
     gmm_act_coef coef;
@@ -4083,7 +4083,7 @@ GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
 
 /* FP8 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs of
    gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
+GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {
@@ -4326,6 +4326,11 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                   #kernel ": a CTA has at most 227 KiB of shared memory");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
+#define GMM__X(dtype, tag, scaling_, tile_, kernel) \
+    static_assert(!GMM__FP8(glu, tile_) || GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D, \
+                  #kernel ": a glu product is by blocks");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 /* What addresses and TMA assume of the layout. */
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
@@ -4432,11 +4437,11 @@ GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
-GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int glu, const gmm_fp8_tile *t,
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int passes, const gmm_fp8_tile *t,
                                           int64_t *step, int64_t *block) {
     const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
     const int64_t rows = args->wgrad ? t->t.end - t->t.row
-                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)(1 + glu);
+                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)passes;
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
                                        args->wgrad ? t->padded_row : 0, rows, cols);
@@ -4654,9 +4659,9 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
    waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
-   through the barriers once. A glu tile has two parts, which are apart in D. slots: address of the first slot; glu: a
-   constant, of the tile. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int glu,
+   through the barriers once. A glu tile has two passes, whose parts are apart in D. slots: address of the first slot;
+   passes: a constant, of the tile. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int passes,
                                      const gmm_fp8_tile *ring, uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
@@ -4672,7 +4677,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
-        cols = f->t.row_blocks > consumer ? f->t.cols * (1 + glu) : 0;
+        cols = f->t.row_blocks > consumer ? f->t.cols * passes : 0;
         do {
             const int x = part_col + box_cols * box, next = x + box_cols * boxes,
                       by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
@@ -4687,8 +4692,10 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             } else gmm_mbarrier_arrive(empty);
             gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
-                gmm_tma_store(&args->d, slot, reduce, glu ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) +
-                                                                box_cols * box : f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_tma_store(&args->d, slot, reduce,
+                              passes > 1 ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) + box_cols * box
+                                         : f->t.n0 + x,
+                              y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
         } while ((part_col += box_cols * boxes) < cols);
@@ -6123,7 +6130,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float e
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++) products[j] = gmm__fmul(v[j], encode_scale);
-    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm_encode_fp8x4(dtype == GMM_E5M2, products);
 }
 
 /* Maximum over each aligned group of `lanes` adjacent lanes, a power of two; every lane receives it. */
@@ -7147,7 +7154,7 @@ GMM__DEVICE void gmm_cast_fp8_encode_rows(const gmm_cast_fp8 *c, const gmm_cast_
         float v[8];
         gmm_cast_fp8_products(c, t, x, 0, i, scales, tile_scale, v);
         if (i < t->valid_rows)
-            gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+            gmm_st_global_v2_b32(dst, gmm_encode_fp8x4(c->e5m2, v), gmm_encode_fp8x4(c->e5m2, v + 4));
     }
 }
 /* Encodes the lane's columns into shared memory; after a barrier the CTA stores the tile's columns. */
@@ -7162,8 +7169,8 @@ GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_
     for (j = 0; j < 8; j++) {
         float v[8];
         gmm_cast_fp8_products(c, t, x, 1, j, scales, tile_scale, v);
-        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
-                                                          gmm__quant_fp8x4(c->e5m2, v + 4));
+        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm_encode_fp8x4(c->e5m2, v),
+                                                          gmm_encode_fp8x4(c->e5m2, v + 4));
     }
     __syncthreads();
     gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);
@@ -7378,8 +7385,8 @@ GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_til
         for (j = 0; j < gmm__elems16(t->source); j++)
             v[j] = gmm__fmul(gmm__word_value(t->source, x[i], j), gmm_cast_mx32_reciprocal(scales4, copy ? j : i));
         if (i >= t->valid_rows) continue;
-        if (t->source == GMM_F32) gmm_st_global_b32(dst, gmm__quant_fp8x4(c->e5m2, v));
-        else gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+        if (t->source == GMM_F32) gmm_st_global_b32(dst, gmm_encode_fp8x4(c->e5m2, v));
+        else gmm_st_global_v2_b32(dst, gmm_encode_fp8x4(c->e5m2, v), gmm_encode_fp8x4(c->e5m2, v + 4));
     }
 }
 /* --- NV16 casts: stages of gmm_cast_nv16 and gmm_cast_nv16_hadamard --- */
@@ -7467,7 +7474,7 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
     /* infinity saturates to the largest code as well */
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_fp8x4(0, v);
+    scales4 = gmm_encode_fp8x4(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);
@@ -11760,7 +11767,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, 0, f, &step, &block) + f->t.n0 + lane;
+        cols = gmm_fp8_scales_b(args, 1, f, &step, &block) + f->t.n0 + lane;
         next_col = (int32_t)step;
 #pragma unroll 1
         for (k = -2; k < k_tiles; k += 2) {
@@ -12138,7 +12145,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, GMM__CFG(glu), f, &step, &block);
+        cols = gmm_fp8_scales_b(args, GMM__PASSES, f, &step, &block);
         next_col = (int32_t)step;
         /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
         columns_to_128 = 128 - f->t.n0 % 128;
@@ -12462,7 +12469,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_codes_)(const gmm_fp8_args *args, c
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = gmm__fmul(gmm__word_value(GMM_BF16, words, i), scale);
         if (first + line < t->rows)
-            gmm_st_global_v2_b32(to + line * args->glu.h.ld, gmm__quant_fp8x4(0, f), gmm__quant_fp8x4(0, f + 4));
+            gmm_st_global_v2_b32(to + line * args->glu.h.ld, gmm_encode_fp8x4(0, f), gmm_encode_fp8x4(0, f + 4));
     }
 }
 
@@ -12645,7 +12652,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
 #endif
     else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__CFG(glu), smem->ring, GMM__SMEM_AT(bars),
+        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, GMM__SMEM_AT(bars),
                             GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
 #endif
 }

@@ -18,7 +18,7 @@ if [ "$which" = gtp ]; then
 fi
 
 # The programs take different flags; all take --csv, and those for GPUs --rows, --ms, --engine and --kernels.
-json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp= layer= only_layer=
+json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp= layer= only_layer= layer_peers=
 for a in "$@"; do
     case $a in
     --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
@@ -26,7 +26,9 @@ for a in "$@"; do
     --recipe=* | --save-rows) layer="$layer $a" ;;
     --rows=layer | --rows=layer/*)
         only_layer=yes
-        [ "$a" = --rows=layer ] || layer="$layer --rows=${a#--rows=layer/}" ;;
+        if [ "$a" != --rows=layer ]; then
+            layer="$layer --rows=${a#--rows=layer/}" layer_peers="$layer_peers --rows=${a#--rows=layer/}"
+        fi ;;
     --json | --size=* | --rounds=* | --threads=*) cpu="$cpu $a" ;;
     --json=*) json=${a#--json=} mlp_json=${a#--json=}.mlp ;;
     --kernels=names) gpu="$gpu --kernels" mlp="$mlp $a" ;;
@@ -36,7 +38,9 @@ for a in "$@"; do
 done
 if [ -n "$only_layer" ]; then
     [ -s "$B/layer_bench" ] || { echo 'bench: no GPU'; exit 1; }
-    exec "$B/layer_bench" $layer
+    "$B/layer_bench" $layer || exit 1
+    python3 -c 'import gmm_torch' 2> /dev/null || exit 0
+    exec python3 tests/bench/layer_peers.py $layer_peers
 fi
 if [ -z "$only_mlp" ]; then
     "$B/cpu_gemm" $cpu || exit 1

@@ -2,13 +2,44 @@
 
 #ifdef __CUDACC__
 
-/* Whether a glu product serves call->product_act and, unless the caller demands it, whether it is expected to be faster
-   than the product and the activation. `copies` as in gmm__wgmma_choose. */
+/* Cycles of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
+static double gmm__wgmma_fc1_cycles(const gmm__call *call, int glu, int copies) {
+    const int32_t processors = call->ctx->device.processors;
+    double cycles = 0.0;
+#ifndef GMM_NO_QUANT
+    if (call->product_cast) {
+        if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
+                                  &cycles) < 0)
+            return 0.0;
+        return cycles;
+    }
+#endif
+    if (gmm__wgmma_choose(call, gmm_gemm_fwd, glu ? gmm_gemm_glu : gmm_gemm_fwd, call->mat[GMM__Y].dtype, 0, processors,
+                          copies, &cycles) < 0)
+        return 0.0;
+    return cycles;
+}
+
+/* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
+   The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
+static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copies) {
+    const int64_t bytes = call->out / 2 * (call->product_cast ? 5 : 6);
+    double act, product, fused;
+    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
+    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
+    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
+          gmm__wgmma_act_fixed;
+    product = gmm__wgmma_fc1_cycles(call, 0, copies);
+    fused = gmm__wgmma_fc1_cycles(call, 1, copies);
+    if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
+        return gmm__decline(plan, "expects %s to be faster alone", call->product_cast ? "act and cast" : "the act");
+    return 1;
+}
+
+/* Whether a glu product serves call->product_act, and is expected to be faster or demanded. */
 static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int copies) {
     const gmm_mat *z = &call->mat[GMM__Y];
     const int64_t ffn = call->out / 2, block = call->act.interleave;
-    const int32_t processors = call->ctx->device.processors;
-    double fused = 0.0, product = 0.0, act;
     if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no activation that is not gated");
     if (ffn % 64) return gmm__decline(plan, "fuses no activation of ffn %lld", (long long)ffn);
     if (block % 64 && block != 8 && block != 16 && block != 32)
@@ -16,16 +47,7 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be of x's dtype, with rows at "
                             "multiples of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
-    /* bytes: 2 ffn columns are read and ffn written, 2 bytes each */
-    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 6 * ffn) / gmm__wgmma_act_rate +
-          gmm__wgmma_act_fixed;
-    if (gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_fwd, z->dtype, 0, processors, copies, &product) >= 0 &&
-        gmm__wgmma_choose(call, gmm_gemm_fwd, gmm_gemm_glu, z->dtype, 0, processors, copies, &fused) >= 0 &&
-        fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects the act to be faster alone");
-    return 1;
+    return gmm__wgmma_act_joins(call, plan, copies);
 }
 
 #ifndef GMM_NO_QUANT
@@ -35,8 +57,6 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
-    const int32_t processors = call->ctx->device.processors;
-    double fused = 0.0, product = 0.0, act;
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
     if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
@@ -48,16 +68,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     if (z->dtype != GMM_BF16 || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be bf16, with rows at multiples "
                             "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
-    if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
-    /* bytes: 2 ffn columns of 2 bytes are read, and ffn of one byte are written */
-    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * 5 * ffn) / gmm__wgmma_act_rate +
-          gmm__wgmma_act_fixed;
-    if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 0, processors, &product) >= 0 &&
-        gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, x->dtype, GMM_FP8_1D2D, 1, processors, &fused) >= 0 &&
-        fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects act and cast to be faster alone");
-    return 1;
+    return gmm__wgmma_act_joins(call, plan, 0);
 }
 
 /* Describes the activation of an FP8 glu product to its kernel. */

@@ -44,7 +44,7 @@ GMM__DEVICE uint32_t gmm__word_fold(gmm_dtype source, uint32_t maximum) {
 
 /* FP8 codes of four values, the first in the lowest bits. The instructions give the same bits as the codecs of
    gmm_quant.h. */
-GMM__DEVICE uint32_t gmm__quant_fp8x4(int32_t e5m2, const float p[4]) {
+GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
 #if __CUDA_ARCH__ >= 890
     uint16_t low, high;
     if (e5m2) {

@@ -89,7 +89,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, 0, f, &step, &block) + f->t.n0 + lane;
+        cols = gmm_fp8_scales_b(args, 1, f, &step, &block) + f->t.n0 + lane;
         next_col = (int32_t)step;
 #pragma unroll 1
         for (k = -2; k < k_tiles; k += 2) {

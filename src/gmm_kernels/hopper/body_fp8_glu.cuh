@@ -93,7 +93,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_codes_)(const gmm_fp8_args *args, c
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = gmm__fmul(gmm__word_value(GMM_BF16, words, i), scale);
         if (first + line < t->rows)
-            gmm_st_global_v2_b32(to + line * args->glu.h.ld, gmm__quant_fp8x4(0, f), gmm__quant_fp8x4(0, f + 4));
+            gmm_st_global_v2_b32(to + line * args->glu.h.ld, gmm_encode_fp8x4(0, f), gmm_encode_fp8x4(0, f + 4));
     }
 }
 

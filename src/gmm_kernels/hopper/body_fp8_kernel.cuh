@@ -140,7 +140,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
 #endif
     else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__CFG(glu), smem->ring, GMM__SMEM_AT(bars),
+        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, GMM__SMEM_AT(bars),
                             GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
 #endif
 }

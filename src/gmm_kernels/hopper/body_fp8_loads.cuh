@@ -101,7 +101,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
         cols_left = f->t.k > 0 ? f->t.cols - lane : 0;
         rows = gmm_fp8_scales_a(args, f, &step) + f->t.m0 + lane;
         next_row = (int32_t)step;
-        cols = gmm_fp8_scales_b(args, GMM__CFG(glu), f, &step, &block);
+        cols = gmm_fp8_scales_b(args, GMM__PASSES, f, &step, &block);
         next_col = (int32_t)step;
         /* lane 1: scale of the columns past the next multiple of 128, if the tile reaches it */
         columns_to_128 = 128 - f->t.n0 % 128;

@@ -224,6 +224,11 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                   #kernel ": a CTA has at most 227 KiB of shared memory");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
+#define GMM__X(dtype, tag, scaling_, tile_, kernel) \
+    static_assert(!GMM__FP8(glu, tile_) || GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D, \
+                  #kernel ": a glu product is by blocks");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 /* What addresses and TMA assume of the layout. */
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
@@ -330,11 +335,11 @@ GMM__DEVICE const float *gmm_fp8_scales_a(const gmm_fp8_args *args, const gmm_fp
     *step = gmm__qview_scale(&v, 0, 1);
     return (const float *)(const void *)v.scale;
 }
-GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int glu, const gmm_fp8_tile *t,
+GMM__DEVICE const float *gmm_fp8_scales_b(const gmm_fp8_args *args, const int passes, const gmm_fp8_tile *t,
                                           int64_t *step, int64_t *block) {
     const gmm_direction direction = args->wgrad || args->b_columnwise ? GMM_COLUMNWISE : GMM_ROWWISE;
     const int64_t rows = args->wgrad ? t->t.end - t->t.row
-                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)(1 + glu);
+                         : args->b_columnwise ? args->p.k : args->p.n * (int64_t)passes;
     const int64_t cols = args->b_columnwise || args->wgrad ? args->p.n : args->p.k;
     const gmm__qview v = gmm__qview_of(&args->b_scale, direction, args->wgrad, t->t.g, args->wgrad ? t->t.row : 0,
                                        args->wgrad ? t->padded_row : 0, rows, cols);

@@ -1,9 +1,9 @@
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
    waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
-   through the barriers once. A glu tile has two parts, which are apart in D. slots: address of the first slot; glu: a
-   constant, of the tile. */
-GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int glu,
+   through the barriers once. A glu tile has two passes, whose parts are apart in D. slots: address of the first slot;
+   passes: a constant, of the tile. */
+GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int passes,
                                      const gmm_fp8_tile *ring, uint32_t bars, uint32_t slot_bars, uint32_t slots) {
     const int lane = (int)threadIdx.x & 31, consumer = lane / boxes, box = lane % boxes;
     const uint32_t slot = slots + GMM_SM90_BOX_BYTES * (uint32_t)lane;
@@ -19,7 +19,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
         if (f->t.row_blocks == 0) break;
         box_cols = f->d_flags & GMM_FP8_D_16BIT ? 64 : 32;
-        cols = f->t.row_blocks > consumer ? f->t.cols * (1 + glu) : 0;
+        cols = f->t.row_blocks > consumer ? f->t.cols * passes : 0;
         do {
             const int x = part_col + box_cols * box, next = x + box_cols * boxes,
                       by_tma = (f->d_flags & GMM_FP8_D_TMA) && x < cols;
@@ -34,8 +34,10 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
             } else gmm_mbarrier_arrive(empty);
             gmm_mbarrier_wait(full, part++ & 1);
             if (by_tma) {
-                gmm_tma_store(&args->d, slot, reduce, glu ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) +
-                                                                box_cols * box : f->t.n0 + x, y, f->d_z, f->d_w);
+                gmm_tma_store(&args->d, slot, reduce,
+                              passes > 1 ? gmm_fp8_glu_column(args, f->t.n0, part_col > 0) + box_cols * box
+                                         : f->t.n0 + x,
+                              y, f->d_z, f->d_w);
                 gmm_bulk_commit_group();
             }
         } while ((part_col += box_cols * boxes) < cols);

@@ -74,7 +74,7 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
    that belong to them. The scheduler counts columns of h: p.n is ffn, while B and D have 2 ffn columns
    (gmm_fp8_glu_column). The gate columns of D stay in the store slot until the second pass ends (body_fp8_glu.cuh). */
 typedef struct gmm_fp8_glu {
-    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales; NONE: the product is no glu product */
+    gmm_mat h;         /* [T, ffn] its rowwise copy: E4M3 with 1X128 scales */
     const float *prob; /* [T] p; NULL: 1 */
     gmm_act_kind kind;
     gmm_act_coef coef;

@@ -145,7 +145,7 @@ GMM__DEVICE void gmm_cast_fp8_encode_rows(const gmm_cast_fp8 *c, const gmm_cast_
         float v[8];
         gmm_cast_fp8_products(c, t, x, 0, i, scales, tile_scale, v);
         if (i < t->valid_rows)
-            gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+            gmm_st_global_v2_b32(dst, gmm_encode_fp8x4(c->e5m2, v), gmm_encode_fp8x4(c->e5m2, v + 4));
     }
 }
 /* Encodes the lane's columns into shared memory; after a barrier the CTA stores the tile's columns. */
@@ -160,8 +160,8 @@ GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_
     for (j = 0; j < 8; j++) {
         float v[8];
         gmm_cast_fp8_products(c, t, x, 1, j, scales, tile_scale, v);
-        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm__quant_fp8x4(c->e5m2, v),
-                                                          gmm__quant_fp8x4(c->e5m2, v + 4));
+        *(uint2 *)(void *)(smem + j * bytes) = make_uint2(gmm_encode_fp8x4(c->e5m2, v),
+                                                          gmm_encode_fp8x4(c->e5m2, v + 4));
     }
     __syncthreads();
     gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);

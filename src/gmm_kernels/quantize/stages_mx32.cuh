@@ -208,7 +208,7 @@ GMM__DEVICE void gmm_cast_mx32_encode(const gmm_cast_mx32 *c, const gmm_cast_til
         for (j = 0; j < gmm__elems16(t->source); j++)
             v[j] = gmm__fmul(gmm__word_value(t->source, x[i], j), gmm_cast_mx32_reciprocal(scales4, copy ? j : i));
         if (i >= t->valid_rows) continue;
-        if (t->source == GMM_F32) gmm_st_global_b32(dst, gmm__quant_fp8x4(c->e5m2, v));
-        else gmm_st_global_v2_b32(dst, gmm__quant_fp8x4(c->e5m2, v), gmm__quant_fp8x4(c->e5m2, v + 4));
+        if (t->source == GMM_F32) gmm_st_global_b32(dst, gmm_encode_fp8x4(c->e5m2, v));
+        else gmm_st_global_v2_b32(dst, gmm_encode_fp8x4(c->e5m2, v), gmm_encode_fp8x4(c->e5m2, v + 4));
     }
 }

@@ -83,7 +83,7 @@ GMM__DEVICE uint32_t gmm_cast_nv16_scale4(const float amax[4], const float *enco
     /* infinity saturates to the largest code as well */
 #pragma unroll
     for (i = 0; i < 4; i++) v[i] = gmm__fmul(amax[i], encodes[127]);
-    scales4 = gmm__quant_fp8x4(0, v);
+    scales4 = gmm_encode_fp8x4(0, v);
 #pragma unroll
     for (i = 0; i < 4 && check; i++) {
         const float m = gmm__fmul(amax[i], encodes[(scales4 >> 8 * i) & 0x7Fu]);

@@ -218,7 +218,7 @@ GMM__DEVICE uint32_t gmm__quant_codes(gmm_dtype dtype, const float v[4], float e
     int32_t j;
 #pragma unroll
     for (j = 0; j < 4; j++) products[j] = gmm__fmul(v[j], encode_scale);
-    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm__quant_fp8x4(dtype == GMM_E5M2, products);
+    return dtype == GMM_E2M1 ? gmm__quant_e2m1x4(products) : gmm_encode_fp8x4(dtype == GMM_E5M2, products);
 }
 
 /* Maximum over each aligned group of `lanes` adjacent lanes, a power of two; every lane receives it. */

@@ -324,9 +324,12 @@ static void check(const ref_case *c, const char *what, const double *got, const 
 #define check(...) T_CALL(check, __VA_ARGS__)
 
 /* One product of group g: the results from `at` on are a b^T + addend[column] s[row] + start. NULL: no addend, s of 1,
-   no start. The sums of blocks are rounded once more than a sum, and a scale is a product of up to four. */
+   no start. The sums of blocks are rounded once more than a sum, and a scale is a product of up to four. Tensor cores
+   truncate products to 24 bits below the largest sum of two exponents, and the exponent of every subnormal f16 is -14:
+   to the bound, no factor of theirs is below 2^-14. */
 typedef struct addends { const double *addend, *s, *start; double share; } addends;
-static void multiply(const lines *a, const lines *b, const addends *extra, results *r, int64_t at) {
+static void multiply(const ref_case *c, const lines *a, const lines *b, const addends *extra, results *r, int64_t at) {
+    const double least = T.gpu && c->s.dtype == GMM_F16 ? 0x1p-14 : 0.0;
     for (int64_t i = 0; i < a->lines; i++)
         for (int64_t j = 0; j < b->lines; j++) {
             const double *x = a->v + i * a->along, *y = b->v + j * b->along;
@@ -334,7 +337,7 @@ static void multiply(const lines *a, const lines *b, const addends *extra, resul
             double sum = 0.0, magnitude = 0.0, more = 0.0, much;
             for (int64_t k = 0; k < K; k++) {
                 sum += x[k] * y[k];
-                magnitude += fabs(x[k] * y[k]);
+                magnitude += fmax(fabs(x[k]), least) * fmax(fabs(y[k]), least);
             }
             if (extra->addend) more = extra->addend[j] * (extra->s ? extra->s[i] : 1.0);
             much = fabs(more) + (extra->start ? fabs(extra->start[to]) : 0.0);
@@ -358,7 +361,7 @@ static results sums_by_weights(const ref_case *c, gmm_dtype dtype, int a, int b,
         w = lines_of(c, b, direction, g, in_backward);
         extra = (addends){ bias ? bias + g * features : NULL, s ? s + c->first[g] : NULL, NULL,
                            fp8_share(c, a, in_backward) };
-        multiply(&x, &w, &extra, &r, c->first[g] * features);
+        multiply(c, &x, &w, &extra, &r, c->first[g] * features);
     }
     return r;
 }
@@ -376,7 +379,7 @@ static void check_weight_gradient(const ref_case *c, const char *what, int param
     for (int g = 0; g < G; g++) {
         const lines a = lines_of(c, dy, GMM_COLUMNWISE, g, 1), b = lines_of(c, x, GMM_COLUMNWISE, g, 1);
         const addends extra = { NULL, NULL, c->s.main_grad && !c->s.overwrite ? m->v : NULL, fp8_share(c, dy, 1) };
-        multiply(&a, &b, &extra, &r, g * each);
+        multiply(c, &a, &b, &extra, &r, g * each);
     }
     check(c, what, t_mat_get(m), &r);
 }

@@ -22,6 +22,7 @@ SHAPES = ((32768, 4096, 1024, 128, 8), (32768, 1536, 256, 128, 8), (32768, 4096,
           (32768, 7168, 2048, 32, 4), (24576, 4096, 512, 128, 8), (40960, 768, 256, 128, 8))
 LIKE = {"device": "cuda", "dtype": torch.bfloat16}
 PASSES = ("forward", "backward")
+SLEEP = 20_000_000  # cycles of the GPU, about 10 ms, in which the host enqueues forward and backward
 
 
 def name_of(tokens, hidden, ffn, experts, k):
@@ -135,11 +136,12 @@ def check(layer, ways):
 
 
 def measure(layer, ways, rounds):
-    """Milliseconds of each way and pass: the median of alternating rounds after three warm-ups."""
+    """Milliseconds of the GPU for each way and pass: the median of alternating rounds after three warm-ups."""
     times = {(way, p): [] for way in ways for p in PASSES}
     for i in range(rounds + 3):
         for way in ways:
             events = [torch.cuda.Event(enable_timing=True) for _ in range(3)]
+            torch.cuda._sleep(SLEEP)
             events[0].record()
             layer.forward(way)
             events[1].record()

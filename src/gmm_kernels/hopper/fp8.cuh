@@ -225,7 +225,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, kernel) \
-    static_assert(!GMM__FP8(glu, tile_) || GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D, \
+    static_assert(!GMM__FP8(glu, tile_) || (int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D, \
                   #kernel ": a glu product is by blocks");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X

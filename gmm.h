@@ -351,6 +351,10 @@ typedef struct gmm_grad {
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
    stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales.
+   CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
+       mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
+       and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha
+       for all groups alike. Its algorithm is chosen for groups.rows_hint / G rows in every group, 0: capacity / G.
    Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
    Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA
@@ -11100,271 +11104,6 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 #endif /* GMM_NO_QUANT */
 #endif /* __CUDACC__ */
 
-/* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
-
-#ifdef GMM__CUBLASLT
-
-/* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
-   cuBLASLt's matrices are column-major; a row-major matrix is described as the column-major matrix that is its
-   transpose, so that the engine computes D^T: its operand a is w, or x in wgrad, and b is x or dy. The algorithm of a
-   group depends on that group alone, never on the rows before it, and reduces in fp32 in a fixed order: results are
-   deterministic and do not depend on the other groups. */
-
-enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace: a float, and the workspace of cuBLASLt */
-enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
-
-/* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
-typedef struct gmm__lt_problem {
-    cublasLtMatmulDescOpaque_t desc;
-    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
-    const void *a, *b, *bias;
-    void *d;
-    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
-} gmm__lt_problem;
-
-static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
-    return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
-}
-
-/* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
-   the choice independent of the rows before a group. */
-static uint32_t gmm__lt_alignment(const void *address, int64_t row_bytes) {
-    const uint64_t bits = (uintptr_t)address | (uint64_t)row_bytes | 16u;
-    return (uint32_t)(bits & (~bits + 1u));
-}
-
-static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
-    if (status == CUBLAS_STATUS_SUCCESS) return GMM_OK;
-    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: cuBLASLt: %s (%s)", call->function,
-                     cublasLtGetStatusString(status), call->shapes);
-}
-
-/* Creates the handle on the context's device. gmm_create does so only where its configuration names the engine:
-   cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
-static int gmm__lt_open(gmm_context *ctx) {
-    int current = 0;
-    cudaError_t e = gmm__cuda_enter(ctx, &current);
-    if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
-    gmm__cuda_restore(ctx, current);
-    (void)cudaGetLastError();
-    return ctx->lt.handle != NULL;
-}
-static void gmm__lt_close(gmm_context *ctx) {
-    if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
-}
-
-/* Roles of the operands a, b and the result d of an operation. */
-static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
-static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
-static int gmm__lt_role_d(gmm_op op) {
-    return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
-}
-
-static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
-                                     int64_t cols) {
-    return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
-}
-
-/* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
-   launch. */
-static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
-                                             gmm__lt_problem *p) {
-    const gmm_op op = call->op;
-    const int wgrad = op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)];
-    const gmm_mat *d = &call->mat[gmm__lt_role_d(op)], *bias = &call->mat[GMM__BIAS];
-    const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
-    const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
-    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
-    const int tf32 = a->dtype == GMM_F32 && call->options.allow_tf32;
-    cublasStatus_t s;
-
-    memset(p, 0, sizeof *p);
-    p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
-    p->b = gmm__at(b, 0, row, 0);
-    p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
-    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
-    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
-    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
-    s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
-    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
-    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
-    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
-    if (!s) s = gmm__lt_layout(&p->a_layout, a, wgrad ? rows : call->out, call->in);
-    if (!s) s = gmm__lt_layout(&p->b_layout, b, rows, op == GMM_OP_LINEAR_FWD ? call->in : call->out);
-    if (!s)
-        s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
-    if (s || bias->dtype == GMM_NONE) return s;
-    p->bias = gmm__at(bias, g, 0, 0);
-    p->align_bias = gmm__lt_alignment(p->bias, 0);
-    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
-}
-
-static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
-    if (!p->bias) return CUBLAS_STATUS_SUCCESS;
-    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
-}
-
-/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
-   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
-static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
-    cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t result;
-    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
-    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
-    };
-    uint32_t align[4];
-    cublasStatus_t s;
-    int found = 0, i;
-    align[0] = p->align_a;
-    align[1] = p->align_b;
-    align[2] = align[3] = p->align_d;
-    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
-    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                 sizeof max_bytes);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                 sizeof reduction);
-    for (i = 0; i < 4 && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
-    memset(&result, 0, sizeof result);
-    if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                           &p->d_layout, &pref, 1, &result, &found);
-    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
-    *algo = result.algo;
-    return s;
-}
-
-/* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
-static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
-                                             const cublasLtMatmulAlgo_t **algo) {
-    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
-    gmm__lt_choice *choice;
-    int64_t key[GMM__LT_KEY];
-    uint64_t hash = 0;
-    cublasStatus_t s;
-    int i;
-    key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
-    key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
-    key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
-    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
-    key[4] = rows;
-    key[5] = call->in;
-    key[6] = call->out;
-    key[7] = a->ld;
-    key[8] = call->mat[gmm__lt_role_b(call->op)].ld;
-    key[9] = d->ld;
-    for (i = 0; i < GMM__LT_KEY; i++) {
-        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
-        hash ^= hash >> 32;
-    }
-    choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
-    *algo = &choice->algo;
-    if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
-    choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
-    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
-    if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
-    return s;
-}
-
-static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
-    const gmm_mat *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
-    if (!call->ctx->lt.handle)
-        return gmm__decline(plan, call->ctx->config.engine == GMM_ENGINE_CUBLASLT
-                                      ? "could not be opened on this device"
-                                      : "is not open in this context: name it in gmm_config.engine or require_engine");
-    if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
-    if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
-    if ((table->table && !(table->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) ||
-        (bias->table && !(bias->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
-        return gmm__decline(plan, "needs pointer tables on the host");
-    if (d->dtype != a->dtype && d->dtype != GMM_F32)
-        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
-        return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
-                            gmm_dtype_name(a->dtype));
-    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* reserved always, since a query may have no alpha yet */
-    gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
-    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
-                   "for a group's rows and addresses",
-                   a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
-    return 1;
-}
-
-/* Zeroes rows of a matrix. */
-static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t rows, int64_t cols, gmm_stream stream) {
-    const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
-    if (rows <= 0) return cudaSuccess;
-    return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
-}
-
-static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm_linear *l = &call->d.linear;
-    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
-    const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
-    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
-    const cublasLtMatmulAlgo_t *algo = NULL;
-    gmm__lt_problem p;
-    cudaError_t e = cudaSuccess;
-    cublasStatus_t s;
-    int64_t begin, end = 0, g;
-    uint32_t fault = 0;
-    int pass;
-
-    if (gmm__capturing(call->ctx, stream))
-        return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
-                           "would use them, and cublaslt serves no others");
-    /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
-    for (pass = 0; pass < 2; pass++) {
-        if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
-            uint64_t word = 0;
-            memcpy(&word, &beta, sizeof beta);
-            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
-        }
-        for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
-            begin = end;
-            end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->groups.capacity,
-                                call->groups.row_align, &fault);
-            if (begin == end) {
-                if (pass == 1 && wgrad && beta == 0.0f)
-                    e = gmm__lt_zero_rows(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
-                continue;
-            }
-            s = gmm__lt_describe_group(call, g, begin, end - begin, &p);
-            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_find_algorithm(call, end - begin, &p, &algo);
-            if (s == CUBLAS_STATUS_NOT_SUPPORTED)
-                return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
-                                   "rows of group %lld", (long long)(end - begin), (long long)g);
-            if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
-            if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
-                s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
-                                   l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
-                                   &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
-                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
-            if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
-        }
-    }
-    if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
-        e = gmm__lt_zero_rows(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
-    return gmm__cuda_status(call, e);
-}
-
-#endif /* GMM__CUBLASLT */
-
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
 #ifdef __CUDACC__
@@ -11769,7 +11508,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
 }
 
 #endif /* __CUDACC__ */
-/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
+/* ........................................................................... 14.13 WGMMA engine: grouped linear ... */
 
 /* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
 
@@ -12198,6 +11937,571 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 }
 
 #endif /* __CUDACC__ */
+
+/* ........................................................................ 14.14 CUBLASLT engine: grouped linear ... */
+
+#ifdef GMM__CUBLASLT
+
+/* The CUBLASLT engine, a reference for the other engines: one cublasLtMatmul per group, for host sizes; for device
+   sizes one of cuBLASLt's grouped mode, which stands behind this part. cuBLASLt's matrices are column-major; a
+   row-major matrix is described as the column-major matrix that is its transpose, so that the engine computes D^T: its
+   operand a is w, or x in wgrad, and b is x or dy. The algorithm of a group depends on that group alone, never on the
+   rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
+   groups. */
+
+/* Regions of the workspace: beta, or alpha and beta of a grouped product; the workspace of cuBLASLt; and for a grouped
+   product [G + 1] int64 row offsets, the arrays that cuBLASLt reads, [G] addresses of a host table. */
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE, GMM__LT_OFFSETS, GMM__LT_ARRAYS, GMM__LT_TABLE };
+enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
+
+/* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
+typedef struct gmm__lt_problem {
+    cublasLtMatmulDescOpaque_t desc;
+    cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
+    const void *a, *b, *bias;
+    void *d;
+    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
+} gmm__lt_problem;
+
+static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
+    return dtype == GMM_BF16 ? CUDA_R_16BF : dtype == GMM_F16 ? CUDA_R_16F : CUDA_R_32F;
+}
+
+/* Common alignment of an address and a row pitch, at most 16 bytes. No algorithm gains from more, and the limit makes
+   the choice independent of the rows before a group. */
+static uint32_t gmm__lt_alignment(const void *address, int64_t row_bytes) {
+    const uint64_t bits = (uintptr_t)address | (uint64_t)row_bytes | 16u;
+    return (uint32_t)(bits & (~bits + 1u));
+}
+
+static gmm_status gmm__lt_status(const gmm__call *call, cublasStatus_t status) {
+    if (status == CUBLAS_STATUS_SUCCESS) return GMM_OK;
+    return gmm__fail(&call->ctx->error, GMM_E_CUDA, "%s: cuBLASLt: %s (%s)", call->function,
+                     cublasLtGetStatusString(status), call->shapes);
+}
+
+/* Creates the handle on the context's device. gmm_create does so only where its configuration names the engine:
+   cuBLASLt waits for the device when a handle is made or destroyed, which ends captures of other threads. */
+static int gmm__lt_open(gmm_context *ctx) {
+    int current = 0;
+    cudaError_t e = gmm__cuda_enter(ctx, &current);
+    if (e != cudaSuccess || cublasLtCreate(&ctx->lt.handle) != CUBLAS_STATUS_SUCCESS) ctx->lt.handle = NULL;
+    gmm__cuda_restore(ctx, current);
+    (void)cudaGetLastError();
+    return ctx->lt.handle != NULL;
+}
+static void gmm__lt_close(gmm_context *ctx) {
+    if (ctx->lt.handle) (void)cublasLtDestroy(ctx->lt.handle);
+}
+
+/* Roles of the operands a, b and the result d of an operation. */
+static int gmm__lt_role_a(gmm_op op) { return op == GMM_OP_LINEAR_WGRAD ? GMM__X_ : GMM__W; }
+static int gmm__lt_role_b(gmm_op op) { return op == GMM_OP_LINEAR_FWD ? GMM__X_ : GMM__DY; }
+static int gmm__lt_role_d(gmm_op op) {
+    return op == GMM_OP_LINEAR_FWD ? GMM__Y : op == GMM_OP_LINEAR_DGRAD ? GMM__DX : GMM__DW;
+}
+
+static cublasStatus_t gmm__lt_layout(cublasLtMatrixLayoutOpaque_t *layout, const gmm_mat *m, int64_t rows,
+                                     int64_t cols) {
+    return cublasLtMatrixLayoutInit(layout, gmm__lt_data_type(m->dtype), (uint64_t)cols, (uint64_t)rows, m->ld);
+}
+
+/* Describes the product of group g with rows [row, row + rows), rows > 0. The caller sets the bias pointer before
+   launch. */
+static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, int64_t row, int64_t rows,
+                                             gmm__lt_problem *p) {
+    const gmm_op op = call->op;
+    const int wgrad = op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *b = &call->mat[gmm__lt_role_b(op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(op)], *bias = &call->mat[GMM__BIAS];
+    const int32_t trans_a = op == GMM_OP_LINEAR_FWD ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t trans_b = wgrad ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t mode = call->d.linear.alpha ? CUBLASLT_POINTER_MODE_DEVICE : CUBLASLT_POINTER_MODE_HOST;
+    const uint32_t epilogue = CUBLASLT_EPILOGUE_BIAS;
+    const int tf32 = a->dtype == GMM_F32 && call->options.allow_tf32;
+    cublasStatus_t s;
+
+    memset(p, 0, sizeof *p);
+    p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
+    p->b = gmm__at(b, 0, row, 0);
+    p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
+    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+    if (!s) s = gmm__lt_layout(&p->a_layout, a, wgrad ? rows : call->out, call->in);
+    if (!s) s = gmm__lt_layout(&p->b_layout, b, rows, op == GMM_OP_LINEAR_FWD ? call->in : call->out);
+    if (!s)
+        s = gmm__lt_layout(&p->d_layout, d, wgrad ? call->out : rows, op == GMM_OP_LINEAR_FWD ? call->out : call->in);
+    if (s || bias->dtype == GMM_NONE) return s;
+    p->bias = gmm__at(bias, g, 0, 0);
+    p->align_bias = gmm__lt_alignment(p->bias, 0);
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_EPILOGUE, &epilogue, sizeof epilogue);
+}
+
+static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
+    if (!p->bias) return CUBLAS_STATUS_SUCCESS;
+    return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
+}
+
+/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
+   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
+static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
+    cublasLtMatmulPreferenceOpaque_t pref;
+    cublasLtMatmulHeuristicResult_t result;
+    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
+    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
+        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+    };
+    uint32_t align[4];
+    cublasStatus_t s;
+    int found = 0, i;
+    align[0] = p->align_a;
+    align[1] = p->align_b;
+    align[2] = align[3] = p->align_d;
+    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
+    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
+                                                 sizeof max_bytes);
+    if (!s)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
+                                                 sizeof reduction);
+    for (i = 0; i < 4 && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
+    memset(&result, 0, sizeof result);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
+                                           &p->d_layout, &pref, 1, &result, &found);
+    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    *algo = result.algo;
+    return s;
+}
+
+/* The entry of the cache for a key; *found: it holds the algorithm. Else the caller writes it, and then the key. */
+static gmm__lt_choice *gmm__lt_cached(gmm_context *ctx, const int64_t key[GMM__LT_KEY], int *found) {
+    gmm__lt_choice *choice;
+    uint64_t hash = 0;
+    int i;
+    for (i = 0; i < GMM__LT_KEY; i++) {
+        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    choice = &ctx->lt.cache[hash % GMM__LT_CACHE];
+    *found = !memcmp(choice->key, key, sizeof choice->key);
+    if (!*found) choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
+    return choice;
+}
+
+/* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
+static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
+                                             const cublasLtMatmulAlgo_t **algo) {
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
+    gmm__lt_choice *choice;
+    int64_t key[GMM__LT_KEY];
+    cublasStatus_t s;
+    int found;
+    key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
+    key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
+    key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
+    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
+    key[4] = rows;
+    key[5] = call->in;
+    key[6] = call->out;
+    key[7] = a->ld;
+    key[8] = call->mat[gmm__lt_role_b(call->op)].ld;
+    key[9] = d->ld;
+    choice = gmm__lt_cached(call->ctx, key, &found);
+    *algo = &choice->algo;
+    if (found) return CUBLAS_STATUS_SUCCESS;
+    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
+    if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
+    return s;
+}
+
+/* Plans a product per group. */
+static int gmm__lt_plan_groups(const gmm__call *call, gmm__plan *plan) {
+    const gmm_dtype dtype = call->mat[gmm__lt_role_a(call->op)].dtype;
+    gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* reserved always, since a query may have no alpha yet */
+    gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
+    (void)snprintf(plan->note, sizeof plan->note, "a cublasLtMatmul per group%s; refused where the library has no "
+                   "algorithm for a group's rows and addresses",
+                   dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
+    return 1;
+}
+
+/* Zeroes rows of a matrix. */
+static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t rows, int64_t cols, gmm_stream stream) {
+    const size_t size = (size_t)gmm_dtype_bits(m->dtype) / 8;
+    if (rows <= 0) return cudaSuccess;
+    return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
+}
+
+static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_linear *l = &call->d.linear;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
+    const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
+    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
+    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const cublasLtMatmulAlgo_t *algo = NULL;
+    gmm__lt_problem p;
+    cudaError_t e = cudaSuccess;
+    cublasStatus_t s;
+    int64_t begin, end = 0, g;
+    uint32_t fault = 0;
+    int pass;
+
+    if (gmm__capturing(call->ctx, stream))
+        return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
+                           "would use them; pass device sizes");
+    /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
+    for (pass = 0; pass < 2; pass++) {
+        if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
+            uint64_t word = 0;
+            memcpy(&word, &beta, sizeof beta);
+            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
+        }
+        for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
+            begin = end;
+            end = gmm_split_end(begin, gmm__split_value(&call->groups, g), call->groups.form, call->groups.capacity,
+                                call->groups.row_align, &fault);
+            if (begin == end) {
+                if (pass == 1 && wgrad && beta == 0.0f)
+                    e = gmm__lt_zero_rows(d, gmm__at(d, g, 0, 0), call->out, cols, stream);
+                continue;
+            }
+            s = gmm__lt_describe_group(call, g, begin, end - begin, &p);
+            if (s == CUBLAS_STATUS_SUCCESS) s = gmm__lt_find_algorithm(call, end - begin, &p, &algo);
+            if (s == CUBLAS_STATUS_NOT_SUPPORTED)
+                return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for the %lld "
+                                   "rows of group %lld", (long long)(end - begin), (long long)g);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1) s = gmm__lt_set_bias(&p, p.bias);
+            if (s == CUBLAS_STATUS_SUCCESS && pass == 1)
+                s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
+                                   l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
+                                   &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
+                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
+            if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
+        }
+    }
+    if (e == cudaSuccess && !wgrad && call->groups.tail == GMM_TAIL_ZERO && end < call->rows)
+        e = gmm__lt_zero_rows(d, gmm__at(d, 0, end, 0), call->rows - end, cols, stream);
+    return gmm__cuda_status(call, e);
+}
+
+#endif /* GMM__CUBLASLT */
+
+#ifdef GMM__CUBLASLT
+
+/* cuBLASLt's grouped mode: one cublasLtMatmul for all groups, whose sizes, leading dimensions and addresses are arrays
+   in device memory, which gmm_lt_groups writes. The mode is a matter of attributes: layouts whose batch mode is GROUPED
+   have these arrays, and preferences have the average sizes, by which the heuristic chooses, as int64. The attributes
+   are given by number, since the headers of CUDA 13.0 do not name them. The functions that take them are as old as
+   cuBLASLt, so that a program linked with an older library uses the mode if the library at run time has it.
+
+   Hopper has the mode from cuBLASLt 13.4 on. It is used from 13.8 on: before, grouped products that reuse a workspace,
+   as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), a query of the
+   heuristic ends captures (13.5.1 to 13.6.0), and results of scalars in host memory are wrong (until 13.7), for which
+   reason they are in device memory. Algorithms with split reductions are excluded, so that the order of a sum does not
+   depend on the average sizes. */
+
+enum {
+    GMM__LT_GROUPED_VERSION = 130800, /* the first that is used, as cublasLtGetVersion counts */
+    GMM__LT_GROUPED = 2,              /* batch mode */
+    /* attributes of layouts: batch mode; addresses of arrays; widths of their entries, int32, 0 = 32 bits */
+    GMM__LT_BATCH_MODE = 8, GMM__LT_ROWS_ARRAY, GMM__LT_COLS_ARRAY, GMM__LT_LD_ARRAY, GMM__LT_SIZES_WIDTH,
+    GMM__LT_LD_WIDTH,
+    /* preferences: averages of the contraction, and of rows and columns of D, int64 */
+    GMM__LT_AVERAGE_K = 13, GMM__LT_AVERAGE_M, GMM__LT_AVERAGE_N,
+    /* 64-bit words of a layout or preference, whose types in older headers are too small for the mode */
+    GMM__LT_OPAQUE = 32
+};
+
+typedef struct gmm__lt_grouped {
+    cublasLtMatmulDescOpaque_t desc;
+    uint64_t layout[GMM_LT_MATRICES][GMM__LT_OPAQUE];
+} gmm__lt_grouped;
+
+static cublasLtMatrixLayout_t gmm__lt_layout_at(gmm__lt_grouped *p, int matrix) {
+    return (cublasLtMatrixLayout_t)(void *)p->layout[matrix];
+}
+
+/* Whether features and dtypes of a call with device sizes are those of the grouped mode. Bias and alpha per group are
+   not: on Hopper the mode has one alpha and no epilogue. */
+static int gmm__lt_check_grouped(const gmm__call *call, gmm__plan *plan) {
+    const int version = (int)cublasLtGetVersion();
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(call->op)], *b = &call->mat[gmm__lt_role_b(call->op)];
+    const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
+    if (version < GMM__LT_GROUPED_VERSION)
+        return gmm__decline(plan, "needs host sizes (groups.on_host): its grouped mode is used from cuBLASLt 13.8 on, "
+                            "not in %d.%d.%d", version / 10000, version / 100 % 100, version % 100);
+    if (call->ctx->device.capability != 90)
+        return gmm__decline(plan, "needs host sizes (groups.on_host): its grouped mode is used on compute capability "
+                            "9.0 alone");
+    if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 from host sizes alone (groups.on_host)");
+    if (call->mat[GMM__BIAS].dtype != GMM_NONE)
+        return gmm__decline(plan, "adds a bias from host sizes alone (groups.on_host)");
+    if (call->d.linear.alpha && call->d.linear.alpha_per_group)
+        return gmm__decline(plan, "has an alpha per group from host sizes alone (groups.on_host)");
+    if (call->in % 8 || call->out % 8)
+        return gmm__decline(plan, "takes device sizes with features at multiples of 8, not %lld and %lld",
+                            (long long)call->in, (long long)call->out);
+    if (a->ld > INT32_MAX || b->ld > INT32_MAX || d->ld > INT32_MAX)
+        return gmm__decline(plan, "takes ld up to %d", INT32_MAX);
+    return 1;
+}
+
+/* Whether D is zeroed where no group writes it: behind the last group, or in wgrad for an empty group. */
+static int gmm__lt_zeroes(const gmm__call *call) {
+    return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
+                                           : call->groups.tail == GMM_TAIL_ZERO;
+}
+/* Bytes of an array that cuBLASLt reads; the arrays' number and order in their region. */
+static size_t gmm__lt_array_bytes(const gmm__call *call) {
+    return gmm__round256((size_t)call->groups.count * sizeof(void *));
+}
+enum { GMM__LT_M, GMM__LT_N, GMM__LT_K, GMM__LT_LD, GMM__LT_ADDRESS = GMM__LT_LD + GMM_LT_MATRICES,
+       GMM__LT_ARRAY_COUNT = GMM__LT_ADDRESS + GMM_LT_MATRICES };
+static void *gmm__lt_array(const gmm__plan *plan, int i) {
+    return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
+}
+
+/* Rows of a group on average: of groups.rows_hint, or else of the capacity. */
+static int64_t gmm__lt_average_rows(const gmm__call *call) {
+    const int64_t rows = gmm__ceil_div(gmm__mma_expected_rows(call), (int64_t)call->groups.count);
+    return rows > 0 ? rows : 1;
+}
+
+/* Plans one grouped product. */
+static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
+    static const char *const names[GMM_OP_LINEAR_WGRAD - GMM_OP_LINEAR_FWD + 1][GMM_LT_MATRICES] = {
+        { "w", "x", "y" }, { "w", "dy", "dx" }, { "x", "dy", "dw" }
+    };
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int roles[GMM_LT_MATRICES] = { gmm__lt_role_a(call->op), gmm__lt_role_b(call->op), gmm__lt_role_d(call->op) };
+    const int64_t groups = call->groups.count;
+    const int32_t processors = call->ctx->device.processors;
+    int i;
+    if (!gmm__lt_check_grouped(call, plan)) return 0;
+    for (i = 0; i < GMM_LT_MATRICES; i++)
+        if (!gmm__wgmma_check_alignment(call, roles[i], names[call->op - GMM_OP_LINEAR_FWD][i], plan)) return 0;
+    plan->grid[0] = gmm__lt_zeroes(call) ? gmm__grid(processors, 0, 8, INT32_MAX)
+                                         : gmm__grid(processors, 0, 1, gmm__ceil_div(groups, GMM_LT_THREADS));
+    gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
+    gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
+    gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__LT_ARRAYS, GMM__LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
+    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
+    (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
+                   "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
+    return 1;
+}
+
+/* Describes matrix A, B or D, of `rows` x `cols`: arrays of the plan. */
+static cublasStatus_t gmm__lt_describe_matrix(const gmm__plan *plan, gmm__lt_grouped *p, int matrix, gmm_dtype dtype,
+                                              int rows, int cols) {
+    const cublasLtMatrixLayout_t layout = gmm__lt_layout_at(p, matrix);
+    const int32_t mode = GMM__LT_GROUPED, width = 0, count = plan->call->groups.count;
+    const void *const arrays[3] = { gmm__lt_array(plan, rows), gmm__lt_array(plan, cols),
+                                    gmm__lt_array(plan, GMM__LT_LD + matrix) };
+    const struct { int attribute; const void *value; size_t bytes; } values[] = {
+        { GMM__LT_BATCH_MODE, &mode, sizeof mode }, { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count },
+        { GMM__LT_ROWS_ARRAY, &arrays[0], sizeof arrays[0] }, { GMM__LT_COLS_ARRAY, &arrays[1], sizeof arrays[1] },
+        { GMM__LT_LD_ARRAY, &arrays[2], sizeof arrays[2] }, { GMM__LT_SIZES_WIDTH, &width, sizeof width },
+        { GMM__LT_LD_WIDTH, &width, sizeof width }
+    };
+    cublasStatus_t s = cublasLtMatrixLayoutInit_internal(layout, sizeof p->layout[matrix], gmm__lt_data_type(dtype), 0,
+                                                         0, 0);
+    size_t i;
+    for (i = 0; i < sizeof values / sizeof values[0] && !s; i++)
+        s = cublasLtMatrixLayoutSetAttribute(layout, (cublasLtMatrixLayoutAttribute_t)values[i].attribute,
+                                             values[i].value, values[i].bytes);
+    return s;
+}
+
+/* Describes the product of all groups. */
+static cublasStatus_t gmm__lt_describe_grouped(const gmm__plan *plan, gmm__lt_grouped *p) {
+    const gmm__call *call = plan->call;
+    const gmm_op op = call->op;
+    const gmm_dtype in = call->mat[gmm__lt_role_a(op)].dtype, out = call->mat[gmm__lt_role_d(op)].dtype;
+    const int trans_a = op == GMM_OP_LINEAR_FWD, trans_b = op == GMM_OP_LINEAR_WGRAD;
+    const int32_t op_a = trans_a ? CUBLAS_OP_T : CUBLAS_OP_N, op_b = trans_b ? CUBLAS_OP_T : CUBLAS_OP_N;
+    const int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    cublasStatus_t s = cublasLtMatmulDescInit(&p->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &op_a, sizeof op_a);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b);
+    if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+    if (!s)
+        s = gmm__lt_describe_matrix(plan, p, GMM_LT_A, in, trans_a ? GMM__LT_K : GMM__LT_M,
+                                    trans_a ? GMM__LT_M : GMM__LT_K);
+    if (!s)
+        s = gmm__lt_describe_matrix(plan, p, GMM_LT_B, in, trans_b ? GMM__LT_N : GMM__LT_K,
+                                    trans_b ? GMM__LT_K : GMM__LT_N);
+    if (!s) s = gmm__lt_describe_matrix(plan, p, GMM_LT_D, out, GMM__LT_M, GMM__LT_N);
+    return s;
+}
+
+/* Features that are rows of D in cuBLASLt's order; and its columns in wgrad, else the contraction. */
+static int64_t gmm__lt_features_m(const gmm__call *call) {
+    return call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
+}
+static int64_t gmm__lt_features_n(const gmm__call *call) {
+    return call->op == GMM_OP_LINEAR_FWD ? call->in : call->out;
+}
+
+/* Queries the heuristic for the algorithm of a grouped product. */
+static cublasStatus_t gmm__lt_query_grouped(const gmm__call *call, gmm__lt_grouped *p, cublasLtMatmulAlgo_t *algo) {
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int64_t tokens = gmm__lt_average_rows(call), m = gmm__lt_features_m(call), other = gmm__lt_features_n(call);
+    const int64_t n = wgrad ? other : tokens, k = wgrad ? tokens : other;
+    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE, align = 16;
+    const struct { int attribute; const void *value; size_t bytes; } values[] = {
+        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes, sizeof max_bytes },
+        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, sizeof align },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, sizeof align },
+        { GMM__LT_AVERAGE_M, &m, sizeof m }, { GMM__LT_AVERAGE_N, &n, sizeof n }, { GMM__LT_AVERAGE_K, &k, sizeof k }
+    };
+    uint64_t words[GMM__LT_OPAQUE];
+    const cublasLtMatmulPreference_t pref = (cublasLtMatmulPreference_t)(void *)words;
+    const cublasLtMatrixLayout_t d = gmm__lt_layout_at(p, GMM_LT_D);
+    cublasLtMatmulHeuristicResult_t result;
+    cublasStatus_t s = cublasLtMatmulPreferenceInit_internal(pref, sizeof words);
+    int found = 0;
+    size_t i;
+    for (i = 0; i < sizeof values / sizeof values[0] && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(pref, (cublasLtMatmulPreferenceAttributes_t)values[i].attribute,
+                                                 values[i].value, values[i].bytes);
+    memset(&result, 0, sizeof result);
+    if (!s)
+        s = cublasLtMatmulAlgoGetHeuristic(call->ctx->lt.handle, &p->desc, gmm__lt_layout_at(p, GMM_LT_A),
+                                           gmm__lt_layout_at(p, GMM_LT_B), d, d, pref, 1, &result, &found);
+    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
+    *algo = result.algo;
+    return s;
+}
+
+/* Algorithm of a described product: from the cache, where op + GMM_OP_COUNT + 1 marks grouped products, or from the
+   heuristic. It depends on no size but the averages. */
+static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_grouped *p,
+                                           const cublasLtMatmulAlgo_t **algo) {
+    int64_t key[GMM__LT_KEY] = { 0 };
+    gmm__lt_choice *choice;
+    cublasStatus_t s;
+    int found;
+    key[0] = (int64_t)call->op + GMM_OP_COUNT + 1;
+    key[1] = (int64_t)call->mat[gmm__lt_role_a(call->op)].dtype << 8 | call->mat[gmm__lt_role_d(call->op)].dtype;
+    key[2] = gmm__lt_average_rows(call);
+    key[3] = call->in;
+    key[4] = call->out;
+    key[5] = call->groups.count;
+    choice = gmm__lt_cached(call->ctx, key, &found);
+    *algo = &choice->algo;
+    if (found) return CUBLAS_STATUS_SUCCESS;
+    s = gmm__lt_query_grouped(call, p, &choice->algo);
+    if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
+    return s;
+}
+
+/* Enqueues the row offsets of the groups, and the kernel that writes what cuBLASLt reads. */
+static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int roles[GMM_LT_MATRICES] = { gmm__lt_role_a(call->op), gmm__lt_role_b(call->op), gmm__lt_role_d(call->op) };
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__LT_OFFSETS);
+    gmm_lt_args args;
+    cudaError_t e = cudaSuccess;
+    gmm_status s = gmm__mma_enqueue_offsets(call, offsets, NULL, 0, stream);
+    int i;
+    if (s != GMM_OK) return s;
+    memset(&args, 0, sizeof args);
+    for (i = 0; i < GMM_LT_MATRICES && e == cudaSuccess; i++) {
+        const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
+        e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
+        args.ld[i] = (int32_t *)gmm__lt_array(plan, GMM__LT_LD + i);
+        args.address[i] = (void **)gmm__lt_array(plan, GMM__LT_ADDRESS + i);
+    }
+    args.offsets = offsets;
+    args.m = (int32_t *)gmm__lt_array(plan, GMM__LT_M);
+    args.n = (int32_t *)gmm__lt_array(plan, GMM__LT_N);
+    args.k = (int32_t *)gmm__lt_array(plan, GMM__LT_K);
+    args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
+    args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
+    args.groups = call->groups.count;
+    args.wgrad = wgrad;
+    args.rows = (int32_t)gmm__lt_features_m(call);
+    args.cols = (int32_t)gmm__lt_features_n(call);
+    args.zero = gmm__lt_zeroes(call);
+    args.capacity = call->rows;
+    if (e == cudaSuccess) e = gmm_launch_lt_groups(plan->grid[0], &args, stream);
+    return gmm__cuda_status(call, e);
+}
+
+static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const float *scalars = (const float *)gmm__part(plan, GMM__LT_BETA);
+    const void *address[GMM_LT_MATRICES];
+    const cublasLtMatmulAlgo_t *algo = NULL;
+    gmm__lt_grouped p;
+    gmm_status status;
+    cublasStatus_t s = gmm__lt_describe_grouped(plan, &p);
+    cublasLtMatrixLayout_t d;
+    int i;
+    if (s == CUBLAS_STATUS_SUCCESS && call->rows > 0) s = gmm__lt_find_grouped(call, &p, &algo);
+    if (s == CUBLAS_STATUS_NOT_SUPPORTED)
+        return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for %d groups of %lld "
+                           "rows on average", call->groups.count, (long long)gmm__lt_average_rows(call));
+    if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
+    status = gmm__lt_enqueue_arrays(plan, stream);
+    if (status != GMM_OK || call->rows == 0) return status;
+    for (i = 0; i < GMM_LT_MATRICES; i++) address[i] = gmm__lt_array(plan, GMM__LT_ADDRESS + i);
+    d = gmm__lt_layout_at(&p, GMM_LT_D);
+    return gmm__lt_status(call, cublasLtMatmul(
+        call->ctx->lt.handle, &p.desc, call->d.linear.alpha ? call->d.linear.alpha : scalars, address[GMM_LT_A],
+        gmm__lt_layout_at(&p, GMM_LT_A), address[GMM_LT_B], gmm__lt_layout_at(&p, GMM_LT_B), scalars + 1,
+        address[GMM_LT_D], d, (void *)(uintptr_t)address[GMM_LT_D], d, algo, gmm__part(plan, GMM__LT_WORKSPACE),
+        (size_t)GMM__LT_WORKSPACE_BYTES, stream));
+}
+
+/* --- the engine's functions --- */
+
+static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
+    const gmm_op op = call->op;
+    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
+    const gmm_mat *bias = &call->mat[GMM__BIAS];
+    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
+    if (!call->ctx->lt.handle)
+        return gmm__decline(plan, call->ctx->config.engine == GMM_ENGINE_CUBLASLT
+                                      ? "could not be opened on this device"
+                                      : "is not open in this context: name it in gmm_config.engine or require_engine");
+    if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
+        return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
+    if ((table->table && !(table->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) ||
+        (bias->table && !(bias->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
+        return gmm__decline(plan, "needs pointer tables on the host");
+    if (d->dtype != a->dtype && d->dtype != GMM_F32)
+        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
+    if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
+        return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
+                            gmm_dtype_name(a->dtype));
+    return call->groups.on_host ? gmm__lt_plan_groups(call, plan) : gmm__lt_plan_grouped(call, plan);
+}
+
+static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
+    return plan->call->groups.on_host ? gmm__lt_launch_groups(plan, stream) : gmm__lt_launch_grouped(plan, stream);
+}
+
+#endif /* GMM__CUBLASLT */
 
 /* ................................................................................................ 14.15 Runtime ... */
 

@@ -65,9 +65,9 @@ enum { ROUTING_COUNT = 14, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 
 enum { MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
 enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
 static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
-enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, TORCH, READ, CONTENDERS };
-static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",   "loop1", "loop4",
-                                              "grouped", "strided", "torch", "read"};
+enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, LTGROUPED, TORCH, READ, CONTENDERS };
+static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",     "loop1", "loop4", "grouped",
+                                              "strided", "ltgrouped", "torch", "read"};
 /* Quantized products: formats of operands, and the library that multiplies. row: a scale per row, E4M3 throughout;
    tensor, block, mxfp8 and nvfp4: the recipes; +: with fast accumulation. cublas is one group of 8192^3 with a scale
    per tensor. */
@@ -154,6 +154,10 @@ static struct {
     float alphas[MAX_GROUPS], betas[MAX_GROUPS];
     cublasOperation_t gta[MAX_GROUPS], gtb[MAX_GROUPS];
     const void **pointers; /* device [3][MAX_GROUPS] */
+    lt_plan lt_groups;     /* cuBLASLt's grouped mode */
+    int32_t *lt_sizes;     /* device [6][MAX_GROUPS]: m, n, k, leading dimensions of A, B, C */
+    const void **lt_addresses; /* device [3][MAX_GROUPS] */
+    float *lt_scalars;     /* device: 1, beta */
     bench_call call;
     int peer_failed;
     void (*beside)(void); /* the operation that alternates with a copy */
@@ -387,6 +391,77 @@ static void lt_run_part(const lt_plan *plan, const product *p, int stream) {
     lt_run(plan, p->a, p->b, p->c, beta(), stream);
 }
 
+/* One product of cuBLASLt's grouped mode, from sizes, leading dimensions and addresses in device memory. Its attributes
+   are given by number, since the headers of CUDA 13.0 do not name them. */
+enum { LT_GROUPED_SINCE = 130800, LT_GROUPED = 2, LT_BATCH_MODE = 8, LT_ROWS_ARRAY, LT_COLS_ARRAY, LT_LD_ARRAY,
+       LT_AVERAGE_K = 13, LT_AVERAGE_ROWS, LT_AVERAGE_COLS };
+static int lt_grouped_layout(cublasLtMatrixLayout_t *layout, cudaDataType_t type, int rows, int cols, int ld) {
+    const int32_t mode = LT_GROUPED;
+    const int32_t *const arrays[3] = {B.lt_sizes + rows * MAX_GROUPS, B.lt_sizes + cols * MAX_GROUPS,
+                                      B.lt_sizes + ld * MAX_GROUPS};
+    int failed = cublasLtMatrixLayoutCreate(layout, type, 0, 0, 0), i;
+    failed |= cublasLtMatrixLayoutSetAttribute(*layout, (cublasLtMatrixLayoutAttribute_t)LT_BATCH_MODE, &mode, 4);
+    failed |= cublasLtMatrixLayoutSetAttribute(*layout, CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &B.groups, 4);
+    for (i = 0; i < 3; i++)
+        failed |= cublasLtMatrixLayoutSetAttribute(*layout, (cublasLtMatrixLayoutAttribute_t)(LT_ROWS_ARRAY + i),
+                                                   &arrays[i], 8);
+    return !failed;
+}
+static int lt_make_grouped(lt_plan *plan) {
+    const cublasOperation_t ta = op_a(), tb = op_b();
+    const int32_t mode = CUBLASLT_POINTER_MODE_DEVICE;
+    const uint32_t align = 16;
+    const int64_t mean = (B.rows + B.groups - 1) / B.groups;
+    const product p = device_part(0, 0, mean);
+    const float scalars[2] = {1.0f, beta()};
+    cublasLtMatmulPreference_t want;
+    cublasLtMatmulHeuristicResult_t found;
+    int32_t sizes[6][MAX_GROUPS];
+    const void *addresses[3][MAX_GROUPS];
+    int count = 0, g, i;
+    if (cublasLtGetVersion() < LT_GROUPED_SINCE) return 0;
+    for (g = 0; g < B.groups; g++) {
+        const product q = device_part(g, B.start[g], B.size[g]);
+        sizes[0][g] = (int32_t)q.m, sizes[1][g] = B.size[g] ? (int32_t)q.n : 0, sizes[2][g] = (int32_t)q.k;
+        sizes[3][g] = (int32_t)B.k, sizes[4][g] = (int32_t)ld_b(), sizes[5][g] = (int32_t)ld_c();
+        addresses[0][g] = q.a, addresses[1][g] = q.b, addresses[2][g] = q.c;
+    }
+    cuda(cudaMemcpy(B.lt_sizes, sizes, sizeof sizes, cudaMemcpyHostToDevice), "sizes");
+    cuda(cudaMemcpy(B.lt_addresses, addresses, sizeof addresses, cudaMemcpyHostToDevice), "addresses");
+    cuda(cudaMemcpy(B.lt_scalars, scalars, sizeof scalars, cudaMemcpyHostToDevice), "scalars");
+    cublasLtMatmulDescCreate(&plan->desc, CUBLAS_COMPUTE_32F, CUDA_R_32F);
+    cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_TRANSA, &ta, sizeof ta);
+    cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_TRANSB, &tb, sizeof tb);
+    cublasLtMatmulDescSetAttribute(plan->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
+    i = lt_grouped_layout(&plan->a, CUDA_R_16BF, ta ? 2 : 0, ta ? 0 : 2, 3) &&
+        lt_grouped_layout(&plan->b, CUDA_R_16BF, tb ? 1 : 2, tb ? 2 : 1, 4) &&
+        lt_grouped_layout(&plan->c, type_c(), 0, 1, 5);
+    if (!i) return 0;
+    cublasLtMatmulPreferenceCreate(&want);
+    cublasLtMatmulPreferenceSetAttribute(want, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &LT_WORKSPACE, 8);
+    for (i = CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES; i <= CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES; i++)
+        cublasLtMatmulPreferenceSetAttribute(want, (cublasLtMatmulPreferenceAttributes_t)i, &align, 4);
+    cublasLtMatmulPreferenceSetAttribute(want, (cublasLtMatmulPreferenceAttributes_t)LT_AVERAGE_ROWS, &p.m, 8);
+    cublasLtMatmulPreferenceSetAttribute(want, (cublasLtMatmulPreferenceAttributes_t)LT_AVERAGE_COLS, &p.n, 8);
+    cublasLtMatmulPreferenceSetAttribute(want, (cublasLtMatmulPreferenceAttributes_t)LT_AVERAGE_K, &p.k, 8);
+    if (cublasLtMatmulAlgoGetHeuristic(B.lt, plan->desc, plan->a, plan->b, plan->c, plan->c, want, 1, &found, &count)
+        != CUBLAS_STATUS_SUCCESS)
+        count = 0;
+    cublasLtMatmulPreferenceDestroy(want);
+    if (count) plan->algo = found.algo;
+    return count > 0;
+}
+static void run_ltgrouped(void) {
+    const void **at = B.lt_addresses;
+    int g;
+    for (g = 0; g < B.groups && B.kind == WGRAD; g++)
+        if (!B.size[g]) cudaMemsetAsync(device_part(g, 0, 0).c, 0, (size_t)(B.n * B.k) * 2, B.stream);
+    if (cublasLtMatmul(B.lt, B.lt_groups.desc, B.lt_scalars, at, B.lt_groups.a, at + MAX_GROUPS, B.lt_groups.b,
+                       B.lt_scalars + 1, at + 2 * MAX_GROUPS, B.lt_groups.c, (void *)(at + 2 * MAX_GROUPS),
+                       B.lt_groups.c, &B.lt_groups.algo, B.lt_workspace[0], LT_WORKSPACE, B.stream))
+        B.peer_failed = 1;
+}
+
 static void multiply(const gmm_linear *lin) {
     switch (B.kind) {
     case FWD: ok(gmm_linear_fwd(B.ctx, lin, B.workspace, B.workspace_bytes, B.stream)); break;
@@ -456,8 +531,8 @@ static void run_read(void) {
     read_all<<<(unsigned)(B.copy_bytes / (8 * 256 * 16)), 256, 0, B.stream>>>((const uint4 *)B.copy_from,
                                                                              (uint32_t *)B.copy_to);
 }
-static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,   run_loop1, run_loop4,
-                                              run_grouped, run_strided, run_torch, run_read};
+static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,     run_loop1, run_loop4, run_grouped,
+                                              run_strided, run_ltgrouped, run_torch, run_read};
 static void run_one(int contender) { RUN[contender](); }
 
 /* ---------------------------------------------------------------------------------------------------- Timing --- */
@@ -645,6 +720,7 @@ static void prepare(int kind, int *present) {
     present[LOOP4] = present[LOOP1];
     present[GROUPED] = B.uniform;
     present[STRIDED] = B.uniform && B.groups > 1;
+    present[LTGROUPED] = lt_make_grouped(&B.lt_groups);
     present[READ] = few_rows();
     present[TORCH] = B.torch != NULL;
     for (i = 0; i < CONTENDERS; i++) {
@@ -664,6 +740,8 @@ static void finish(void) {
     int i;
     for (i = 0; i < B.plans; i++) lt_drop(&B.plan[i]);
     lt_drop(&B.dense);
+    lt_drop(&B.lt_groups);
+    memset(&B.lt_groups, 0, sizeof B.lt_groups);
 }
 
 /* ---------------------------------------------------------------------------------------- Quantized products --- */
@@ -1098,8 +1176,8 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
         printf("%-8s %-8s fc%d%-2s %-5s", p->name, r->name, fc, KIND_LETTER[kind],
                kind == WGRAD_F32 ? "f32+" : "bf16");
     for (i = 0; i < READ; i++) {
-        if (rate[i] > 0.0) printf(R.csv ? ",%.4g" : " %8.4g", rate[i]);
-        else printf(R.csv ? "," : " %8s", "-");
+        if (rate[i] > 0.0) printf(R.csv ? ",%.4g" : " %9.4g", rate[i]);
+        else printf(R.csv ? "," : " %9s", "-");
     }
     if (R.csv) {
         printf(",%.3f,", rate[DENSE] > 0.0 ? rate[GMM_RUN] / rate[DENSE] : 0.0);
@@ -1580,6 +1658,9 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     B.sizes = (int32_t *)device_alloc(4 * MAX_GROUPS);
     B.ends = (int32_t *)device_alloc(4 * MAX_GROUPS);
     B.pointers = (const void **)device_alloc(3 * MAX_GROUPS * sizeof(void *));
+    B.lt_sizes = (int32_t *)device_alloc(6 * 4 * MAX_GROUPS);
+    B.lt_addresses = (const void **)device_alloc(3 * MAX_GROUPS * sizeof(void *));
+    B.lt_scalars = (float *)device_alloc(2 * sizeof(float));
     B.copy_bytes = (size_t)1 << 30;
     B.copy_from = (char *)random_bf16((int64_t)(B.copy_bytes / 2), 9);
     B.copy_to = device_alloc(B.copy_bytes);
@@ -1601,12 +1682,13 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
                "compared with fp64\n", B.blocks, R.ms);
         printf("# gmm: device sizes. dense: one cublasLtMatmul of equal FLOPs. loop1, loop4: one per group on 1 and 4 "
                "streams, host sizes.\n# grouped: cublasGemmGroupedBatchedEx. strided: cublasGemmStridedBatchedEx, even "
-               "splits only. best: of all but dense.\n");
+               "splits only. ltgrouped:\n# one cublasLtMatmul of the grouped mode, where cuBLASLt is 13.8 or later. "
+               "best: of all but dense.\n");
         printf("# split: tokens per expert, even or Zipf's. fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad;"
                " f32+: added into fp32\n# (torch: by a second kernel). floor: least time of the bytes that must move, "
                "at the GB/s that a kernel reads beside it, over gmm's.\n");
         printf("%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
-        for (i = 0; i < READ; i++) printf(" %8s", NAMES[i]);
+        for (i = 0; i < READ; i++) printf(" %9s", NAMES[i]);
         printf(" %9s %8s %14s %5s\n", "gmm/dense", "gmm/best", "floor of GB/s", "MHz");
     }
     for (s = 0; s < SHAPE_COUNT; s++)

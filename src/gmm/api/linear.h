@@ -38,6 +38,10 @@ typedef struct gmm_grad {
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
    stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales.
+   CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
+       mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
+       and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha
+       for all groups alike. Its algorithm is chosen for groups.rows_hint / G rows in every group, 0: capacity / G.
    Aliasing: none.  Alignment: each base to its element; stores are faster to multiples of 16 bytes. The engine WGMMA
    needs every matrix and row of x, w and dy at multiples of 16 bytes; another engine serves operands that are not.
    Addresses of weights in tables in device memory, which the host cannot see, must be multiples of 16 bytes under WGMMA

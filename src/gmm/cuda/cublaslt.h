@@ -1,14 +1,17 @@
-/* ........................................................................ 14.13 CUBLASLT engine: grouped linear ... */
+/* ........................................................................ 14.14 CUBLASLT engine: grouped linear ... */
 
 #ifdef GMM__CUBLASLT
 
-/* The CUBLASLT engine: one cublasLtMatmul per group, for host sizes. It is the reference for the other engines.
-   cuBLASLt's matrices are column-major; a row-major matrix is described as the column-major matrix that is its
-   transpose, so that the engine computes D^T: its operand a is w, or x in wgrad, and b is x or dy. The algorithm of a
-   group depends on that group alone, never on the rows before it, and reduces in fp32 in a fixed order: results are
-   deterministic and do not depend on the other groups. */
+/* The CUBLASLT engine, a reference for the other engines: one cublasLtMatmul per group, for host sizes; for device
+   sizes one of cuBLASLt's grouped mode, which stands behind this part. cuBLASLt's matrices are column-major; a
+   row-major matrix is described as the column-major matrix that is its transpose, so that the engine computes D^T: its
+   operand a is w, or x in wgrad, and b is x or dy. The algorithm of a group depends on that group alone, never on the
+   rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
+   groups. */
 
-enum { GMM__LT_BETA, GMM__LT_WORKSPACE }; /* regions of the workspace: a float, and the workspace of cuBLASLt */
+/* Regions of the workspace: beta, or alpha and beta of a grouped product; the workspace of cuBLASLt; and for a grouped
+   product [G + 1] int64 row offsets, the arrays that cuBLASLt reads, [G] addresses of a host table. */
+enum { GMM__LT_BETA, GMM__LT_WORKSPACE, GMM__LT_OFFSETS, GMM__LT_ARRAYS, GMM__LT_TABLE };
 enum { GMM__LT_WORKSPACE_BYTES = 32 << 20 };
 
 /* One group's product as cuBLASLt describes it. Descriptors live on the stack: nothing is allocated. */
@@ -140,15 +143,29 @@ static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem 
     return s;
 }
 
+/* The entry of the cache for a key; *found: it holds the algorithm. Else the caller writes it, and then the key. */
+static gmm__lt_choice *gmm__lt_cached(gmm_context *ctx, const int64_t key[GMM__LT_KEY], int *found) {
+    gmm__lt_choice *choice;
+    uint64_t hash = 0;
+    int i;
+    for (i = 0; i < GMM__LT_KEY; i++) {
+        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
+        hash ^= hash >> 32;
+    }
+    choice = &ctx->lt.cache[hash % GMM__LT_CACHE];
+    *found = !memcmp(choice->key, key, sizeof choice->key);
+    if (!*found) choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
+    return choice;
+}
+
 /* Algorithm for `rows` rows of a described group: from a direct-mapped cache, or from the heuristic. */
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                              const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
-    uint64_t hash = 0;
     cublasStatus_t s;
-    int i;
+    int found;
     key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
     key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
     key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
@@ -159,44 +176,22 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     key[7] = a->ld;
     key[8] = call->mat[gmm__lt_role_b(call->op)].ld;
     key[9] = d->ld;
-    for (i = 0; i < GMM__LT_KEY; i++) {
-        hash = (hash ^ (uint64_t)key[i]) * 0x9E3779B97F4A7C15u;
-        hash ^= hash >> 32;
-    }
-    choice = &call->ctx->lt.cache[hash % GMM__LT_CACHE];
+    choice = gmm__lt_cached(call->ctx, key, &found);
     *algo = &choice->algo;
-    if (!memcmp(choice->key, key, sizeof key)) return CUBLAS_STATUS_SUCCESS;
-    choice->key[0] = 0; /* the entry is empty until the heuristic has succeeded */
+    if (found) return CUBLAS_STATUS_SUCCESS;
     s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }
 
-static int gmm__lt_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_op op = call->op;
-    const gmm_mat *a = &call->mat[gmm__lt_role_a(op)], *d = &call->mat[gmm__lt_role_d(op)];
-    const gmm_mat *bias = &call->mat[GMM__BIAS];
-    const gmm_mat *table = op == GMM_OP_LINEAR_WGRAD ? d : a; /* the operand with one matrix per group */
-    if (!call->ctx->lt.handle)
-        return gmm__decline(plan, call->ctx->config.engine == GMM_ENGINE_CUBLASLT
-                                      ? "could not be opened on this device"
-                                      : "is not open in this context: name it in gmm_config.engine or require_engine");
-    if (!call->groups.on_host) return gmm__decline(plan, "needs host sizes (groups.on_host)");
-    if (call->rows > INT32_MAX || call->in > INT32_MAX || call->out > INT32_MAX)
-        return gmm__decline(plan, "takes at most %lld rows and features", (long long)INT32_MAX);
-    if ((table->table && !(table->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) ||
-        (bias->table && !(bias->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
-        return gmm__decline(plan, "needs pointer tables on the host");
-    if (d->dtype != a->dtype && d->dtype != GMM_F32)
-        return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(d->dtype), gmm_dtype_name(a->dtype));
-    if (bias->dtype != GMM_NONE && (a->dtype != GMM_F32 || bias->dtype != GMM_F32)) /* 16-bit sums are rounded first */
-        return gmm__decline(plan, "adds no bias of %s to products of %s", gmm_dtype_name(bias->dtype),
-                            gmm_dtype_name(a->dtype));
+/* Plans a product per group. */
+static int gmm__lt_plan_groups(const gmm__call *call, gmm__plan *plan) {
+    const gmm_dtype dtype = call->mat[gmm__lt_role_a(call->op)].dtype;
     gmm__reserve(plan, GMM__LT_BETA, sizeof(uint64_t)); /* reserved always, since a query may have no alpha yet */
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
-    (void)snprintf(plan->note, sizeof plan->note, "one product per group%s; refused where the library has no algorithm "
-                   "for a group's rows and addresses",
-                   a->dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
+    (void)snprintf(plan->note, sizeof plan->note, "a cublasLtMatmul per group%s; refused where the library has no "
+                   "algorithm for a group's rows and addresses",
+                   dtype != GMM_F32 ? "" : call->options.allow_tf32 ? ", as TF32" : ", in fp32");
     return 1;
 }
 
@@ -207,7 +202,7 @@ static cudaError_t gmm__lt_zero_rows(const gmm_mat *m, void *address, int64_t ro
     return cudaMemset2DAsync(address, (size_t)m->ld * size, 0, (size_t)cols * size, (size_t)rows, stream);
 }
 
-static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream stream) {
+static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *l = &call->d.linear;
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
@@ -225,7 +220,7 @@ static gmm_status gmm__lt_launch_product(const gmm__plan *plan, gmm_stream strea
 
     if (gmm__capturing(call->ctx, stream))
         return gmm__refuse(call, GMM_E_CAPTURE, "groups.on_host", "host sizes cannot be captured, since every replay "
-                           "would use them, and cublaslt serves no others");
+                           "would use them; pass device sizes");
     /* pass 0 finds the algorithms of all groups, so that a refused call has enqueued nothing; pass 1 launches */
     for (pass = 0; pass < 2; pass++) {
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */

@@ -1,4 +1,4 @@
-/* ........................................................................... 14.14 WGMMA engine: grouped linear ... */
+/* ........................................................................... 14.13 WGMMA engine: grouped linear ... */
 
 /* The WGMMA engine's grouped linear layers: availability, alignment rules, choice of the kernel, plans, launches. */
 

@@ -105,9 +105,12 @@ class GmmExperts(MegatronModule):
                 "device": "cpu" if config.use_cpu_initialization else torch.cuda.current_device()}
         self.weight1 = torch.nn.Parameter(torch.empty(num_local_experts, (1 + self.gated) * ffn, hidden, **like))
         self.weight2 = torch.nn.Parameter(torch.empty(num_local_experts, hidden, ffn, **like))
+        # Gradients are reduced over the ranks that have the same part of the same experts. These are the ranks of data
+        # parallelism only where experts are divided as other weights are.
+        tp = pg_collection.tp.size() if hasattr(pg_collection, "tp") else config.tensor_model_parallel_size
         for w, axis, parts in ((self.weight1, 1, 1 + self.gated), (self.weight2, 2, 1)):
             set_tensor_model_parallel_attributes(w, True, axis, parts)
-            w.allreduce = self.ep_group.size() == 1
+            w.allreduce = self.ep_group.size() == 1 and self.tp_group.size() == tp
             w.skip_backward_post_hook = config.delay_wgrad_compute
         if config.perform_initialization:
             self._initialize(config)
@@ -122,6 +125,7 @@ class GmmExperts(MegatronModule):
             ("use_te_activation_func", getattr(config, "use_te_activation_func", False)),
             ("fp4", getattr(config, "fp4", None)),
             (f"fp8_recipe={config.fp8_recipe}", config.fp8 and config.fp8_recipe not in RECIPES),
+            ("first_last_layers_bf16 with fp8", config.fp8 and config.first_last_layers_bf16),
             (f"activation_func={config.activation_func}", (config.activation_func, self.gated) not in ACTIVATIONS),
         ) if wrong]
         if refused:

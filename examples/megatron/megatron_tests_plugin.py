@@ -12,27 +12,14 @@ import pytest
 import torch
 from megatron.core import parallel_state, tensor_parallel, utils
 from packaging.version import Version
-from torch.overrides import TorchFunctionMode
 
-from megatron_here import prepare
+from megatron_here import OnCpu, prepare
 from run_megatron_tests import COMPARE, EXCLUDED, EXCLUDED_ON_CPU
 
 DEVICE = prepare()
 TESTS = "tests.unit_tests."
 HAVE_TE = importlib.util.find_spec("transformer_engine") is not None
 current = {"file": ""}  # of the test that runs
-
-
-class OnCpu(TorchFunctionMode):
-    """What a test puts on a GPU stays on the CPU."""
-
-    def __torch_function__(self, function, kinds, args=(), kwargs=None):
-        if function is torch.Tensor.cuda:
-            return args[0]
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
 
 
 def without_gpu():
@@ -51,20 +38,6 @@ def without_transformer_engine():
     utils._te_version = Version("0")
     from megatron.core.models.gpt import gpt_layer_specs
     gpt_layer_specs.get_gpt_layer_with_transformer_engine_spec = gpt_layer_specs.get_gpt_layer_local_spec
-
-
-def with_newer_torch():
-    """Reading a checkpoint's metadata, megatron-core passes torch.empty what newer versions of torch record there."""
-    from megatron.core.dist_checkpointing.strategies import torch as strategy
-
-    class Torch:
-        def __getattr__(self, name):
-            return getattr(torch, name)
-
-        def empty(self, *args, strides=None, **options):
-            return torch.empty(*args, **options)
-
-    strategy.torch = Torch()
 
 
 def substitute():
@@ -132,7 +105,6 @@ def set_up():
     sys.modules[download.__name__] = download
     if not HAVE_TE:
         without_transformer_engine()
-    with_newer_torch()
     substitute()
     limit_ranks()
     if DEVICE == "cpu":

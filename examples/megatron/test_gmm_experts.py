@@ -25,6 +25,7 @@ from megatron.core.transformer.mlp import MLPSubmodules  # noqa: E402
 from megatron.core.transformer.moe.experts import SequentialMLP  # noqa: E402
 from megatron.core.transformer.transformer_config import TransformerConfig  # noqa: E402
 
+import gmm_torch  # noqa: E402
 from gmm_experts import GmmExperts, use_gmm_experts  # noqa: E402
 from megatron_here import prepare  # noqa: E402
 
@@ -125,6 +126,38 @@ def test_frozen_weights():
                 close(w.main_grad if fused else w.grad, want[i] + fused)
 
 
+def test_recipes():
+    """Each FP8 recipe of the configuration gives the bits of gmm_torch's, and other outputs than the others."""
+    results, splits, (hidden, ffn) = [], torch.tensor(SIZES, device=DEVICE), (128, 64)
+    # Rows and blocks of 32 features differ in magnitude, so that scales of a tensor, a row and a block round otherwise.
+    spread = 2.0 ** (-torch.arange(sum(SIZES)).view(-1, 1) - 3 * (torch.arange(hidden) // 32))
+    for name, recipe in (("tensorwise", "fp8_current"), ("blockwise", "fp8_block"), ("mxfp8", "mxfp8")):
+        settings = config()
+        settings.hidden_size, settings.moe_ffn_hidden_size = hidden, ffn
+        settings.fp8, settings.fp8_recipe = "hybrid", name
+        module = GmmExperts(EXPERTS, settings, None, groups()).to(DEVICE)
+        torch.manual_seed(5)
+        x, dy = ((torch.randn(sum(SIZES), hidden) * s).to(DEVICE).requires_grad_() for s in (spread, 1))
+        probs = torch.rand(sum(SIZES), device=DEVICE, requires_grad=True)
+        operands = x, module.weight1, module.weight2, probs
+        want = gmm_torch.mlp(*operands[:3], splits, probs, recipe=recipe)
+        want = [want, *torch.autograd.grad(want, operands, dy)]
+        for fused, delay in itertools.product((False, True), repeat=2):
+            settings.gradient_accumulation_fusion, settings.delay_wgrad_compute = fused, delay
+            for t in operands:
+                t.grad, t.main_grad = None, torch.zeros_like(t)
+            y, _ = module(x, splits, probs)
+            y.backward(dy)
+            module.backward_dw()
+            grads = x.grad, *(w.main_grad if fused else w.grad for w in operands[1:3]), probs.grad
+            assert all(torch.equal(a, b) for a, b in zip((y, *grads), want, strict=True))
+        with torch.no_grad():
+            assert torch.equal(module(x, splits, probs)[0], y)
+        results.append(want)
+    for a, b in itertools.combinations(results, 2):
+        assert not torch.equal(a[0], b[0])
+
+
 def test_no_rows():
     module = experts()
     x = torch.zeros(0, HIDDEN, device=DEVICE, requires_grad=True)
@@ -153,15 +186,22 @@ def test_spec():
 
 
 def test_refusals():
-    for name, value in (("add_bias_linear", True), ("activation_func", torch.tanh)):
+    fp8 = {"fp8": "hybrid", "fp8_recipe": "blockwise"}
+    for told, settings in (("add_bias_linear", {"add_bias_linear": True}),
+                           ("activation_func", {"activation_func": torch.tanh}),
+                           ("fp4", {"fp4": "e2m1"}),
+                           ("fp8_recipe=delayed", {**fp8, "fp8_recipe": "delayed"}),
+                           ("fp8_recipe=custom", {**fp8, "fp8_recipe": "custom"}),
+                           ("first_last_layers_bf16 with fp8", {**fp8, "first_last_layers_bf16": True})):
         refused = config()
-        setattr(refused, name, value)
+        for name, value in settings.items():
+            setattr(refused, name, value)
         try:
             GmmExperts(EXPERTS, refused, None, groups())
         except ValueError as e:
-            assert name in str(e)
+            assert told in str(e)
         else:
-            raise AssertionError(f"{name} was not refused")
+            raise AssertionError(f"{told} was not refused")
     try:
         GmmExperts(EXPERTS, config())
     except ValueError as e:

@@ -350,7 +350,8 @@ typedef struct gmm_grad {
        of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
-   stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales.
+   stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales. CUBLASLT is
+    excepted where splits are on the host: its algorithm depends on the rows of the group.
    CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
        mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
        and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha
@@ -11401,22 +11402,22 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 
 #ifdef __CUDACC__
 
-/* Cycles of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
-static double gmm__wgmma_fc1_cycles(const gmm__call *call, int glu, int copies) {
+/* Clocks of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
+static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) {
     const int32_t processors = call->ctx->device.processors;
-    double cycles = 0.0;
+    double clocks = 0.0;
 #ifndef GMM_NO_QUANT
     if (call->product_cast) {
         if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
-                                  &cycles) < 0)
+                                  &clocks) < 0)
             return 0.0;
-        return cycles;
+        return clocks;
     }
 #endif
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, glu ? gmm_gemm_glu : gmm_gemm_fwd, call->mat[GMM__Y].dtype, 0, processors,
-                          copies, &cycles) < 0)
+                          copies, &clocks) < 0)
         return 0.0;
-    return cycles;
+    return clocks;
 }
 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
@@ -11428,8 +11429,8 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
-    product = gmm__wgmma_fc1_cycles(call, 0, copies);
-    fused = gmm__wgmma_fc1_cycles(call, 1, copies);
+    product = gmm__wgmma_fc1_clocks(call, 0, copies);
+    fused = gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone", call->product_cast ? "act and cast" : "the act");
     return 1;
@@ -11943,9 +11944,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifdef GMM__CUBLASLT
 
 /* The CUBLASLT engine, a reference for the other engines: one cublasLtMatmul per group, for host sizes; for device
-   sizes one of cuBLASLt's grouped mode, which stands behind this part. cuBLASLt's matrices are column-major; a
-   row-major matrix is described as the column-major matrix that is its transpose, so that the engine computes D^T: its
-   operand a is w, or x in wgrad, and b is x or dy. The algorithm of a group depends on that group alone, never on the
+   sizes one of cuBLASLt's grouped mode (cublaslt_grouped.h). cuBLASLt's matrices are column-major; a row-major matrix
+   is described as the column-major matrix that is its transpose, so that the engine computes D^T: its operand a is w,
+   or x in wgrad, and b is x or dy. With host sizes the algorithm of a group depends on that group alone, never on the
    rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
    groups. */
 
@@ -12202,15 +12203,16 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
 
 /* cuBLASLt's grouped mode: one cublasLtMatmul for all groups, whose sizes, leading dimensions and addresses are arrays
    in device memory, which gmm_lt_groups writes. The mode is a matter of attributes: layouts whose batch mode is GROUPED
-   have these arrays, and preferences have the average sizes, by which the heuristic chooses, as int64. The attributes
-   are given by number, since the headers of CUDA 13.0 do not name them. The functions that take them are as old as
-   cuBLASLt, so that a program linked with an older library uses the mode if the library at run time has it.
+   have these arrays, and preferences have the average sizes, by which the heuristic chooses, in 8 bytes each, whatever
+   cublasLt.h says. The attributes are given by number, since the headers of CUDA 13.0 do not name them. The functions
+   that take them are as old as cuBLASLt, so that a program linked with an older library uses the mode if the library at
+   run time has it.
 
    Hopper has the mode from cuBLASLt 13.4 on. It is used from 13.8 on: before, grouped products that reuse a workspace,
-   as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), a query of the
-   heuristic ends captures (13.5.1 to 13.6.0), and results of scalars in host memory are wrong (until 13.7), for which
-   reason they are in device memory. Algorithms with split reductions are excluded, so that the order of a sum does not
-   depend on the average sizes. */
+   as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), and a query of the
+   heuristic ends captures (13.5.1 to 13.6.0). Algorithms with split reductions are excluded. Without them no average
+   size changed a bit of a result on 13.10 (tests: sizes far from the hint). Where alpha is in device memory, beta must
+   be too. */
 
 enum {
     GMM__LT_GROUPED_VERSION = 130800, /* the first that is used, as cublasLtGetVersion counts */
@@ -12392,7 +12394,7 @@ static cublasStatus_t gmm__lt_query_grouped(const gmm__call *call, gmm__lt_group
 }
 
 /* Algorithm of a described product: from the cache, where op + GMM_OP_COUNT + 1 marks grouped products, or from the
-   heuristic. It depends on no size but the averages. */
+   heuristic. It depends on the features, the number of groups and the average rows. */
 static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_grouped *p,
                                            const cublasLtMatmulAlgo_t **algo) {
     int64_t key[GMM__LT_KEY] = { 0 };

@@ -1991,7 +1991,7 @@ typedef struct gmm_lt_args {
 
 #if GMM__HOLDS(0)
 /* An empty group of wgrad has no columns, so that its D is zeroed here or keeps its bits. Leading dimensions are those
-   of the operands, in empty groups too. */
+   of the operands in empty groups too: with 0 or 1 cuBLASLt 13.10 wrote wrong gradients beside them. */
 GMM__KERNEL __launch_bounds__(GMM_LT_THREADS) gmm_lt_groups(const __grid_constant__ gmm_lt_args args) {
     const int32_t first = (int32_t)(blockIdx.x * GMM_LT_THREADS + threadIdx.x);
     int32_t g, i;

@@ -281,15 +281,18 @@ static reading reading_of(const ref_case *c, int slot, int in_backward) {
 }
 
 /* The values of group g of an operand in a product, as lines along the contraction. */
-typedef struct lines { int64_t lines, along; double *v; } lines;
+/* least: what a factor counts in a bound at least. Tensor cores truncate products to 24 bits below the largest sum of
+   two exponents, and the exponent of every subnormal f16 is -14. */
+typedef struct lines { int64_t lines, along; double *v, least; } lines;
 static lines lines_of(const ref_case *c, int slot, gmm_direction direction, int g, int in_backward) {
     const reading how = reading_of(c, slot, in_backward);
     const int64_t m = rows_of(c, slot, g), cols = c->cols[slot];
     gmm_format f;
     ref_copy q;
-    lines l = { direction ? cols : m, direction ? m : cols, NULL };
+    lines l = { direction ? cols : m, direction ? m : cols, NULL, 0.0 };
     if (how != ITSELF) q = copy_of(c, slot, how == COPIES ? direction : GMM_ROWWISE, g, &f);
     if (how == COPIES) l.along = q.along;
+    else if (T.gpu && c->s.dtype == GMM_F16) l.least = 0x1p-14;
     l.v = (double *)t_host((size_t)(l.lines * l.along) * sizeof(double) + 8);
     for (int64_t i = 0; i < l.lines; i++)
         for (int64_t k = 0; k < l.along; k++) {
@@ -324,21 +327,20 @@ static void check(const ref_case *c, const char *what, const double *got, const 
 #define check(...) T_CALL(check, __VA_ARGS__)
 
 /* One product of group g: the results from `at` on are a b^T + addend[column] s[row] + start. NULL: no addend, s of 1,
-   no start. The sums of blocks are rounded once more than a sum, and a scale is a product of up to four. Tensor cores
-   truncate products to 24 bits below the largest sum of two exponents, and the exponent of every subnormal f16 is -14:
-   to the bound, no factor of theirs is below 2^-14. */
+   no start. The sums of blocks are rounded once more than a sum, and a scale is a product of up to four. */
 typedef struct addends { const double *addend, *s, *start; double share; } addends;
-static void multiply(const ref_case *c, const lines *a, const lines *b, const addends *extra, results *r, int64_t at) {
-    const double least = T.gpu && c->s.dtype == GMM_F16 ? 0x1p-14 : 0.0;
+static void multiply(const lines *a, const lines *b, const addends *extra, results *r, int64_t at) {
     for (int64_t i = 0; i < a->lines; i++)
         for (int64_t j = 0; j < b->lines; j++) {
             const double *x = a->v + i * a->along, *y = b->v + j * b->along;
             const int64_t K = a->along, to = at + i * b->lines + j;
-            double sum = 0.0, magnitude = 0.0, more = 0.0, much;
+            double sum = 0.0, magnitude = 0.0, aligned = 0.0, more = 0.0, much;
             for (int64_t k = 0; k < K; k++) {
                 sum += x[k] * y[k];
-                magnitude += fmax(fabs(x[k]), least) * fmax(fabs(y[k]), least);
+                magnitude += fabs(x[k] * y[k]);
+                aligned += fmax(fabs(x[k]), a->least) * fmax(fabs(y[k]), b->least);
             }
+            if (magnitude > 0.0) magnitude = aligned;
             if (extra->addend) more = extra->addend[j] * (extra->s ? extra->s[i] : 1.0);
             much = fabs(more) + (extra->start ? fabs(extra->start[to]) : 0.0);
             more += extra->start ? extra->start[to] : 0.0;
@@ -361,7 +363,7 @@ static results sums_by_weights(const ref_case *c, gmm_dtype dtype, int a, int b,
         w = lines_of(c, b, direction, g, in_backward);
         extra = (addends){ bias ? bias + g * features : NULL, s ? s + c->first[g] : NULL, NULL,
                            fp8_share(c, a, in_backward) };
-        multiply(c, &x, &w, &extra, &r, c->first[g] * features);
+        multiply(&x, &w, &extra, &r, c->first[g] * features);
     }
     return r;
 }
@@ -379,7 +381,7 @@ static void check_weight_gradient(const ref_case *c, const char *what, int param
     for (int g = 0; g < G; g++) {
         const lines a = lines_of(c, dy, GMM_COLUMNWISE, g, 1), b = lines_of(c, x, GMM_COLUMNWISE, g, 1);
         const addends extra = { NULL, NULL, c->s.main_grad && !c->s.overwrite ? m->v : NULL, fp8_share(c, dy, 1) };
-        multiply(c, &a, &b, &extra, &r, g * each);
+        multiply(&a, &b, &extra, &r, g * each);
     }
     check(c, what, t_mat_get(m), &r);
 }

@@ -1147,8 +1147,10 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
     int present[CONTENDERS], i;
     double seconds[CONTENDERS], rate[CONTENDERS], best = 0.0, mhz, read = 0.0, share = 0.0;
     prepare(kind, present);
+    B.peer_failed = 0;
     measure(run_one, present, CONTENDERS, seconds, &mhz);
     finish();
+    if (B.peer_failed) die(name, "a peer that had run failed while it was timed");
     for (i = 0; i < READ; i++) {
         rate[i] = present[i] ? flops / seconds[i] * 1e-12 : 0.0;
         if (i != GMM_RUN && i != DENSE && rate[i] > best) best = rate[i];

@@ -37,7 +37,8 @@ typedef struct gmm_grad {
        of dy) must be between 2^-90 and 2^70, and the other scales times alpha normal. CUBLASLT multiplies in the
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
-   stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales.
+   stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales. CUBLASLT is
+    excepted where splits are on the host: its algorithm depends on the rows of the group.
    CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
        mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
        and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha

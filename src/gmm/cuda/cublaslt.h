@@ -3,9 +3,9 @@
 #ifdef GMM__CUBLASLT
 
 /* The CUBLASLT engine, a reference for the other engines: one cublasLtMatmul per group, for host sizes; for device
-   sizes one of cuBLASLt's grouped mode, which stands behind this part. cuBLASLt's matrices are column-major; a
-   row-major matrix is described as the column-major matrix that is its transpose, so that the engine computes D^T: its
-   operand a is w, or x in wgrad, and b is x or dy. The algorithm of a group depends on that group alone, never on the
+   sizes one of cuBLASLt's grouped mode (cublaslt_grouped.h). cuBLASLt's matrices are column-major; a row-major matrix
+   is described as the column-major matrix that is its transpose, so that the engine computes D^T: its operand a is w,
+   or x in wgrad, and b is x or dy. With host sizes the algorithm of a group depends on that group alone, never on the
    rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
    groups. */
 

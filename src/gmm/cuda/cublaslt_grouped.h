@@ -2,15 +2,16 @@
 
 /* cuBLASLt's grouped mode: one cublasLtMatmul for all groups, whose sizes, leading dimensions and addresses are arrays
    in device memory, which gmm_lt_groups writes. The mode is a matter of attributes: layouts whose batch mode is GROUPED
-   have these arrays, and preferences have the average sizes, by which the heuristic chooses, as int64. The attributes
-   are given by number, since the headers of CUDA 13.0 do not name them. The functions that take them are as old as
-   cuBLASLt, so that a program linked with an older library uses the mode if the library at run time has it.
+   have these arrays, and preferences have the average sizes, by which the heuristic chooses, in 8 bytes each, whatever
+   cublasLt.h says. The attributes are given by number, since the headers of CUDA 13.0 do not name them. The functions
+   that take them are as old as cuBLASLt, so that a program linked with an older library uses the mode if the library at
+   run time has it.
 
    Hopper has the mode from cuBLASLt 13.4 on. It is used from 13.8 on: before, grouped products that reuse a workspace,
-   as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), a query of the
-   heuristic ends captures (13.5.1 to 13.6.0), and results of scalars in host memory are wrong (until 13.7), for which
-   reason they are in device memory. Algorithms with split reductions are excluded, so that the order of a sum does not
-   depend on the average sizes. */
+   as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), and a query of the
+   heuristic ends captures (13.5.1 to 13.6.0). Algorithms with split reductions are excluded. Without them no average
+   size changed a bit of a result on 13.10 (tests: sizes far from the hint). Where alpha is in device memory, beta must
+   be too. */
 
 enum {
     GMM__LT_GROUPED_VERSION = 130800, /* the first that is used, as cublasLtGetVersion counts */
@@ -192,7 +193,7 @@ static cublasStatus_t gmm__lt_query_grouped(const gmm__call *call, gmm__lt_group
 }
 
 /* Algorithm of a described product: from the cache, where op + GMM_OP_COUNT + 1 marks grouped products, or from the
-   heuristic. It depends on no size but the averages. */
+   heuristic. It depends on the features, the number of groups and the average rows. */
 static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_grouped *p,
                                            const cublasLtMatmulAlgo_t **algo) {
     int64_t key[GMM__LT_KEY] = { 0 };

@@ -2,22 +2,22 @@
 
 #ifdef __CUDACC__
 
-/* Cycles of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
-static double gmm__wgmma_fc1_cycles(const gmm__call *call, int glu, int copies) {
+/* Clocks of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
+static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) {
     const int32_t processors = call->ctx->device.processors;
-    double cycles = 0.0;
+    double clocks = 0.0;
 #ifndef GMM_NO_QUANT
     if (call->product_cast) {
         if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
-                                  &cycles) < 0)
+                                  &clocks) < 0)
             return 0.0;
-        return cycles;
+        return clocks;
     }
 #endif
     if (gmm__wgmma_choose(call, gmm_gemm_fwd, glu ? gmm_gemm_glu : gmm_gemm_fwd, call->mat[GMM__Y].dtype, 0, processors,
-                          copies, &cycles) < 0)
+                          copies, &clocks) < 0)
         return 0.0;
-    return cycles;
+    return clocks;
 }
 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
@@ -29,8 +29,8 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
-    product = gmm__wgmma_fc1_cycles(call, 0, copies);
-    fused = gmm__wgmma_fc1_cycles(call, 1, copies);
+    product = gmm__wgmma_fc1_clocks(call, 0, copies);
+    fused = gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone", call->product_cast ? "act and cast" : "the act");
     return 1;

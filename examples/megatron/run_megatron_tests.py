@@ -25,15 +25,25 @@ FILES = ["transformer/moe/test_moe_layer.py", "transformer/moe/test_token_dispat
          "transformer/moe/test_a2a_token_dispatcher.py", "transformer/moe/test_grouped_mlp.py",
          "transformer/moe/test_sequential_mlp.py", "transformer/moe/test_shared_experts.py",
          "transformer/moe/test_moe_layer_discrepancy.py", "transformer/moe/test_routers.py",
-         "dist_checkpointing/models/test_moe_experts.py", "distributed/test_grad_sync_with_expert_parallel.py"]
+         "dist_checkpointing/models/test_moe_experts.py", "dist_checkpointing/test_optimizer.py",
+         "distributed/test_grad_sync_with_expert_parallel.py", "pipeline_parallel/test_pipeline_layout.py",
+         "transformer/test_multi_token_prediction.py", "test_utils.py"]
 COMPARE = ("test_grouped_mlp.py", "test_moe_experts.py")  # there SequentialMLP stays, for GmmExperts to equal
 # A pattern in a test's name, and why the test is not run. TE is Transformer Engine.
 EXCLUDED = [
-    (r"test_moe_layer_dispatcher_discrepancy\[[248]-|(ag|a2a)_dispatcher_discrepancy\[(2-2|2-4|4-2)",
-     "sequence parallelism of a whole layer: the LayerNorm that stands in for TE's refuses it"),
     ("TestParallelGroupedMLP::test_constructor", "asserts the shape of GroupedMLP's weights"),
     ("TestParallelGroupedMLP::test_gpu_forward_with_no_tokens_allocated", "calls the package grouped_gemm itself"),
     ("TestTEParallelSequentialMLP", "compares SequentialMLP with SequentialMLP on TE"),
+    (r"/test_optimizer.py::(?!.*(test_chained_optimizer|True-False-True))", "builds no experts"),
+    (r"/test_utils.py::(?!test_param_norm_moe)", "builds no experts"),
+    (r"test_multi_token_prediction.py::.*(::test_constructor|LossLoggingHelper|::test_roll)", "builds no experts"),
+]
+EXCLUDED_WITHOUT_TE = [
+    (r"test_moe_layer_dispatcher_discrepancy\[[248]-|(ag|a2a)_dispatcher_discrepancy\[(2-2|2-4|4-2)|"
+     r"test_chained_optimizer_resharding\[src_tp_pp_exp[013]",
+     "sequence parallelism of a whole layer: the LayerNorm that stands in for TE's refuses it"),
+    (r"TestMultiTokenPrediction::(test_fp8_support|test_packed|.*\[(?!1-1))",
+     "FP8 models, packed sequences, context and sequence parallelism need TE"),
 ]
 EXCLUDED_ON_CPU = [
     ("test_moe_layer_discrepancy", "4096 rows of 4096 features are too much for a CPU"),
@@ -41,20 +51,24 @@ EXCLUDED_ON_CPU = [
     ("test_shared_experts.py", "asserts streams and outputs of a GPU"),
 ]
 EXCLUDED_FILES = {
-    "transformer/moe/test_aux_loss.py": "runs routers alone",
-    "transformer/moe/test_router_replay.py": "runs routers alone",
+    "a2a_overlap/test_schedule_layer_1f1b.py, test_schedule_chunk_1f1b.py":
+        "4 ranks, streams of a GPU, and TE's attention for MLA",
+    "a2a_overlap/test_cuda_graphed_schedule_chunk_1f1b.py, transformer/test_cuda_graphs.py": "CUDA graphs of TE layers",
+    "dist_checkpointing/models/test_mamba.py, models/test_mamba_moe_model.py": "need the package mamba_ssm",
+    "dist_checkpointing/test_layer_wise_optimizer.py": "needs the package emerging_optimizers",
+    "dist_checkpointing/test_pipeline_parallel_layout.py": "experts have biases, which GmmExperts refuses",
+    "distributed/megatron_fsdp/test_mcore_fully_sharded_data_parallel.py": "TE's router, and names of TE's experts",
+    "inference/engines/test_dynamic_engine.py, test_static_engine.py": "need TE and the package flash_attn",
+    "models/test_gpt_model.py": "experts have TE's activation functions, which GmmExperts refuses",
+    "models/test_gpt_model_quantization.py": "recipes of TE modules by name",
+    "pipeline_parallel/test_fine_grained_activation_offloading.py": "offloads what TEGroupedMLP saves",
+    "post_training/test_modelopt_module_spec.py": "ModelOpt's spec has experts of its own",
+    "resharding/test_model_swap.py": "resharding knows the parameters of TEGroupedMLP alone",
+    "transformer/moe/test_aux_loss.py, test_router_replay.py": "run routers alone",
     "transformer/moe/test_multihot_indices_converter.py": "runs a kernel for indices alone",
-    "transformer/moe/test_upcycling.py": "upcycling knows the parameters of SequentialMLP and TEGroupedMLP alone",
-    "a2a_overlap/test_schedule_layer_1f1b.py": "not tried: schedules of TE layers",
-    "dist_checkpointing/models/test_mamba.py": "not tried: Mamba models on TE layers",
-    "dist_checkpointing/test_layer_wise_optimizer.py, test_optimizer.py": "not tried: optimizer states",
-    "dist_checkpointing/test_pipeline_parallel_layout.py": "not tried: pipeline stages of TE layers",
-    "inference/engines/test_dynamic_engine.py, test_static_engine.py": "not tried: inference",
-    "models/test_gpt_model.py, test_gpt_model_quantization.py, test_mamba_moe_model.py": "not tried: TE layers",
-    "pipeline_parallel/test_fine_grained_activation_offloading.py, test_pipeline_layout.py": "not tried: TE layers",
-    "post_training/test_modelopt_module_spec.py": "not tried: another spec of layers",
-    "resharding/test_model_swap.py": "not tried: models of TE layers",
-    "transformer/test_multi_token_prediction.py, test_submodule_callables.py": "not tried: models of TE layers",
+    "transformer/moe/test_upcycling.py": "upcycling knows SequentialMLP and TEGroupedMLP alone",
+    "transformer/test_submodule_callables.py": "8 ranks, and TE's attention for MLA",
+    "test_checkpointing.py": "builds no experts",
 }
 
 

@@ -145,12 +145,13 @@ def test_recipes():
         for fused, delay in itertools.product((False, True), repeat=2):
             settings.gradient_accumulation_fusion, settings.delay_wgrad_compute = fused, delay
             for t in operands:
-                t.grad, t.main_grad = None, torch.zeros_like(t)
+                t.grad, t.main_grad = None, torch.ones_like(t)
             y, _ = module(x, splits, probs)
             y.backward(dy)
             module.backward_dw()
-            grads = x.grad, *(w.main_grad if fused else w.grad for w in operands[1:3]), probs.grad
-            assert all(torch.equal(a, b) for a, b in zip((y, *grads), want, strict=True))
+            dw = [w.main_grad if fused else 1 + w.grad for w in operands[1:3]]
+            expected = *want[:2], 1 + want[2], 1 + want[3], want[4]
+            assert all(torch.equal(a, b) for a, b in zip((y, x.grad, *dw, probs.grad), expected, strict=True))
         with torch.no_grad():
             assert torch.equal(module(x, splits, probs)[0], y)
         results.append(want)

@@ -200,6 +200,7 @@ LONG, WIDE = 64, {"hidden": 128, "ffn": 256}  # each part of an expert has whole
 # operands, the gated activation two of its outputs, FC2 two operands: 6.6% of its output. Gradients have one product
 # more, or with "tensorwise" an operand in E5M2.
 FP8_ERROR = 0.04, 0.12
+ROUNDING = {torch.float32: 1e-5, torch.bfloat16: 2 ** -6}  # of sums of partial sums, beside sums in one go
 
 
 def one_rank():
@@ -213,47 +214,53 @@ def check_one_rank(layout, folder):
     """Without a recipe and by each FP8 recipe all ranks compute what one rank computes for the tokens of all. Bits are
     the same but where ranks add partial sums; where a scale is that of other elements, FP8 rounds otherwise."""
     ranks, rank, alone = dist.get_world_size(), dist.get_rank(), one_rank()
-    batches = [rows_of(r, 1, LONG, WIDE["hidden"]) for r in range(ranks)]
 
-    def on_one_rank(twins, **fp8):
-        layer = make(True, Layout(1, 1, 1), groups=alone, **WIDE, **fp8)
+    def on_one_rank(batches, twins, **settings):
+        layer = make(True, Layout(1, 1, 1), groups=alone, gradient_accumulation_fusion=True, **WIDE, **settings)
         set_weights(layer, twins)
+        for w in layer.experts.parameters():
+            w.main_grad = torch.zeros_like(w, dtype=torch.float32)
         y, dx = run(layer, *(torch.cat(tensors) for tensors in zip(*batches)))
-        return y, dx, weights_of(layer, lambda w: w.grad)
+        return y, dx, *weights_of(layer, lambda w: w.main_grad)
 
-    def check(reference, twins, dispatcher, fp8):
+    def check(reference, batch, twins, dispatcher, settings):
+        dtype, recipe = settings["params_dtype"], settings.get("fp8_recipe")
         copies = ranks // (layout.ep * layout.etp)  # of each part of an expert
         # "tensorwise" has one scale for a tensor: on one rank for the parts and rows of all ranks.
-        scales = fp8.get("fp8_recipe") != "tensorwise" or copies == 1 and (layout.etp == 1 or twins)
+        scales = recipe != "tensorwise" or copies == 1 and (layout.etp == 1 or twins)
         # Weight gradients are sums over rows. Copies of an expert divide these; with both parallelisms "alltoall" has
         # them in another order, so that blocks of rows have other scales.
         rows = copies == 1 and (dispatcher == "allgather" or 1 in (layout.ep, layout.etp))
-        bound = 2 * FP8_ERROR[1] if not scales else 1e-5 if layout.etp > 1 else 0
-        dw_bound = 0 if scales and rows else 2 * FP8_ERROR[1] if fp8 else 1e-5
-        y, dx, dw = reference
+        bound = 2 * FP8_ERROR[1] if not scales else ROUNDING[dtype] if layout.etp > 1 else 0
+        dw_bound = 0 if scales and rows else 2 * FP8_ERROR[1] if recipe else ROUNDING[dtype]
+        y, dx, *dw = reference
         y, dx = (t.chunk(ranks)[rank] for t in (y, dx))
         for fused in (False, True):
             layer = make(True, layout, dispatcher, gradient_accumulation_fusion=fused, delay_wgrad_compute=fused,
-                         **WIDE, **fp8)
+                         **WIDE, **settings)
             set_weights(layer, twins)
-            results, main_grads = under_ddp(layer, [[t.clone() for t in batches[rank]]])
+            results, main_grads = under_ddp(layer, [[t.clone() for t in batch]])
             with torch.no_grad():
-                results[0] += layer(batches[rank][0])[:1]
+                results[0] += layer(batch[0])[:1]
             for a, b in zip(results[0], (y, dx, y), strict=True):
                 close(a, b, bound)
             for a, b in zip(main_grads[1:], part_of_rank(dw, layer)):
-                close(a * (ranks // layout.tp), b, dw_bound)  # DistributedDataParallel divides by the ranks of DP
+                # DistributedDataParallel divides by the ranks of data parallelism.
+                close(a * (ranks // layout.tp), b if fused else b.to(dtype).float(), dw_bound)
 
     # With both parallelisms "alltoall" gathers different numbers of rows, which gloo does not.
     dispatchers = ("allgather",) if DEVICE == "cpu" and 1 not in (layout.ep, layout.etp) else ("allgather", "alltoall")
-    for recipe, twins in [(None, False), *((name, False) for name in RECIPES), ("tensorwise", True)]:
-        fp8 = {"fp8": "hybrid", "fp8_recipe": recipe} if recipe else {}
-        reference, exact = on_one_rank(twins, **fp8), on_one_rank(twins)
-        for a, b in zip((*reference[:2], *reference[2]), (*exact[:2], *exact[2])):
+    recipes = [(None, False), *((name, False) for name in RECIPES), ("tensorwise", True)]
+    for dtype, (recipe, twins) in itertools.product(ROUNDING if DEVICE == "cpu" else [torch.bfloat16], recipes):
+        batches = [[t.to(dtype) for t in rows_of(r, 1, LONG, WIDE["hidden"])] for r in range(ranks)]
+        exact = on_one_rank(batches, twins, params_dtype=dtype)
+        settings = {"params_dtype": dtype, **({"fp8": "hybrid", "fp8_recipe": recipe} if recipe else {})}
+        reference = on_one_rank(batches, twins, **settings)
+        for a, b in zip(reference, exact):
             least, most = FP8_ERROR if recipe else (0, 0)
             assert least <= float((a - b).norm() / b.norm()) <= most
         for dispatcher in dispatchers:
-            check(reference, twins, dispatcher, fp8)
+            check(reference, batches[rank], twins, dispatcher, settings)
 
 
 def check_initialization(layout, folder):

@@ -36,6 +36,7 @@ EXCLUDED = [
     ("TestTEParallelSequentialMLP", "compares SequentialMLP with SequentialMLP on TE"),
     (r"/test_optimizer.py::(?!.*(test_chained_optimizer|True-False-True))", "builds no experts"),
     (r"/test_utils.py::(?!test_param_norm_moe)", "builds no experts"),
+    (r"test_grad_sync\[[12]-2-1-", "expects gradients summed over ranks that have other parts of the experts (ETP)"),
     (r"test_multi_token_prediction.py::.*(::test_constructor|LossLoggingHelper|::test_roll)", "builds no experts"),
 ]
 EXCLUDED_WITHOUT_TE = [

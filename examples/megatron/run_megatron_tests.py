@@ -34,9 +34,9 @@ EXCLUDED = [
     ("TestParallelGroupedMLP::test_constructor", "asserts the shape of GroupedMLP's weights"),
     ("TestParallelGroupedMLP::test_gpu_forward_with_no_tokens_allocated", "calls the package grouped_gemm itself"),
     ("TestTEParallelSequentialMLP", "compares SequentialMLP with SequentialMLP on TE"),
+    (r"test_grad_sync\[\d-2-1-", "expects gradients that NVIDIA/Megatron-LM#5916 mends: see test_parallel.py"),
     (r"/test_optimizer.py::(?!.*(test_chained_optimizer|True-False-True))", "builds no experts"),
     (r"/test_utils.py::(?!test_param_norm_moe)", "builds no experts"),
-    (r"test_grad_sync\[[12]-2-1-", "expects gradients summed over ranks that have other parts of the experts (ETP)"),
     (r"test_multi_token_prediction.py::.*(::test_constructor|LossLoggingHelper|::test_roll)", "builds no experts"),
 ]
 EXCLUDED_WITHOUT_TE = [

@@ -12235,8 +12235,8 @@ static cublasLtMatrixLayout_t gmm__lt_layout_at(gmm__lt_grouped *p, int matrix) 
     return (cublasLtMatrixLayout_t)(void *)p->layout[matrix];
 }
 
-/* Whether features and dtypes of a call with device sizes are those of the grouped mode. Bias and alpha per group are
-   not: on Hopper the mode has one alpha and no epilogue. */
+/* Whether features and dtypes of a call with device sizes are those of the grouped mode. Alpha per group is not: on
+   Hopper the mode has one alpha. Nor has it an epilogue, but 16-bit products have no bias in this engine. */
 static int gmm__lt_check_grouped(const gmm__call *call, gmm__plan *plan) {
     const int version = (int)cublasLtGetVersion();
     const gmm_mat *a = &call->mat[gmm__lt_role_a(call->op)], *b = &call->mat[gmm__lt_role_b(call->op)];
@@ -12248,9 +12248,7 @@ static int gmm__lt_check_grouped(const gmm__call *call, gmm__plan *plan) {
         return gmm__decline(plan, "needs host sizes (groups.on_host): its grouped mode is used on compute capability "
                             "9.0 alone");
     if (a->dtype == GMM_F32) return gmm__decline(plan, "multiplies f32 from host sizes alone (groups.on_host)");
-    if (call->mat[GMM__BIAS].dtype != GMM_NONE)
-        return gmm__decline(plan, "adds a bias from host sizes alone (groups.on_host)");
-    if (call->d.linear.alpha && call->d.linear.alpha_per_group)
+    if (call->d.linear.alpha_per_group && (call->d.linear.alpha || call->query)) /* a query may have no alpha yet */
         return gmm__decline(plan, "has an alpha per group from host sizes alone (groups.on_host)");
     if (call->in % 8 || call->out % 8)
         return gmm__decline(plan, "takes device sizes with features at multiples of 8, not %lld and %lld",

@@ -463,7 +463,7 @@ static void grouped_adds(int arg) {
    and have the same bits whatever the hint. */
 static void grouped_hints(int arg) {
     static const int64_t sizes[][5] = {{1, 4096, 0, 7, 900}, {2, 0, 3, 1, 17}};
-    static const int64_t hints[] = {0, 1, 5, 80, 320, 2000}, extra[] = {0, 20000};
+    static const int64_t hints[] = {0, 1, 50, 80, 320, 2000}, extra[] = {0, 20000};
     for (int i = 0; i < 2; i++) {
         const uint64_t seed = t_rand();
         void *first = NULL;
@@ -576,6 +576,7 @@ static void grouped_graph(int arg) {
                 if (pass)
                     t_same("replay", eager[i], b,
                            (size_t)(r[i].out.count * r[i].out.rows * r[i].out.cols * ref_bytes(r[i].out.dtype)));
+                if (pass && !split) lin_check(&r[i]); /* the split that the call was built with */
                 eager[i] = b;
             }
         }
@@ -616,6 +617,10 @@ static void grouped_declines(int arg) {
             r.d.x = &x;
         }
         T_REFUSED(GMM_E_UNSUPPORTED, t_linear(T.ctx, s.op, &r.d), "options.engine", "cublaslt", why[i], NULL);
+        if (i == ALPHAS) { /* a query refuses what the call refuses, though it may have no alpha yet */
+            r.d.alpha = NULL;
+            T_REFUSED(GMM_E_UNSUPPORTED, gmm_linear_query(T.ctx, s.op, &r.d, &info), "options.engine", why[i], NULL);
+        }
         config = T.config;
         config.engine = GMM_ENGINE_AUTO;
         config.require_engine = GMM_ENGINE_CUBLASLT;

@@ -21,7 +21,7 @@ fi
 json=$B/gpu_bench.json mlp_json=$B/mlp_bench.json cpu= gpu= mlp= only_mlp= layer= only_layer= layer_peers=
 for a in "$@"; do
     case $a in
-    --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
+    --csv) cpu="$cpu $a" gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" layer_peers="$layer_peers $a" ;;
     --ms=*) gpu="$gpu $a" mlp="$mlp $a" layer="$layer $a" ;;
     --recipe=* | --save-rows) layer="$layer $a" ;;
     --rows=layer | --rows=layer/*)

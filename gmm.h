@@ -11947,7 +11947,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
    sizes one of cuBLASLt's grouped mode (cublaslt_grouped.h). cuBLASLt's matrices are column-major; a row-major matrix
    is described as the column-major matrix that is its transpose, so that the engine computes D^T: its operand a is w,
    or x in wgrad, and b is x or dy. With host sizes the algorithm of a group depends on that group alone, never on the
-   rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
+   rows before it, and does not split the contraction: results are deterministic and do not depend on the other
    groups. */
 
 /* Regions of the workspace: beta, or alpha and beta of a grouped product; the workspace of cuBLASLt; and for a grouped
@@ -11961,7 +11961,7 @@ typedef struct gmm__lt_problem {
     cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
     const void *a, *b, *bias;
     void *d;
-    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
+    uint32_t align[GMM_LT_MATRICES], align_bias; /* bytes */
 } gmm__lt_problem;
 
 static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
@@ -12026,9 +12026,9 @@ static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, i
     p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
     p->b = gmm__at(b, 0, row, 0);
     p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
-    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
-    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
-    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    p->align[GMM_LT_A] = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align[GMM_LT_B] = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align[GMM_LT_D] = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
     s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
@@ -12048,37 +12048,55 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
-   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
-static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
-    cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t result;
+/* A value of an attribute, given by number. */
+typedef struct gmm__lt_value {
+    int attribute;
+    const void *value;
+    size_t bytes;
+} gmm__lt_value;
+
+enum {
+    /* preferences of the grouped mode: averages of the contraction, and of rows and columns of D, int64 */
+    GMM__LT_AVERAGE_K = 13, GMM__LT_AVERAGE_M, GMM__LT_AVERAGE_N,
+    /* 64-bit words of a layout or preference, whose types in older headers are too small for the grouped mode */
+    GMM__LT_OPAQUE = 32
+};
+
+/* Queries the heuristic for the algorithm of a product of layouts A, B and D, whose common alignments in bytes are
+   `align`. averages: of m, n and k in the grouped mode, else zeros. Algorithms that split the contraction are
+   excluded: their partial sums would be added in an order that depends on the algorithm, and NVIDIA's release notes
+   list wrong results of some of them on compute capability 9.0. */
+static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, cublasLtMatmulDesc_t desc,
+                                              const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES],
+                                              const uint32_t align[GMM_LT_MATRICES], const int64_t averages[3],
+                                              cublasLtMatmulAlgo_t *algo) {
     const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
-    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const gmm__lt_value values[] = {
+        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes, sizeof max_bytes },
+        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[GMM_LT_A], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[GMM_LT_B], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[GMM_LT_D], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[GMM_LT_D], sizeof align[0] },
+        { GMM__LT_AVERAGE_M, &averages[0], sizeof averages[0] },
+        { GMM__LT_AVERAGE_N, &averages[1], sizeof averages[0] },
+        { GMM__LT_AVERAGE_K, &averages[2], sizeof averages[0] }
     };
-    uint32_t align[4];
-    cublasStatus_t s;
-    int found = 0, i;
-    align[0] = p->align_a;
-    align[1] = p->align_b;
-    align[2] = align[3] = p->align_d;
-    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
-    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                 sizeof max_bytes);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                 sizeof reduction);
-    for (i = 0; i < 4 && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
+    uint64_t words[GMM__LT_OPAQUE];
+    const cublasLtMatmulPreference_t pref = (cublasLtMatmulPreference_t)(void *)words;
+    const size_t count = sizeof values / sizeof values[0] - (averages[0] > 0 ? 0 : 3);
+    cublasLtMatmulHeuristicResult_t result;
+    cublasStatus_t s = cublasLtMatmulPreferenceInit_internal(pref, sizeof words);
+    int found = 0;
+    size_t i;
+    for (i = 0; i < count && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(pref, (cublasLtMatmulPreferenceAttributes_t)values[i].attribute,
+                                                 values[i].value, values[i].bytes);
     memset(&result, 0, sizeof result);
     if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                           &p->d_layout, &pref, 1, &result, &found);
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, desc, layout[GMM_LT_A], layout[GMM_LT_B], layout[GMM_LT_D],
+                                           layout[GMM_LT_D], pref, 1, &result, &found);
     if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
     *algo = result.algo;
     return s;
@@ -12103,6 +12121,8 @@ static gmm__lt_choice *gmm__lt_cached(gmm_context *ctx, const int64_t key[GMM__L
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                              const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
+    const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES] = { &p->a_layout, &p->b_layout, &p->d_layout };
+    const int64_t averages[3] = { 0, 0, 0 };
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
     cublasStatus_t s;
@@ -12110,7 +12130,7 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
     key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
     key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
-    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
+    key[3] = (int64_t)p->align[GMM_LT_A] << 16 | (int64_t)p->align[GMM_LT_B] << 8 | (int64_t)p->align[GMM_LT_D];
     key[4] = rows;
     key[5] = call->in;
     key[6] = call->out;
@@ -12120,7 +12140,9 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     choice = gmm__lt_cached(call->ctx, key, &found);
     *algo = &choice->algo;
     if (found) return CUBLAS_STATUS_SUCCESS;
-    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
+    /* the heuristic does not dereference the bias pointer, a value with the alignment of the bias */
+    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
+    if (!s) s = gmm__lt_query_heuristic(call->ctx, &p->desc, layout, p->align, averages, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }
@@ -12210,20 +12232,15 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
 
    Hopper has the mode from cuBLASLt 13.4 on. It is used from 13.8 on: before, grouped products that reuse a workspace,
    as calls here do, may hang (by NVIDIA's notes until 13.6.0, by Transformer Engine until 13.7), and a query of the
-   heuristic ends captures (13.5.1 to 13.6.0). Algorithms with split reductions are excluded. Without them no average
-   size changed a bit of a result on 13.10 (tests: sizes far from the hint). Where alpha is in device memory, beta must
-   be too. */
+   heuristic ends captures (13.5.1 to 13.6.0). Since no algorithm splits the contraction, no average size changed a bit
+   of a result on 13.10 (tests: sizes far from the hint). Where alpha is in device memory, beta must be too. */
 
 enum {
     GMM__LT_GROUPED_VERSION = 130800, /* the first that is used, as cublasLtGetVersion counts */
     GMM__LT_GROUPED = 2,              /* batch mode */
     /* attributes of layouts: batch mode; addresses of arrays; widths of their entries, int32, 0 = 32 bits */
     GMM__LT_BATCH_MODE = 8, GMM__LT_ROWS_ARRAY, GMM__LT_COLS_ARRAY, GMM__LT_LD_ARRAY, GMM__LT_SIZES_WIDTH,
-    GMM__LT_LD_WIDTH,
-    /* preferences: averages of the contraction, and of rows and columns of D, int64 */
-    GMM__LT_AVERAGE_K = 13, GMM__LT_AVERAGE_M, GMM__LT_AVERAGE_N,
-    /* 64-bit words of a layout or preference, whose types in older headers are too small for the mode */
-    GMM__LT_OPAQUE = 32
+    GMM__LT_LD_WIDTH
 };
 
 typedef struct gmm__lt_grouped {
@@ -12263,12 +12280,10 @@ static int gmm__lt_zeroes(const gmm__call *call) {
     return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
                                            : call->groups.tail == GMM_TAIL_ZERO;
 }
-/* Bytes of an array that cuBLASLt reads; the arrays' number and order in their region. */
+/* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAYS. */
 static size_t gmm__lt_array_bytes(const gmm__call *call) {
     return gmm__round256((size_t)call->groups.count * sizeof(void *));
 }
-enum { GMM__LT_M, GMM__LT_N, GMM__LT_K, GMM__LT_LD, GMM__LT_ADDRESS = GMM__LT_LD + GMM_LT_MATRICES,
-       GMM__LT_ARRAY_COUNT = GMM__LT_ADDRESS + GMM_LT_MATRICES };
 static void *gmm__lt_array(const gmm__plan *plan, int i) {
     return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
 }
@@ -12297,7 +12312,7 @@ static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__LT_ARRAYS, GMM__LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
+    gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAYS * gmm__lt_array_bytes(call));
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
                    "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
@@ -12310,7 +12325,7 @@ static cublasStatus_t gmm__lt_describe_matrix(const gmm__plan *plan, gmm__lt_gro
     const cublasLtMatrixLayout_t layout = gmm__lt_layout_at(p, matrix);
     const int32_t mode = GMM__LT_GROUPED, width = 0, count = plan->call->groups.count;
     const void *const arrays[3] = { gmm__lt_array(plan, rows), gmm__lt_array(plan, cols),
-                                    gmm__lt_array(plan, GMM__LT_LD + matrix) };
+                                    gmm__lt_array(plan, GMM_LT_LD + matrix) };
     const struct { int attribute; const void *value; size_t bytes; } values[] = {
         { GMM__LT_BATCH_MODE, &mode, sizeof mode }, { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count },
         { GMM__LT_ROWS_ARRAY, &arrays[0], sizeof arrays[0] }, { GMM__LT_COLS_ARRAY, &arrays[1], sizeof arrays[1] },
@@ -12339,12 +12354,12 @@ static cublasStatus_t gmm__lt_describe_grouped(const gmm__plan *plan, gmm__lt_gr
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &op_b, sizeof op_b);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_POINTER_MODE, &mode, sizeof mode);
     if (!s)
-        s = gmm__lt_describe_matrix(plan, p, GMM_LT_A, in, trans_a ? GMM__LT_K : GMM__LT_M,
-                                    trans_a ? GMM__LT_M : GMM__LT_K);
+        s = gmm__lt_describe_matrix(plan, p, GMM_LT_A, in, trans_a ? GMM_LT_K : GMM_LT_M,
+                                    trans_a ? GMM_LT_M : GMM_LT_K);
     if (!s)
-        s = gmm__lt_describe_matrix(plan, p, GMM_LT_B, in, trans_b ? GMM__LT_N : GMM__LT_K,
-                                    trans_b ? GMM__LT_K : GMM__LT_N);
-    if (!s) s = gmm__lt_describe_matrix(plan, p, GMM_LT_D, out, GMM__LT_M, GMM__LT_N);
+        s = gmm__lt_describe_matrix(plan, p, GMM_LT_B, in, trans_b ? GMM_LT_N : GMM_LT_K,
+                                    trans_b ? GMM_LT_K : GMM_LT_N);
+    if (!s) s = gmm__lt_describe_matrix(plan, p, GMM_LT_D, out, GMM_LT_M, GMM_LT_N);
     return s;
 }
 
@@ -12356,59 +12371,31 @@ static int64_t gmm__lt_features_n(const gmm__call *call) {
     return call->op == GMM_OP_LINEAR_FWD ? call->in : call->out;
 }
 
-/* Queries the heuristic for the algorithm of a grouped product. */
-static cublasStatus_t gmm__lt_query_grouped(const gmm__call *call, gmm__lt_grouped *p, cublasLtMatmulAlgo_t *algo) {
-    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const int64_t tokens = gmm__lt_average_rows(call), m = gmm__lt_features_m(call), other = gmm__lt_features_n(call);
-    const int64_t n = wgrad ? other : tokens, k = wgrad ? tokens : other;
-    const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
-    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE, align = 16;
-    const struct { int attribute; const void *value; size_t bytes; } values[] = {
-        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes, sizeof max_bytes },
-        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
-        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align, sizeof align },
-        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align, sizeof align },
-        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align, sizeof align },
-        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align, sizeof align },
-        { GMM__LT_AVERAGE_M, &m, sizeof m }, { GMM__LT_AVERAGE_N, &n, sizeof n }, { GMM__LT_AVERAGE_K, &k, sizeof k }
-    };
-    uint64_t words[GMM__LT_OPAQUE];
-    const cublasLtMatmulPreference_t pref = (cublasLtMatmulPreference_t)(void *)words;
-    const cublasLtMatrixLayout_t d = gmm__lt_layout_at(p, GMM_LT_D);
-    cublasLtMatmulHeuristicResult_t result;
-    cublasStatus_t s = cublasLtMatmulPreferenceInit_internal(pref, sizeof words);
-    int found = 0;
-    size_t i;
-    for (i = 0; i < sizeof values / sizeof values[0] && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(pref, (cublasLtMatmulPreferenceAttributes_t)values[i].attribute,
-                                                 values[i].value, values[i].bytes);
-    memset(&result, 0, sizeof result);
-    if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(call->ctx->lt.handle, &p->desc, gmm__lt_layout_at(p, GMM_LT_A),
-                                           gmm__lt_layout_at(p, GMM_LT_B), d, d, pref, 1, &result, &found);
-    if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
-    *algo = result.algo;
-    return s;
-}
-
 /* Algorithm of a described product: from the cache, where op + GMM_OP_COUNT + 1 marks grouped products, or from the
    heuristic. It depends on the features, the number of groups and the average rows. */
 static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_grouped *p,
                                            const cublasLtMatmulAlgo_t **algo) {
+    const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES] = {
+        gmm__lt_layout_at(p, GMM_LT_A), gmm__lt_layout_at(p, GMM_LT_B), gmm__lt_layout_at(p, GMM_LT_D)
+    };
+    const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
+    const int64_t tokens = gmm__lt_average_rows(call), other = gmm__lt_features_n(call);
+    const int64_t averages[3] = { gmm__lt_features_m(call), wgrad ? other : tokens, wgrad ? tokens : other };
+    const uint32_t align[GMM_LT_MATRICES] = { 16, 16, 16 };
     int64_t key[GMM__LT_KEY] = { 0 };
     gmm__lt_choice *choice;
     cublasStatus_t s;
     int found;
     key[0] = (int64_t)call->op + GMM_OP_COUNT + 1;
     key[1] = (int64_t)call->mat[gmm__lt_role_a(call->op)].dtype << 8 | call->mat[gmm__lt_role_d(call->op)].dtype;
-    key[2] = gmm__lt_average_rows(call);
+    key[2] = tokens;
     key[3] = call->in;
     key[4] = call->out;
     key[5] = call->groups.count;
     choice = gmm__lt_cached(call->ctx, key, &found);
     *algo = &choice->algo;
     if (found) return CUBLAS_STATUS_SUCCESS;
-    s = gmm__lt_query_grouped(call, p, &choice->algo);
+    s = gmm__lt_query_heuristic(call->ctx, &p->desc, layout, align, averages, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }
@@ -12428,13 +12415,9 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     for (i = 0; i < GMM_LT_MATRICES && e == cudaSuccess; i++) {
         const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
         e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
-        args.ld[i] = (int32_t *)gmm__lt_array(plan, GMM__LT_LD + i);
-        args.address[i] = (void **)gmm__lt_array(plan, GMM__LT_ADDRESS + i);
     }
+    for (i = 0; i < GMM_LT_ARRAYS; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
-    args.m = (int32_t *)gmm__lt_array(plan, GMM__LT_M);
-    args.n = (int32_t *)gmm__lt_array(plan, GMM__LT_N);
-    args.k = (int32_t *)gmm__lt_array(plan, GMM__LT_K);
     args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
     args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
     args.groups = call->groups.count;
@@ -12464,7 +12447,7 @@ static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream strea
     if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
     status = gmm__lt_enqueue_arrays(plan, stream);
     if (status != GMM_OK || call->rows == 0) return status;
-    for (i = 0; i < GMM_LT_MATRICES; i++) address[i] = gmm__lt_array(plan, GMM__LT_ADDRESS + i);
+    for (i = 0; i < GMM_LT_MATRICES; i++) address[i] = gmm__lt_array(plan, GMM_LT_ADDRESS + i);
     d = gmm__lt_layout_at(&p, GMM_LT_D);
     return gmm__lt_status(call, cublasLtMatmul(
         call->ctx->lt.handle, &p.desc, call->d.linear.alpha ? call->d.linear.alpha : scalars, address[GMM_LT_A],

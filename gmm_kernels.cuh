@@ -1975,12 +1975,13 @@ static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_
    The kernel writes them from the row offsets of the groups. Its matrices are column-major: A, B and D stand for w, x
    and y in forward, w, dy and dx in dgrad, x, dy and dw in wgrad. D has m rows and n columns, k is the contraction. */
 enum { GMM_LT_THREADS = 256, GMM_LT_A = 0, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
+/* The arrays, of [G] entries each: m, n, k and the leading dimensions are int32, the addresses void *. */
+enum { GMM_LT_M, GMM_LT_N, GMM_LT_K, GMM_LT_LD, GMM_LT_ADDRESS = GMM_LT_LD + GMM_LT_MATRICES,
+       GMM_LT_ARRAYS = GMM_LT_ADDRESS + GMM_LT_MATRICES };
 typedef struct gmm_lt_args {
     const int64_t *offsets;           /* [G + 1] */
     gmm_kmat matrix[GMM_LT_MATRICES]; /* per group, or one matrix of tokens */
-    int32_t *m, *n, *k;               /* [G] */
-    int32_t *ld[GMM_LT_MATRICES];     /* [G] */
-    void **address[GMM_LT_MATRICES];  /* [G] */
+    void *array[GMM_LT_ARRAYS];
     float *scalars;                   /* [2]: 1 and beta */
     float beta;
     int32_t groups, wgrad;
@@ -1998,14 +1999,15 @@ GMM__KERNEL __launch_bounds__(GMM_LT_THREADS) gmm_lt_groups(const __grid_constan
     for (g = first; g < args.groups; g += (int32_t)gridDim.x * GMM_LT_THREADS) {
         const int64_t begin = args.offsets[g];
         const int32_t tokens = (int32_t)(args.offsets[g + 1] - begin);
-        args.m[g] = args.rows;
-        args.n[g] = args.wgrad ? (tokens ? args.cols : 0) : tokens;
-        args.k[g] = args.wgrad ? tokens : args.cols;
+        ((int32_t *)args.array[GMM_LT_M])[g] = args.rows;
+        ((int32_t *)args.array[GMM_LT_N])[g] = args.wgrad ? (tokens ? args.cols : 0) : tokens;
+        ((int32_t *)args.array[GMM_LT_K])[g] = args.wgrad ? tokens : args.cols;
         for (i = 0; i < GMM_LT_MATRICES; i++) {
             const gmm_kmat *m = &args.matrix[i];
             const int of_tokens = args.wgrad ? i != GMM_LT_D : i != GMM_LT_A;
-            args.ld[i][g] = (int32_t)m->ld;
-            args.address[i][g] = gmm_kmat_data(m, g) + (of_tokens ? begin * m->ld * gmm_kmat_size(m) : 0);
+            ((int32_t *)args.array[GMM_LT_LD + i])[g] = (int32_t)m->ld;
+            ((void **)args.array[GMM_LT_ADDRESS + i])[g] =
+                gmm_kmat_data(m, g) + (of_tokens ? begin * m->ld * gmm_kmat_size(m) : 0);
         }
     }
     if (first == 0) {

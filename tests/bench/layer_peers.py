@@ -2,8 +2,9 @@
 """A layer of experts with its router, forward and backward on a GPU: gmm_torch beside SonicMoE, if it is installed, in
 one process on the same data, alternating.
 
-usage: layer_peers.py [--rows=TEXT] [--rounds=20] [--all-configs] [--csv]
---rows: configurations whose name contains the text; --all-configs: SonicMoE's autotuner tries all of its tiles
+usage: layer_peers.py [--rows=TEXT] [--rounds=20] [--all-configs] [--csv] [--kernels]
+--rows: configurations whose name contains the text; --all-configs: SonicMoE's autotuner tries all of its tiles;
+--kernels: to stderr the microseconds of each kernel in a pass, by torch's profiler, without those below 1% of the pass
 
 Contenders: `gmm` is gmm_torch.moe, `calls` are permute, mlp and unpermute of gmm_torch; both add weight gradients into
 fp32. `sonic` stores weight gradients in bf16. All compute the router's product, softmax of the top k, and their
@@ -14,6 +15,7 @@ import sys
 
 import torch
 import torch.nn.functional as F
+from torch.profiler import ProfilerActivity, profile
 
 import gmm_torch
 
@@ -156,12 +158,32 @@ def measure(layer, ways, rounds):
     return {key: statistics.median(t) for key, t in times.items()}
 
 
+def print_kernels(layer, ways, repeats=5):
+    """Kernels of a pass in the order of their time. Names of C++ templates are cut."""
+    for way in ways:
+        times = {p: {} for p in PASSES}
+        for _ in range(repeats):
+            for p, run in zip(PASSES, (lambda: layer.forward(way), lambda: layer.backward(layer.dy))):
+                with profile(activities=[ProfilerActivity.CUDA]) as profiler:
+                    run()
+                    torch.cuda.synchronize()
+                for e in profiler.key_averages():
+                    times[p][e.key] = times[p].get(e.key, 0) + e.self_device_time_total / repeats
+        for p in PASSES:
+            total = sum(times[p].values())
+            print(f"  {way} {p}: {total:.0f} us", file=sys.stderr)
+            for name, t in sorted(times[p].items(), key=lambda item: -item[1]):
+                if t > 0.01 * total:
+                    print(f"  {t:10.1f} {name[:120]}", file=sys.stderr)
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("--rows", default="")
     parser.add_argument("--rounds", type=int, default=20)
     parser.add_argument("--all-configs", action="store_true")
     parser.add_argument("--csv", action="store_true")
+    parser.add_argument("--kernels", action="store_true")
     options = parser.parse_args()
     if not torch.cuda.is_available():
         sys.exit("layer_peers: no GPU")
@@ -183,6 +205,8 @@ def main():
         name = name_of(*shape)
         print(",".join([f'"{name}"'] + row) if options.csv else f"{name:38s}" + "".join(f"{v:>20s}" for v in row),
               flush=True)
+        if options.kernels:
+            print_kernels(layer, ways)
         del layer
         torch.cuda.empty_cache()
 

@@ -6,7 +6,7 @@
    sizes one of cuBLASLt's grouped mode (cublaslt_grouped.h). cuBLASLt's matrices are column-major; a row-major matrix
    is described as the column-major matrix that is its transpose, so that the engine computes D^T: its operand a is w,
    or x in wgrad, and b is x or dy. With host sizes the algorithm of a group depends on that group alone, never on the
-   rows before it, and reduces in fp32 in a fixed order: results are deterministic and do not depend on the other
+   rows before it, and does not split the contraction: results are deterministic and do not depend on the other
    groups. */
 
 /* Regions of the workspace: beta, or alpha and beta of a grouped product; the workspace of cuBLASLt; and for a grouped
@@ -20,7 +20,7 @@ typedef struct gmm__lt_problem {
     cublasLtMatrixLayoutOpaque_t a_layout, b_layout, d_layout;
     const void *a, *b, *bias;
     void *d;
-    uint32_t align_a, align_b, align_d, align_bias; /* bytes */
+    uint32_t align[GMM_LT_MATRICES], align_bias; /* bytes */
 } gmm__lt_problem;
 
 static cudaDataType_t gmm__lt_data_type(gmm_dtype dtype) {
@@ -85,9 +85,9 @@ static cublasStatus_t gmm__lt_describe_group(const gmm__call *call, int64_t g, i
     p->a = gmm__at(a, wgrad ? 0 : g, wgrad ? row : 0, 0);
     p->b = gmm__at(b, 0, row, 0);
     p->d = gmm__at(d, wgrad ? g : 0, wgrad ? 0 : row, 0);
-    p->align_a = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
-    p->align_b = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
-    p->align_d = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
+    p->align[GMM_LT_A] = gmm__lt_alignment(p->a, a->ld * (gmm_dtype_bits(a->dtype) / 8));
+    p->align[GMM_LT_B] = gmm__lt_alignment(p->b, b->ld * (gmm_dtype_bits(b->dtype) / 8));
+    p->align[GMM_LT_D] = gmm__lt_alignment(p->d, d->ld * (gmm_dtype_bits(d->dtype) / 8));
     s = cublasLtMatmulDescInit(&p->desc, tf32 ? CUBLAS_COMPUTE_32F_FAST_TF32 : CUBLAS_COMPUTE_32F, CUDA_R_32F);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSA, &trans_a, sizeof trans_a);
     if (!s) s = cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_TRANSB, &trans_b, sizeof trans_b);
@@ -107,37 +107,55 @@ static cublasStatus_t gmm__lt_set_bias(gmm__lt_problem *p, const void *bias) {
     return cublasLtMatmulDescSetAttribute(&p->desc, CUBLASLT_MATMUL_DESC_BIAS_POINTER, &bias, sizeof bias);
 }
 
-/* Queries the heuristic for the algorithm of a product. Partial sums are reduced in fp32 only, so that the store rounds
-   once. The bias pointer is a value with the alignment of the bias; the heuristic does not dereference it. */
-static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, gmm__lt_problem *p, cublasLtMatmulAlgo_t *algo) {
-    cublasLtMatmulPreferenceOpaque_t pref;
-    cublasLtMatmulHeuristicResult_t result;
+/* A value of an attribute, given by number. */
+typedef struct gmm__lt_value {
+    int attribute;
+    const void *value;
+    size_t bytes;
+} gmm__lt_value;
+
+enum {
+    /* preferences of the grouped mode: averages of the contraction, and of rows and columns of D, int64 */
+    GMM__LT_AVERAGE_K = 13, GMM__LT_AVERAGE_M, GMM__LT_AVERAGE_N,
+    /* 64-bit words of a layout or preference, whose types in older headers are too small for the grouped mode */
+    GMM__LT_OPAQUE = 32
+};
+
+/* Queries the heuristic for the algorithm of a product of layouts A, B and D, whose common alignments in bytes are
+   `align`. averages: of m, n and k in the grouped mode, else zeros. Algorithms that split the contraction are
+   excluded: their partial sums would be added in an order that depends on the algorithm, and NVIDIA's release notes
+   list wrong results of some of them on compute capability 9.0. */
+static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, cublasLtMatmulDesc_t desc,
+                                              const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES],
+                                              const uint32_t align[GMM_LT_MATRICES], const int64_t averages[3],
+                                              cublasLtMatmulAlgo_t *algo) {
     const uint64_t max_bytes = GMM__LT_WORKSPACE_BYTES;
-    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_COMPUTE_TYPE;
-    const cublasLtMatmulPreferenceAttributes_t attributes[4] = {
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES,
-        CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES
+    const uint32_t reduction = CUBLASLT_REDUCTION_SCHEME_NONE;
+    const gmm__lt_value values[] = {
+        { CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes, sizeof max_bytes },
+        { CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction, sizeof reduction },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_A_BYTES, &align[GMM_LT_A], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_B_BYTES, &align[GMM_LT_B], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_C_BYTES, &align[GMM_LT_D], sizeof align[0] },
+        { CUBLASLT_MATMUL_PREF_MIN_ALIGNMENT_D_BYTES, &align[GMM_LT_D], sizeof align[0] },
+        { GMM__LT_AVERAGE_M, &averages[0], sizeof averages[0] },
+        { GMM__LT_AVERAGE_N, &averages[1], sizeof averages[0] },
+        { GMM__LT_AVERAGE_K, &averages[2], sizeof averages[0] }
     };
-    uint32_t align[4];
-    cublasStatus_t s;
-    int found = 0, i;
-    align[0] = p->align_a;
-    align[1] = p->align_b;
-    align[2] = align[3] = p->align_d;
-    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
-    if (!s) s = cublasLtMatmulPreferenceInit(&pref);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES, &max_bytes,
-                                                 sizeof max_bytes);
-    if (!s)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, CUBLASLT_MATMUL_PREF_REDUCTION_SCHEME_MASK, &reduction,
-                                                 sizeof reduction);
-    for (i = 0; i < 4 && !s; i++)
-        s = cublasLtMatmulPreferenceSetAttribute(&pref, attributes[i], &align[i], sizeof align[i]);
+    uint64_t words[GMM__LT_OPAQUE];
+    const cublasLtMatmulPreference_t pref = (cublasLtMatmulPreference_t)(void *)words;
+    const size_t count = sizeof values / sizeof values[0] - (averages[0] > 0 ? 0 : 3);
+    cublasLtMatmulHeuristicResult_t result;
+    cublasStatus_t s = cublasLtMatmulPreferenceInit_internal(pref, sizeof words);
+    int found = 0;
+    size_t i;
+    for (i = 0; i < count && !s; i++)
+        s = cublasLtMatmulPreferenceSetAttribute(pref, (cublasLtMatmulPreferenceAttributes_t)values[i].attribute,
+                                                 values[i].value, values[i].bytes);
     memset(&result, 0, sizeof result);
     if (!s)
-        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, &p->desc, &p->a_layout, &p->b_layout, &p->d_layout,
-                                           &p->d_layout, &pref, 1, &result, &found);
+        s = cublasLtMatmulAlgoGetHeuristic(ctx->lt.handle, desc, layout[GMM_LT_A], layout[GMM_LT_B], layout[GMM_LT_D],
+                                           layout[GMM_LT_D], pref, 1, &result, &found);
     if (!s) s = found > 0 ? result.state : CUBLAS_STATUS_NOT_SUPPORTED;
     *algo = result.algo;
     return s;
@@ -162,6 +180,8 @@ static gmm__lt_choice *gmm__lt_cached(gmm_context *ctx, const int64_t key[GMM__L
 static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows, gmm__lt_problem *p,
                                              const cublasLtMatmulAlgo_t **algo) {
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)], *a = &call->mat[gmm__lt_role_a(call->op)];
+    const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES] = { &p->a_layout, &p->b_layout, &p->d_layout };
+    const int64_t averages[3] = { 0, 0, 0 };
     gmm__lt_choice *choice;
     int64_t key[GMM__LT_KEY];
     cublasStatus_t s;
@@ -169,7 +189,7 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     key[0] = (int64_t)call->op + 1; /* 0 marks an empty entry */
     key[1] = (int64_t)a->dtype << 8 | (int64_t)d->dtype;
     key[2] = (call->d.linear.alpha ? 1 : 0) | (call->options.allow_tf32 ? 2 : 0) | (int64_t)p->align_bias << 2;
-    key[3] = (int64_t)p->align_a << 16 | (int64_t)p->align_b << 8 | (int64_t)p->align_d;
+    key[3] = (int64_t)p->align[GMM_LT_A] << 16 | (int64_t)p->align[GMM_LT_B] << 8 | (int64_t)p->align[GMM_LT_D];
     key[4] = rows;
     key[5] = call->in;
     key[6] = call->out;
@@ -179,7 +199,9 @@ static cublasStatus_t gmm__lt_find_algorithm(const gmm__call *call, int64_t rows
     choice = gmm__lt_cached(call->ctx, key, &found);
     *algo = &choice->algo;
     if (found) return CUBLAS_STATUS_SUCCESS;
-    s = gmm__lt_query_heuristic(call->ctx, p, &choice->algo);
+    /* the heuristic does not dereference the bias pointer, a value with the alignment of the bias */
+    s = gmm__lt_set_bias(p, (const void *)(uintptr_t)p->align_bias);
+    if (!s) s = gmm__lt_query_heuristic(call->ctx, &p->desc, layout, p->align, averages, &choice->algo);
     if (s == CUBLAS_STATUS_SUCCESS) memcpy(choice->key, key, sizeof key);
     return s;
 }

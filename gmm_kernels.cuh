@@ -2176,13 +2176,25 @@ GMM__HD int32_t gmm_sm90_balanced_work(const gmm_sm90_balance *b, int32_t groups
     return b->position < groups ? i * b->clusters + b->cluster : b->rounds * b->clusters + b->below;
 }
 
+/* How the order of tiles differs from group to group, so that a CTA which got a large tile of one group gets a smaller
+   one of the next. */
+enum {
+    GMM_SM90_ROTATE_TILES = 1, /* each group starts at another of its tiles (golden ratio) */
+    GMM_SM90_ROTATE_ROWS = 2   /* each group has another row of tiles first in its columns; at most 8 rows */
+};
+/* The rotation of wgrad, whose tiles are nearly equal: only where a CTA would otherwise get the same tile of every
+   group, or tiles of the same rows, of which the last ones may be lower. stride: clusters of the grid. group_work: 0 in
+   the balanced order. */
+GMM__HD int gmm_sm90_wgrad_rotation(int32_t stride, int32_t group_work, int32_t tiles_m) {
+    if (group_work > 0 && stride % group_work == 0) return GMM_SM90_ROTATE_TILES;
+    return tiles_m <= 8 && stride % tiles_m == 0 ? GMM_SM90_ROTATE_ROWS : 0;
+}
+
 /* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g, which has `group_work` cluster tiles.
    Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. cluster_along_n: as s->cluster_along_n. `rotated`: each group starts at another of its tiles (golden
-   ratio), so that a CTA which got a wide tile of one group gets a narrow one of the next. wgrad, whose tiles are nearly
-   equal, rotates only where a CTA would otherwise get the same tile of every group. */
+   operands. cluster_along_n: as s->cluster_along_n. */
 GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_along_n, int32_t group_work, int32_t work,
-                                    const int rotated, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
+                                    const int rotation, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
     const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
     int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
@@ -2190,7 +2202,7 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
     t->end = s->ends[t->g + 1];
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
-    if (rotated) {
+    if (rotation == GMM_SM90_ROTATE_TILES) {
         work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
         if (work >= group_work) work -= group_work;
     }
@@ -2204,7 +2216,9 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
         const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
         work -= 8 * band * clusters_n;
         tn = work / height;
-        tm = 8 * band + work - tn * height;
+        work -= tn * height;
+        if (s->k_grouped && rotation == GMM_SM90_ROTATE_ROWS) work = (work + t->g) % height;
+        tm = 8 * band + work;
         if (cluster_along_n) tn = tn * cluster_size + cta_rank;
         else tm = tm * cluster_size + cta_rank;
     } else { /* the last tiles of an odd number along this axis: two neighbours along the other axis */
@@ -11524,9 +11538,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                 if (tile->g < args.p.groups) {
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
-                    const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
+                    const int rotation =
+                        !GMM__K_GROUPED ? GMM_SM90_ROTATE_TILES
+                                        : gmm_sm90_wgrad_rotation(stride, group_work,
+                                                                  gmm_sm90_tile_count(args.p.m, 16, GMM__CFG(m16)));
                     gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
-                                           rotated, gmm_sm90_this_cta(), tile);
+                                           rotation, gmm_sm90_this_cta(), tile);
                 }
             }
             __syncwarp();
@@ -12073,8 +12090,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             s.k_grouped = args->wgrad;
             s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
             gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
-                                   args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
-                                   &f.t);
+                                   !args->wgrad ? 0
+                                                : gmm_sm90_wgrad_rotation(stride, group_work,
+                                                                          gmm_sm90_tile_count(args->p.m, s.block_rows,
+                                                                                              s.max_blocks)),
+                                   gmm_sm90_this_cta(), &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
             if (GMM__CFG(glu) && args->glu.drops_d) f.d_flags &= ~GMM_FP8_D_TMA;

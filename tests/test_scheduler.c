@@ -20,8 +20,8 @@ static void sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluste
                               gmm_sm90_group_work(tiles_m, s->tiles_n, cluster_size, s->cluster_along_n);
     }
 }
-/* The tile that CTA `block` of `grid` takes as its `index`-th. rotation: 0 never, 1 always, 2 where a CTA would
-   otherwise get the same tile of every group. Returns 0 behind the last. */
+/* The tile that CTA `block` of `grid` takes as its `index`-th. rotation: 0 never, 1 of tiles always, 2 as wgrad.
+   Returns 0 behind the last. */
 static int nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid, int32_t cluster_size,
                     int rotation, uint32_t index, gmm_sm90_tile *t) {
     const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
@@ -31,7 +31,9 @@ static int nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block,
     t->g = 0;
     while (s->work_ends[t->g + 1] <= work) t->g++;
     const int32_t group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
-    if (rotation == 2) rotation = stride % group_work == 0;
+    if (rotation == 2)
+        rotation = gmm_sm90_wgrad_rotation(stride, group_work,
+                                           gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks));
     gmm_sm90_schedule_tile(s, s->cluster_along_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
     return 1;
 }
@@ -130,15 +132,17 @@ static int32_t part_begin(int32_t count, int32_t parts, int32_t i) {
 static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* A group's tiles in the promised order, as rows and columns of tiles, two entries per CTA of a cluster: bands of 8
-   clusters along the rows, in a band column by column; then what an odd number of tiles leaves, along the other axis.
-   A second CTA without a tile has row -1. Returns the number of clusters. */
-static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, int32_t cluster, int32_t (*order)[4]) {
+   clusters along the rows, in a band column by column, each from row `row0` of the band on; then what an odd number of
+   tiles leaves, along the other axis. A second CTA without a tile has row -1. Returns the number of clusters. */
+static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, int32_t cluster, int32_t row0,
+                        int32_t (*order)[4]) {
     const int32_t clusters_m = k->cluster_along_n ? tiles_m : tiles_m / cluster;
     const int32_t clusters_n = k->cluster_along_n ? tiles_n / cluster : tiles_n;
     int32_t count = 0;
     for (int32_t band = 0; band < clusters_m; band += 8)
         for (int32_t n = 0; n < clusters_n; n++)
-            for (int32_t m = band; m < least(clusters_m, band + 8); m++, count++) {
+            for (int32_t i = 0; i < least(clusters_m - band, 8); i++, count++) {
+                const int32_t m = band + (i + row0) % least(clusters_m - band, 8);
                 order[count][0] = k->cluster_along_n ? m : m * cluster;
                 order[count][1] = k->cluster_along_n ? n * cluster : n;
                 order[count][2] = order[count][0] + (k->cluster_along_n ? 0 : cluster - 1);
@@ -162,7 +166,7 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
     static unsigned char seen[1 << 20];
     const gmm_gemm_args extents = { m_all, n, 777 };
     const int32_t units_n = (n + k->col_align - 1) / k->col_align;
-    int32_t max_rows = 0, nonempty = 0, ordered = -1, tiles_m = 0, count = 0;
+    int32_t max_rows = 0, nonempty = 0, ordered = -1, tiles_m = 0, count = 0, rotation = 0;
     int64_t cells = 0;
     gmm_sm90_scheduler s = GMM_ZERO;
     for (int32_t g = 0; g < G; g++) {
@@ -203,7 +207,10 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
             ordered = g;
             m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
             tiles_m = ((m + k->block_rows - 1) / k->block_rows + k->max_blocks - 1) / k->max_blocks;
-            count = promised(k, tiles_m, s.tiles_n, cluster, order);
+            rotation = k->rotation != 2 ? k->rotation
+                                        : gmm_sm90_wgrad_rotation((int32_t)grid / cluster,
+                                                                  work_ends[g + 1] - work_ends[g], tiles_m);
+            count = promised(k, tiles_m, s.tiles_n, cluster, rotation == GMM_SM90_ROTATE_ROWS ? g : 0, order);
             T_CHECK(count == work_ends[g + 1] - work_ends[g], "group %d: work %d, not %d", (int)g,
                     (int)(work_ends[g + 1] - work_ends[g]), (int)count);
         }
@@ -213,7 +220,8 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
             if (t[0].m0 == k->row_align * part_begin(units_m, tiles_m, order[first][0]) &&
                 t[0].n0 == k->col_align * part_begin(units_n, s.tiles_n, order[first][1]))
                 shift[g] = first;
-        T_CHECK(shift[g] >= 0 && (k->rotation != 0 || shift[g] == 0), "group %d begins nowhere", (int)g);
+        T_CHECK(shift[g] >= 0 && (rotation == GMM_SM90_ROTATE_TILES || shift[g] == 0), "group %d begins nowhere",
+                (int)g);
         position = (in_group + shift[g]) % count;
         for (int32_t rank = 0; rank < cluster; rank++) {
             const gmm_sm90_tile *const c = &t[rank];
@@ -260,6 +268,43 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
         const uint32_t works = all > b ? (all - b + stride - 1) / stride : 0;
         T_CHECK(!nth_tile(&s, G, block, grid, cluster, k->rotation, works, &t), "CTA %u ends late", block);
     }
+}
+
+/* Rows of D of the busiest CTA, over those of all: where the number of row tiles divides the number of clusters, and
+   the last row tiles are lower, the same CTAs must not get these in every group. */
+static void shares(int arg) {
+    static const struct {
+        int32_t groups, m, n;
+    } problems[] = { { 256, 512, 4096 }, { 128, 1024, 4096 }, { 128, 512, 1536 }, { 64, 1024, 1024 } };
+    static int32_t ends[MOST_GROUPS + 1], work_ends[MOST_GROUPS + 1];
+    const struct kind *k = &kinds[5]; /* wgrad 192x128 */
+    const int32_t G = problems[arg].groups, grid = 132, cluster = 2;
+    const gmm_gemm_args extents = { problems[arg].m, problems[arg].n, 777 };
+    gmm_sm90_scheduler s = GMM_ZERO;
+    int64_t most = 0, all = 0;
+    for (int32_t g = ends[0] = 0; g < G; g++) ends[g + 1] = ends[g] + 64;
+    s.p = &extents;
+    s.ends = ends;
+    s.work_ends = work_ends;
+    s.k_grouped = 1;
+    s.cluster_along_n = k->cluster_along_n;
+    s.max_blocks = k->max_blocks;
+    s.block_rows = k->block_rows;
+    s.row_align = k->row_align;
+    s.col_align = k->col_align;
+    s.tiles_n = (problems[arg].n + k->tile_n - 1) / k->tile_n;
+    sum_work(&s, G, cluster);
+    for (int32_t block = 0; block < grid; block++) {
+        gmm_sm90_tile t;
+        int64_t rows = 0;
+        for (uint32_t i = 0; nth_tile(&s, G, (uint32_t)block, (uint32_t)grid, cluster, k->rotation, i, &t); i++)
+            rows += t.rows;
+        all += rows;
+        most = rows > most ? rows : most;
+    }
+    t_about("%d groups of %d x %d", (int)G, (int)problems[arg].m, (int)problems[arg].n);
+    T_CHECK((double)most * grid <= 1.05 * (double)all, "the busiest CTA has %.3f times the mean",
+            (double)most * grid / (double)all);
 }
 
 static void tiles(int arg) {
@@ -332,4 +377,5 @@ static void balanced(int arg) {
 void tests_scheduler(void) {
     for (int i = 0; i < (int)T_COUNT(splits); i++) t_add_host(balanced, i, "scheduler balanced %s", splits[i].name);
     for (int i = 0; i < (int)T_COUNT(kinds); i++) t_add_host(tiles, i, "scheduler tiles %s", kinds[i].name);
+    for (int i = 0; i < 4; i++) t_add_host(shares, i, "scheduler shares of CTAs in wgrad %d", i);
 }

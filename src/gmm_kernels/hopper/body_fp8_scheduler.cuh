@@ -111,8 +111,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             s.k_grouped = args->wgrad;
             s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
             gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
-                                   args->wgrad && group_work > 0 && stride % group_work == 0, gmm_sm90_this_cta(),
-                                   &f.t);
+                                   !args->wgrad ? 0
+                                                : gmm_sm90_wgrad_rotation(stride, group_work,
+                                                                          gmm_sm90_tile_count(args->p.m, s.block_rows,
+                                                                                              s.max_blocks)),
+                                   gmm_sm90_this_cta(), &f.t);
             f.padded_row = starts[f.t.g];
             gmm_fp8_plan_store(args, &f);
             if (GMM__CFG(glu) && args->glu.drops_d) f.d_flags &= ~GMM_FP8_D_TMA;

@@ -85,9 +85,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                 if (tile->g < args.p.groups) {
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
-                    const int rotated = !balanced && (!GMM__K_GROUPED || stride % group_work == 0);
+                    const int rotation =
+                        !GMM__K_GROUPED ? GMM_SM90_ROTATE_TILES
+                                        : gmm_sm90_wgrad_rotation(stride, group_work,
+                                                                  gmm_sm90_tile_count(args.p.m, 16, GMM__CFG(m16)));
                     gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
-                                           rotated, gmm_sm90_this_cta(), tile);
+                                           rotation, gmm_sm90_this_cta(), tile);
                 }
             }
             __syncwarp();

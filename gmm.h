@@ -11131,11 +11131,11 @@ static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
 static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_cooperative = 195.0;  /* clocks per m16 and n128, 16 bits */
-static const double gmm__wgmma_store_pingpong = 500.0;     /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_undeferred = 700.0;   /* the same, of what the next tile has too few steps for */
+static const double gmm__wgmma_store_cooperative = 260.0;  /* clocks per m16 and n128, 16 bits */
+static const double gmm__wgmma_store_pingpong = 700.0;     /* clocks per m16 and n128, 16 bits */
 static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
 static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided by the blocks of a store slot */
-static const double gmm__wgmma_store_exposed = 0.5;        /* ping-pong: share of the store that bounds a tile */
 static const double gmm__wgmma_fixed_cooperative = 400.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
@@ -11152,13 +11152,14 @@ static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock an
 static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
-   Fitted to 56 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_store_f32 = 880.0;    /* clocks per m16: D is read, added to and written */
-static const double gmm__wgmma_wgrad_store_half = 208.0;   /* clocks per m16, 16 bits */
-static const double gmm__wgmma_wgrad_tall_slowdown = 1.05; /* of the store of tiles above 8 m16 */
-static const double gmm__wgmma_wgrad_mainloop = 1.14;      /* slowdown of the mainloop */
-static const double gmm__wgmma_wgrad_pack = 80.0;          /* clocks per m16: accumulators to 16 bits */
-static const double gmm__wgmma_wgrad_exposed = 0.4;        /* share of the shorter of the two that is not hidden */
+   Fitted to 500 measurements each of accumulation into fp32 and of 16-bit results. */
+static const double gmm__wgmma_wgrad_smem_b = 190.0;       /* clocks per step: shared-memory traffic of B */
+static const double gmm__wgmma_wgrad_store_f32 = 800.0;    /* clocks per m16: D is read, added to and written */
+static const double gmm__wgmma_wgrad_store_half = 236.0;   /* clocks per m16, 16 bits */
+static const double gmm__wgmma_wgrad_tall_slowdown = 1.02; /* of the store of tiles above 8 m16 */
+static const double gmm__wgmma_wgrad_mainloop = 1.35;      /* slowdown of the mainloop */
+static const double gmm__wgmma_wgrad_pack = 63.0;          /* clocks per m16: accumulators to 16 bits */
+static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the shorter of the two that is not hidden */
 /* FP8 */
 static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
 static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
@@ -11240,7 +11241,8 @@ static double gmm__wgmma_step_clocks(const gmm_sm90_kernel *k, double m16) {
                                    : gmm__wgmma_mma_m16 * n128 * m16;
     const double smem_a = k->consumers == 2 ? gmm__wgmma_smem_a + gmm__wgmma_smem_a_n128 * n128
                                             : gmm__wgmma_smem_a_pingpong;
-    const double smem = gmm__wgmma_smem_b * n128 + smem_a * m16 + (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
+    const double smem_b = k->op == gmm_gemm_wgrad ? gmm__wgmma_wgrad_smem_b : gmm__wgmma_smem_b;
+    const double smem = smem_b * n128 + smem_a * m16 + (k->gather ? gmm__wgmma_gather_m16 * m16 : 0.0);
     return mma > smem ? mma : smem;
 }
 
@@ -11259,24 +11261,27 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
     return k->tile_n == 128 && s->rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
 }
-/* Clocks of storing a tile of forward or dgrad. */
-static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
+/* Clocks of storing a tile of forward or dgrad. A deferred store writes k->deferred blocks of rows in each step of the
+   next tile, and the blocks that are left then at once. */
+static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
     const double half = k->deferred          ? gmm__wgmma_store_deferred
                         : k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
-    return k->tile_n / 128.0 * m16 *
-           (s->f32 ? gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks : half);
+    const double left = k->m16 - k->deferred * k_tiles;
+    if (s->f32)
+        return k->tile_n / 128.0 * m16 * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
+    return k->tile_n / 128.0 * m16 * half + (k->deferred && left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
 }
-/* Clocks of a tile. Consumers of a cooperative tile store it together; of ping-pong tiles one is stored while the other
-   is multiplied, so that a part of the store bounds it. */
+/* Clocks of a tile. Consumers of a cooperative tile store it together. Of ping-pong tiles one is stored while the other
+   is multiplied: a warp group has the time of two tiles for both. */
 static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
     const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles, m16);
-    const double store = gmm__wgmma_store_clocks(k, s, m16), exposed = gmm__wgmma_store_exposed * store;
+    const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * (mainloop + store);
     const double glu = s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     if (s->op == gmm_gemm_wgrad) return gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, s->f32);
     if (k->consumers == 2)
         return mainloop + store + gmm__wgmma_fixed_cooperative + (k->gather ? gmm__wgmma_fixed_gather : 0.0);
-    return (mainloop > exposed ? mainloop : exposed) + gmm__wgmma_fixed_pingpong +
+    return (mainloop > both ? mainloop : both) + gmm__wgmma_fixed_pingpong +
            (k->op == gmm_gemm_glu ? glu * m16 : 0.0);
 }
 /* Clocks of reading all weights from memory, whose rate grows with the bytes in flight. */

@@ -10446,9 +10446,8 @@ static int gmm__mma_has_route_losses(const gmm__call *call) {
 /* Reserves what forward and backward need. */
 static void gmm__mma_reserve_route(const gmm__call *call, gmm__plan *plan) {
     const gmm_route *r = &call->d.route;
-    const int32_t floats = gmm__route_floats(r->experts, r->groups);
-    gmm__reserve(plan, GMM__ROUTE_SCRATCH,
-                 gmm__route_scratch_bytes(r->tokens, floats, gmm__mma_elementwise_limits(call).max_ctas));
+    gmm__reserve(plan, GMM__ROUTE_SCRATCH, gmm__route_scratch_bytes(r->tokens, r->experts, r->groups,
+                                                                    gmm__mma_elementwise_limits(call).max_ctas));
     gmm__reserve(plan, GMM__ROUTE_VALID, (size_t)r->sequences * sizeof(int32_t));
 }
 

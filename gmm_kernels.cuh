@@ -5466,6 +5466,9 @@ enum {
     GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
     GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
     GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
+    GMM__ROUTE_PITCH = 33,       /* words between rows of 32 experts' sort keys */
+    GMM__ROUTE_BLOCK = 256,      /* most threads of a CTA of gmm_route_topk: each CTA adds its counts once */
+    GMM__ROUTE_PER_SM = 5,       /* and such CTAs that a multiprocessor holds */
     GMM__ELEM_SHARED = 48 * 1024 /* bytes of shared memory that a CTA has without an attribute */
 };
 
@@ -5523,6 +5526,11 @@ typedef struct gmm__route_args {
     float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
     int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
     float tolerance;
+    /* Set by the launcher of gmm_route_topk: tokens of a sequence, tokens that a warp takes together, such chunks of a
+       sequence and in all (below 2^31, as T topk is); whether a CTA counts in shared memory, whether exponentials are
+       needed, and whether experts are chosen by other values than the scores */
+    uint32_t length, chunk, sequence_chunks, chunks;
+    int32_t count_in_cta, softmax, values;
 } gmm__route_args;
 
 /* A routing as slots and as dense matrices; see gmm_dense_route. */
@@ -8335,11 +8343,17 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_convert_rows(const __grid_
 /* ...................................................................................................... Routing ... */
 
 #if GMM__HOLDS(0)
-/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
-GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
+/* Sort key of a score, as wide as it: larger scores have larger keys, and NaN has the least. No score has the key 0. */
+GMM__DEVICE uint32_t gmm__score_key(float v) {
     const uint32_t u = gmm_f32_bits(v);
-    const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 1u : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+GMM__DEVICE float gmm__key_score(uint32_t key) {
+    return gmm_f32_from_bits(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
+}
+/* Sort key of a score and its index: larger scores first, then lower indices; NaN is behind all numbers. */
+GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
+    return (uint64_t)gmm__score_key(v) << 32 | (0xFFFFFFFFu - (uint32_t)e);
 }
 
 GMM__DEVICE uint64_t gmm__warp_max_key(uint64_t v) {
@@ -8401,22 +8415,109 @@ GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *
     *sum = gmm__warp_sum(z);
 }
 
-GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
-    const float l = gmm__route_load(&a->logits, t, e);
-    return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
-}
-
 /* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
 GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* Floats of a warp's array: one for each expert, and for each group where there are several. */
-GMM__HD int32_t gmm__route_floats(int32_t experts, int32_t groups) { return experts + (groups > 1 ? groups : 0); }
-/* A warp's array: in shared memory, or in `scratch` where it does not fit. */
-GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
-    extern __shared__ float gmm__route_shared[];
-    const int64_t warps = blockDim.x / 32u, floats = gmm__route_floats(a->experts, a->groups);
-    return a->scratch ? a->scratch + ((int64_t)blockIdx.x * warps + gmm__warp()) * floats
-                      : gmm__route_shared + (int64_t)gmm__warp() * floats;
+/* Arrays of a warp have a whole number of rows of 32 experts, one for each lane. */
+GMM__HD int32_t gmm__route_rows(int32_t experts) { return experts / 32 + (experts % 32 != 0); }
+
+/* Reads the logits of a token into x, with -infinity behind the last. Returns the lane's largest. */
+GMM__DEVICE float gmm__route_read_row(const gmm__view *m, int64_t t, int32_t experts, float *x) {
+    const int32_t lane = gmm__lane(), rows = experts / 32;
+    float largest = gmm_f32_from_bits(0xFF800000u), v;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) {
+        v = gmm__route_load(m, t, 32 * i + lane);
+        x[32 * i + lane] = v;
+        largest = fmaxf(largest, v);
+    }
+    if (experts % 32) {
+        v = lane < experts % 32 ? gmm__route_load(m, t, 32 * rows + lane) : gmm_f32_from_bits(0xFF800000u);
+        x[32 * rows + lane] = v;
+        largest = fmaxf(largest, v);
+    }
+    return largest;
+}
+GMM__DEVICE void gmm__route_write_row(const gmm__view *m, int64_t t, int32_t experts, const float *x) {
+    const int32_t lane = gmm__lane(), rows = experts / 32;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) gmm__route_store(m, t, 32 * i + lane, x[32 * i + lane]);
+    if (lane < experts % 32) gmm__route_store(m, t, 32 * rows + lane, x[32 * rows + lane]);
+}
+/* The same with a loop per dtype, whose elements do not test the dtype. */
+GMM__DEVICE float gmm__route_read(const gmm__route_args *a, int64_t t, float *x) {
+    gmm__view m = a->logits;
+    switch (m.dtype) {
+    case GMM_F64: m.dtype = GMM_F64; return gmm__route_read_row(&m, t, a->experts, x);
+    case GMM_F32: m.dtype = GMM_F32; return gmm__route_read_row(&m, t, a->experts, x);
+    case GMM_F16: m.dtype = GMM_F16; return gmm__route_read_row(&m, t, a->experts, x);
+    default: m.dtype = GMM_BF16; return gmm__route_read_row(&m, t, a->experts, x);
+    }
+}
+GMM__DEVICE void gmm__route_write(const gmm__route_args *a, int64_t t, const float *x) {
+    gmm__view m = a->dlogits;
+    switch (m.dtype) {
+    case GMM_F64: m.dtype = GMM_F64; gmm__route_write_row(&m, t, a->experts, x); break;
+    case GMM_F32: m.dtype = GMM_F32; gmm__route_write_row(&m, t, a->experts, x); break;
+    case GMM_F16: m.dtype = GMM_F16; gmm__route_write_row(&m, t, a->experts, x); break;
+    default: m.dtype = GMM_BF16; gmm__route_write_row(&m, t, a->experts, x); break;
+    }
+}
+
+/* gmm__route_softmax of logits that gmm__route_read has read; `largest` has the lane's largest before. The logits
+   become their exponentials, unless scores are sigmoids. Returns whether gmm__route_quotient divides these by the sum:
+   each is 0, NaN or at least 2^-64. */
+GMM__DEVICE int32_t gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
+    const float m = gmm__key_score(__reduce_max_sync(0xFFFFFFFFu, gmm__score_key(*largest)));
+    const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
+    uint32_t least = 0xFFFFFFFFu;
+    float z = 0.0f;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) {
+        const float v = gmm_exp(x[32 * i + lane] - m);
+        if (!a->sigmoid) x[32 * i + lane] = v;
+        least = min(least, gmm_f32_bits(v) - 1u);
+        z += v;
+    }
+    *largest = m;
+    *sum = gmm__warp_sum(z);
+    return __all_sync(0xFFFFFFFFu, least >= 0x1F800000u - 1u);
+}
+/* v / z, rounded as a division rounds, for v as above and 1 <= z < 2^31 or NaN. r is gmm__route_reciprocal of z: the
+   steps of a division that depend on z alone are computed once. No step underflows. */
+GMM__DEVICE float gmm__route_reciprocal(float z) {
+    const float r = gmm__reciprocal(z);
+    return __fmaf_rn(r, __fmaf_rn(-z, r, 1.0f), r);
+}
+GMM__DEVICE float gmm__route_quotient(float v, float z, float r) {
+    const float q = v * r;
+    return __fmaf_rn(r, __fmaf_rn(-z, q, v), q);
+}
+
+/* Divides what gmm__route_exponentials leaves in x by z, if gmm__route_quotient is not to do it; *z and *r then become
+   1, with which that changes nothing. Else *r becomes the reciprocal of *z. */
+GMM__DEVICE void gmm__route_divide(int32_t experts, int32_t quick, float *x, float *z, float *r) {
+    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
+    int32_t i;
+    *r = gmm__route_reciprocal(*z);
+    if (quick) return;
+#pragma unroll 1
+    for (i = 0; i < rows; i++) x[32 * i + lane] = x[32 * i + lane] / *z;
+    *z = *r = 1.0f;
+}
+/* Floats of a warp's arrays in gmm_route_topk: scores, sort keys, the sums of groups and, with losses, of a chunk's
+   scores; and in gmm_route_gradient: scores, and their products with gradients. */
+GMM__HD int64_t gmm__route_topk_floats(int32_t experts, int32_t groups, int32_t losses) {
+    const int64_t rows = gmm__route_rows(experts);
+    return (losses ? 64 : 32) * rows + GMM__ROUTE_PITCH * rows + (groups > 1 ? groups : 0);
+}
+GMM__HD int64_t gmm__route_gradient_floats(int32_t experts) { return 64 * (int64_t)gmm__route_rows(experts); }
+/* A warp's array in `scratch`, where the CTA's arrays do not fit into shared memory. */
+GMM__DEVICE float *gmm__route_scratch(const gmm__route_args *a, int64_t floats) {
+    return a->scratch + ((int64_t)blockIdx.x * (blockDim.x / 32u) + gmm__warp()) * floats;
 }
 
 /* Counts the tokens of each sequence that are no padding. */
@@ -8435,34 +8536,41 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_valid(const __grid_c
     if (gmm__lane() == 0 && count) atomicAdd(a.valid, (int32_t)count);
 }
 
-/* The sum of the `count` largest of n values, in falling order. One thread. */
-GMM__DEVICE float gmm__route_group_sum(const float *value, int32_t n, int32_t count) {
+/* Where the value of an expert lies, and then its sort key. Neither the experts of a row nor those of a lane lie in the
+   same bank of shared memory. */
+GMM__DEVICE int32_t gmm__route_key_at(int32_t e) { return e + (e >> 5) * (GMM__ROUTE_PITCH - 32); }
+/* The sum of the `count` largest values of n experts from `first` on, in falling order. One thread. */
+GMM__DEVICE float gmm__route_group_sum(const float *value, int32_t first, int32_t n, int32_t count) {
     uint64_t previous_key = ~(uint64_t)0;
     float sum = 0.0f;
     int32_t e, i;
+#pragma unroll 1
     for (i = 0; i < count; i++) {
         uint64_t max_key = 0;
+#pragma unroll 1
         for (e = 0; e < n; e++) {
-            const uint64_t key = gmm__sort_key(value[e], e);
+            const uint64_t key = gmm__sort_key(value[gmm__route_key_at(first + e)], e);
             if (key < previous_key && key > max_key) max_key = key;
         }
         previous_key = max_key;
-        sum += value[0xFFFFFFFFu - (uint32_t)max_key];
+        sum += value[gmm__route_key_at(first + (int32_t)(0xFFFFFFFFu - (uint32_t)max_key))];
     }
     return sum;
 }
-/* Chooses the group_topk groups of a token by the values of its experts. Writes the groups' sums behind the values, and
-   returns the key of the last group that is chosen. */
-GMM__DEVICE uint64_t gmm__route_choose_groups(const gmm__route_args *a, float *value) {
+/* Chooses the group_topk groups of a token by the values of its experts. Writes the groups' sums, and returns the key
+   of the last group that is chosen. */
+GMM__DEVICE uint64_t gmm__route_choose_groups(const gmm__route_args *a, const float *value, float *sums) {
     const int32_t members = a->experts / a->groups;
     uint64_t last_key = ~(uint64_t)0;
-    float *sums = value + a->experts;
     int32_t g, i;
     __syncwarp();
+#pragma unroll 1
     for (g = gmm__lane(); g < a->groups; g += 32)
-        sums[g] = gmm__route_group_sum(value + g * members, members, a->group_sum);
+        sums[g] = gmm__route_group_sum(value, g * members, members, a->group_sum);
+#pragma unroll 1
     for (i = 0; i < a->group_topk; i++) {
         uint64_t max_key = 0;
+#pragma unroll 1
         for (g = gmm__lane(); g < a->groups; g += 32) {
             const uint64_t key = gmm__sort_key(sums[g], g);
             if (key < last_key && key > max_key) max_key = key;
@@ -8481,7 +8589,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_sinkhorn(const __gri
     const int64_t chunks = (a.tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
     const float inverse_rows = 1.0f / (float)gmm__route_valid_tokens(&a);
     const int32_t lane = gmm__lane();
-    float *x = gmm__route_array(&a);
+    extern __shared__ float gmm__route_shared[];
+    float *x = a.scratch ? gmm__route_scratch(&a, a.experts) : gmm__route_shared + gmm__warp() * a.experts;
     int64_t c, t;
     int32_t e;
     if (a.multipliers[a.experts] != 0.0f) return; /* converged */
@@ -8520,78 +8629,6 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_balance(const __grid_constant__ g
     change = gmm__warp_sum(change) / (float)a.experts;
     __syncwarp();
     if (lane == 0) a.multipliers[a.experts] = a.sums && change <= a.tolerance ? 1.0f : 0.0f;
-}
-
-/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
-   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_pdl_wait();
-    const uint32_t warps = blockDim.x / 32u, stride = gridDim.x * warps; /* T topk < 2^31 */
-    const uint32_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, length = (uint32_t)a.tokens / (uint32_t)a.sequences;
-    const uint32_t per_sequence = (length + chunk - 1) / chunk, chunks = per_sequence * (uint32_t)a.sequences;
-    const int32_t lane = gmm__lane(), members = a.experts / a.groups;
-    float *value = gmm__route_array(&a);
-    uint32_t c;
-    for (c = blockIdx.x * warps + (uint32_t)gmm__warp(); c < chunks; c += stride) {
-        const uint32_t sequence = a.sequences > 1 ? c / per_sequence : 0, first = (c - sequence * per_sequence) * chunk;
-        const uint32_t last = first + chunk < length ? first + chunk : length;
-        float *sums = a.sums ? a.sums + (int64_t)c * (a.experts + 1) : NULL, z_sum = 0.0f;
-        uint32_t n;
-        for (n = first; n < last; n++) {
-            const int64_t t = gmm__route_token(&a, sequence, n);
-            float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
-            uint64_t previous_key = ~(uint64_t)0, group_key = 0;
-            int32_t e, i;
-            if (gmm__route_is_padding(&a, t)) {
-                for (i = lane; i < a.topk; i += 32) {
-                    a.indices[t * a.topk + i] = -1;
-                    a.probs[t * a.topk + i] = 0.0f;
-                }
-                for (e = lane; sums && n == first && e < a.experts; e += 32) sums[e] = 0.0f;
-                continue;
-            }
-            if (!a.sigmoid || (sums && a.z_loss) || a.multipliers) gmm__route_softmax(&a, t, &m, &z);
-            if (sums && a.sigmoid) {
-                total = 0.0f;
-                for (e = lane; e < a.experts; e += 32) total += gmm__route_score(&a, t, e, m, z);
-                total = gmm__warp_sum(total);
-            }
-            for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z);
-                const float normalized = a.sigmoid ? gmm__safe_quotient(s, total) : s;
-                value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (a.multipliers) value[e] = gmm_exp(gmm__route_load(&a.logits, t, e) - m) * a.multipliers[e];
-                if (sums) /* the same lane always updates expert e */
-                    sums[e] = n == first ? normalized : sums[e] + normalized;
-            }
-            if (a.groups > 1) group_key = gmm__route_choose_groups(&a, value);
-            if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
-            for (i = 0; i < a.topk; i++) {
-                uint64_t max_key = 0;
-                for (e = lane; e < a.experts; e += 32) {
-                    const uint64_t key = gmm__sort_key(value[e], e);
-                    const int32_t g = a.groups > 1 ? e / members : 0;
-                    if (a.groups > 1 && gmm__sort_key(value[a.experts + g], g) < group_key) continue;
-                    if (key < previous_key && key > max_key) max_key = key;
-                }
-                previous_key = gmm__warp_max_key(max_key);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_key);
-            }
-            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
-                e = a.indices[t * a.topk + i];
-                selected_sum += gmm__route_score(&a, t, e, m, z);
-                if (a.counts) atomicAdd(&a.counts[e], 1);
-                if (a.sequence_counts) atomicAdd(&a.sequence_counts[(int64_t)sequence * a.experts + e], 1);
-            }
-            if (a.normalize) selected_sum = gmm__warp_sum(selected_sum);
-            if (a.normalize) divisor = a.sigmoid ? selected_sum + 1e-20f : selected_sum;
-            for (i = lane; i < a.topk; i += 32) {
-                const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
-                a.probs[t * a.topk + i] = a.scale * gmm__safe_quotient(s, divisor);
-            }
-        }
-        if (sums && lane == 0) sums[a.experts] = z_sum;
-    }
 }
 
 /* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [batch][rows][cols] -> out [batch][ceil(rows /
@@ -8663,79 +8700,6 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
     }
 }
 
-/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
-   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
-   numbers. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_pdl_wait();
-    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
-    const int32_t lane = gmm__lane();
-    const float z_scale = a.z != 0.0f ? (a.dloss ? a.dloss[1] : 1.0f) * 2.0f * gmm__route_z(&a) : 0.0f;
-    float *w = gmm__route_array(&a);
-    int64_t t;
-    for (t = (int64_t)blockIdx.x * warps + gmm__warp(); t < a.tokens; t += stride) {
-        const int64_t sequence = gmm__route_sequence(&a, t);
-        const int32_t *counts = a.sequence_counts ? a.sequence_counts + sequence * a.experts : a.counts;
-        const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * gmm__route_aux(&a, sequence) : 0.0f;
-        float m = 0.0f, z = 1.0f, total = 1.0f, mean = 0.0f;
-        int32_t e, i;
-        if (gmm__route_is_padding(&a, t)) {
-            for (e = lane; e < a.experts; e += 32) gmm__route_store(&a.dlogits, t, e, 0.0f);
-            continue;
-        }
-        if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
-
-        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
-        if (a.aux != 0.0f && a.sigmoid) {
-            float sum = 0.0f;
-            for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
-            total = gmm__warp_sum(sum);
-            for (e = lane; e < a.experts; e += 32)
-                mean += aux * (float)counts[e] * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total);
-            mean = gmm__warp_sum(mean);
-        }
-        for (e = lane; e < a.experts; e += 32)
-            w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
-                                              (aux * (float)counts[e] - mean);
-
-        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
-        if (a.dprobs) {
-            const int32_t *selected = a.indices + t * a.topk;
-            const float *g = a.dprobs + t * a.topk;
-            float divisor = 1.0f, weighted_sum = 0.0f;
-            if (a.normalize) {
-                float sum = 0.0f;
-                for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)selected[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, selected[i], m, z);
-                divisor = a.sigmoid ? sum + 1e-20f : sum;
-                for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)selected[i] < (uint32_t)a.experts)
-                        weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
-            }
-            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
-                e = selected[i];
-                if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
-                            (g[i] - weighted_sum);
-            }
-        }
-
-        mean = 0.0f;
-        if (!a.sigmoid) {
-            for (e = lane; e < a.experts; e += 32) mean += w[e];
-            mean = gmm__warp_sum(mean);
-        }
-        for (e = lane; e < a.experts; e += 32) {
-            float one_minus_s = 0.0f, d;
-            /* 1 - s without cancellation */
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__route_load(&a.logits, t, e), &one_minus_s);
-            d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
-            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__route_load(&a.logits, t, e) - m) / z);
-            gmm__route_store(&a.dlogits, t, e, d);
-        }
-    }
-}
-
 /* A routing from slots to dense matrices, or back. One warp per token. */
 GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_dense(const __grid_constant__ gmm__dense_args a) {
     gmm_pdl_wait();
@@ -8790,6 +8754,419 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_bias(const __grid_constant__ gmm_
         bias[e] += above < sum ? a.rate : above > sum ? -a.rate : 0.0f;
         counts[e] = 0;
     }
+}
+#endif /* GMM__HOLDS(0) */
+
+#if GMM__HOLDS(0)
+/* The best of a lane's experts, and its sort key, which is not 0. Of equal keys the lowest expert is the best. */
+typedef struct gmm__route_best {
+    uint32_t key;
+    int32_t e;
+} gmm__route_best;
+/* Writes the next key of a lane, whose experts rise from call to call. */
+GMM__DEVICE void gmm__route_put_key(uint32_t *keys, int32_t e, uint32_t key, gmm__route_best *best) {
+    keys[gmm__route_key_at(e)] = key;
+    if (key <= best->key) return;
+    best->key = key;
+    best->e = e;
+}
+
+/* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Behind the last expert a softmax score
+   is 0, or NaN if all are, so that it is behind the experts in their order. */
+GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, int32_t quick, float z, float *x, uint32_t *keys) {
+    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
+    gmm__route_best best = { 0u, 0 };
+    int32_t i;
+    float r;
+    gmm__route_divide(experts, quick, x, &z, &r);
+#pragma unroll 4
+    for (i = 0; i < rows; i++) {
+        const float s = gmm__route_quotient(x[32 * i + lane], z, r);
+        x[32 * i + lane] = s;
+        gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+    }
+    return best;
+}
+GMM__DEVICE gmm__route_best gmm__route_sigmoid_keys(int32_t experts, float *x, uint32_t *keys) {
+    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
+    gmm__route_best best = { 0u, 0 };
+    int32_t i;
+#pragma unroll 2
+    for (i = 0; i < rows; i++) {
+        const float s = gmm_sigmoid(x[32 * i + lane]);
+        x[32 * i + lane] = s;
+        if (32 * i + lane < experts)
+            gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+    }
+    return best;
+}
+/* Adds a token's normalised scores to `sums`, which start with those of the first token. */
+GMM__DEVICE void gmm__route_add_scores(const gmm__route_args *a, const float *x, float *sums, int32_t first) {
+    const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
+    float total = 0.0f;
+    int32_t i;
+    if (!a->sigmoid) {
+#pragma unroll 1
+        for (i = 0; i < rows; i++) sums[32 * i + lane] = (first ? 0.0f : sums[32 * i + lane]) + x[32 * i + lane];
+        return;
+    }
+#pragma unroll 1
+    for (i = 0; i < rows; i++) total += x[32 * i + lane];
+    total = gmm__warp_sum(total);
+#pragma unroll 1
+    for (i = 0; i < rows; i++)
+        sums[32 * i + lane] = (first ? 0.0f : sums[32 * i + lane]) + gmm__safe_quotient(x[32 * i + lane], total);
+}
+/* Makes sort keys of the values by which experts are chosen, where these are not the scores x. The key of an expert
+   that cannot be chosen is 0. */
+GMM__DEVICE gmm__route_best gmm__route_values(const gmm__route_args *a, int64_t t, float m, const float *x,
+                                              uint32_t *keys, float *values, float *group_sums) {
+    const int32_t members = a->groups > 1 ? a->experts / a->groups : a->experts;
+    gmm__route_best best = { 0u, 0 };
+    uint64_t group_key = 0;
+    int32_t e;
+#pragma unroll 1
+    for (e = gmm__lane(); e < a->experts; e += 32) {
+        float v = x[e];
+        if (a->expert_bias) v += a->expert_bias[e];
+        if (a->multipliers) v = gmm_exp(gmm__route_load(&a->logits, t, e) - m) * a->multipliers[e];
+        if (a->groups > 1) values[gmm__route_key_at(e)] = v;
+        else gmm__route_put_key(keys, e, gmm__score_key(v), &best);
+    }
+    if (a->groups <= 1) return best;
+    group_key = gmm__route_choose_groups(a, values, group_sums);
+#pragma unroll 1
+    for (e = gmm__lane(); e < a->experts; e += 32) {
+        const int32_t g = e / members, chosen = gmm__sort_key(group_sums[g], g) >= group_key;
+        gmm__route_put_key(keys, e, chosen ? gmm__score_key(values[gmm__route_key_at(e)]) : 0u, &best);
+    }
+    return best;
+}
+
+/* Takes the best `count` experts that are left, of which at least so many have keys above 0; lane i receives the i-th.
+   The whole warp looks for a lane's next best expert, so that the time hardly depends on the number of experts. */
+GMM__DEVICE int32_t gmm__route_take(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
+    const uint32_t all = 0xFFFFFFFFu;
+    const int32_t lane = gmm__lane();
+    int32_t chosen = 0, i;
+#pragma unroll 2
+    for (i = 0; i < count; i++) {
+        const uint32_t key = __reduce_max_sync(all, best->key);
+        const int32_t e = (int32_t)__reduce_min_sync(all, best->key == key ? (uint32_t)best->e : all), owner = e & 31;
+        const int32_t mine = 32 * lane + owner, at = GMM__ROUTE_PITCH * lane + owner; /* gmm__route_key_at(mine) */
+        const uint32_t k = mine < experts && mine != e ? keys[at] : 0u, next = __reduce_max_sync(all, k);
+        const int32_t next_e = (int32_t)__reduce_min_sync(all, k == next ? (uint32_t)mine : all);
+        if (mine == e) keys[at] = 0u;
+        if (lane == owner) {
+            best->key = next;
+            best->e = next_e;
+        }
+        if (lane == i) chosen = e;
+        __syncwarp();
+    }
+    return chosen;
+}
+/* The same for lanes with more than 32 experts. */
+GMM__DEVICE int32_t gmm__route_take_many(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
+    const uint32_t all = 0xFFFFFFFFu;
+    const int32_t lane = gmm__lane();
+    int32_t chosen = 0, i, mine;
+#pragma unroll 1
+    for (i = 0; i < count; i++) {
+        const uint32_t key = __reduce_max_sync(all, best->key);
+        const int32_t e = (int32_t)__reduce_min_sync(all, best->key == key ? (uint32_t)best->e : all), owner = e & 31;
+        gmm__route_best next = { 0u, 0 };
+        uint32_t k;
+        if (lane == owner) keys[gmm__route_key_at(e)] = 0u;
+        __syncwarp();
+#pragma unroll 1
+        for (mine = 32 * lane + owner; mine < experts; mine += 1024) {
+            k = keys[gmm__route_key_at(mine)];
+            if (k <= next.key) continue;
+            next.key = k;
+            next.e = mine;
+        }
+        k = __reduce_max_sync(all, next.key);
+        mine = (int32_t)__reduce_min_sync(all, next.key == k ? (uint32_t)next.e : all);
+        if (lane == owner) {
+            best->key = k;
+            best->e = mine;
+        }
+        if (lane == i) chosen = e;
+    }
+    return chosen;
+}
+
+/* Chooses the experts of a token by their keys, and writes indices and probabilities. With count_in_cta the CTA's
+   counts in shared memory are raised, else those in global memory. */
+GMM__DEVICE void gmm__route_choose(const gmm__route_args *a, int64_t t, int64_t sequence, const float *x,
+                                   uint32_t *keys, gmm__route_best best, int32_t *cta_counts) {
+    const int32_t lane = gmm__lane(), several = a->topk > 32;
+    int32_t *indices = a->indices + t * a->topk, base, i;
+    float *probs = a->probs + t * a->topk, s = 0.0f, selected_sum = 0.0f, divisor = 1.0f;
+    __syncwarp();
+#pragma unroll 1
+    for (base = 0; base < a->topk; base += 32) {
+        const int32_t n = min(a->topk - base, 32);
+        const int32_t e = a->experts <= 1024 ? gmm__route_take(keys, a->experts, n, &best)
+                                             : gmm__route_take_many(keys, a->experts, n, &best);
+        if (lane < n) {
+            indices[base + lane] = e;
+            s = x[e];
+            selected_sum += s;
+            if (several) probs[base + lane] = s;
+            if (a->count_in_cta) atomicAdd(&cta_counts[e], 1);
+            else if (a->counts) atomicAdd(&a->counts[e], 1);
+            if (a->sequence_counts) atomicAdd(&a->sequence_counts[sequence * a->experts + e], 1);
+        }
+    }
+    __syncwarp();
+    if (a->normalize) {
+        selected_sum = gmm__warp_sum(selected_sum);
+        divisor = a->sigmoid ? selected_sum + 1e-20f : selected_sum;
+    }
+#pragma unroll 1
+    for (i = lane; i < a->topk; i += 32) {
+        if (several) s = probs[i];
+        probs[i] = a->scale * gmm__safe_quotient(s, divisor);
+    }
+}
+
+/* Routes a warp's tokens with its arrays. */
+GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *cta_counts) {
+    const uint32_t warps = blockDim.x / 32u;
+    const int32_t lane = gmm__lane(), rows = gmm__route_rows(a->experts);
+    float *values = x + 32 * (int64_t)rows, *sums = values + GMM__ROUTE_PITCH * (int64_t)rows;
+    float *group_sums = sums + (a->sums ? 32 * (int64_t)rows : 0);
+    uint32_t *keys = (uint32_t *)(void *)values;
+    uint32_t c, n;
+    int32_t i;
+    for (c = blockIdx.x * warps + (uint32_t)gmm__warp(); c < a->chunks; c += gridDim.x * warps) {
+        const uint32_t sequence = a->sequences > 1 ? c / a->sequence_chunks : 0;
+        const uint32_t first = (c - sequence * a->sequence_chunks) * a->chunk;
+        const uint32_t last = min(first + a->chunk, a->length);
+        float z_sum = 0.0f;
+        for (n = first; n < last; n++) {
+            const int64_t t = gmm__route_token(a, sequence, n);
+            gmm__route_best best;
+            float m, z = 1.0f;
+            int32_t quick = 0;
+            if (gmm__route_is_padding(a, t)) {
+#pragma unroll 1
+                for (i = lane; i < a->topk; i += 32) {
+                    a->indices[t * a->topk + i] = -1;
+                    a->probs[t * a->topk + i] = 0.0f;
+                }
+#pragma unroll 1
+                for (i = 0; a->sums && n == first && i < rows; i++) sums[32 * i + lane] = 0.0f;
+                continue;
+            }
+            m = gmm__route_read(a, t, x);
+            if (a->softmax) quick = gmm__route_exponentials(a, x, &m, &z);
+            if (a->sums && a->z_loss) z_sum += (m + logf(z)) * (m + logf(z));
+            if (a->sigmoid) best = gmm__route_sigmoid_keys(a->experts, x, keys);
+            else best = gmm__route_softmax_keys(a->experts, quick, z, x, keys);
+            if (a->sums) gmm__route_add_scores(a, x, sums, n == first);
+            if (a->values) best = gmm__route_values(a, t, m, x, keys, values, group_sums);
+            gmm__route_choose(a, t, sequence, x, keys, best, cta_counts);
+        }
+        if (a->sums) {
+            float *chunk_sums = a->sums + (int64_t)c * (a->experts + 1);
+#pragma unroll 1
+            for (i = lane; i < a->experts; i += 32) chunk_sums[i] = sums[i];
+            if (lane == 0) chunk_sums[a->experts] = z_sum;
+        }
+    }
+}
+
+/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
+   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. With count_in_cta the CTA
+   counts in shared memory behind the warps' arrays, since atomics on the same words of global memory are slow. */
+GMM__KERNEL __launch_bounds__(GMM__ROUTE_BLOCK, GMM__ROUTE_PER_SM)
+    gmm_route_topk(const __grid_constant__ gmm__route_args a) {
+    gmm_pdl_wait();
+    extern __shared__ float gmm__route_shared[];
+    const int32_t floats = (int32_t)gmm__route_topk_floats(a.experts, a.groups, a.sums != NULL);
+    float *x = gmm__route_shared + gmm__warp() * floats;
+    int32_t *counts = (int32_t *)(void *)(gmm__route_shared + (int32_t)(blockDim.x / 32u) * floats), e;
+    if (a.count_in_cta) {
+        for (e = (int32_t)threadIdx.x; e < a.experts; e += (int32_t)blockDim.x) counts[e] = 0;
+        __syncthreads();
+    }
+    gmm__route_tokens(&a, x, counts);
+    if (a.count_in_cta) {
+        __syncthreads();
+        for (e = (int32_t)threadIdx.x; e < a.experts; e += (int32_t)blockDim.x)
+            if (counts[e]) atomicAdd(&a.counts[e], counts[e]);
+    }
+}
+/* The same with the warps' arrays in `scratch`. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk_scratch(const __grid_constant__ gmm__route_args a) {
+    gmm_pdl_wait();
+    const int64_t floats = gmm__route_topk_floats(a.experts, a.groups, a.sums != NULL);
+    gmm__route_tokens(&a, gmm__route_scratch(&a, floats), NULL);
+}
+#endif /* GMM__HOLDS(0) */
+
+#if GMM__HOLDS(0)
+/* A slot of a token as the gradient sees it: score s of its expert e, which x has, and gradient g of its probability.
+   e is -1 behind the last slot and where the index is out of range; sums with s = -0 and g = 0 do not change then. */
+typedef struct gmm__route_slot {
+    int32_t e;
+    float s, g;
+} gmm__route_slot;
+
+GMM__DEVICE gmm__route_slot gmm__route_slot_at(const gmm__route_args *a, int64_t t, int32_t i, const float *x) {
+    gmm__route_slot slot;
+    slot.e = i < a->topk ? a->indices[t * a->topk + i] : -1;
+    if ((uint32_t)slot.e >= (uint32_t)a->experts) slot.e = -1;
+    slot.s = slot.e < 0 ? -0.0f : a->sigmoid ? gmm_sigmoid(x[slot.e]) : x[slot.e];
+    slot.g = slot.e < 0 ? 0.0f : a->dprobs[t * a->topk + i];
+    return slot;
+}
+
+/* Adds to w[e] the terms of probabilities, scale s_i / D, where D is the sum over the selected scores if they are
+   normalised, else 1. Lane i has slot i of each 32, and sums are in the order of slots. `several`: topk is above 32. */
+GMM__DEVICE void gmm__route_slot_terms(const gmm__route_args *a, int64_t t, const float *x, float *w, int32_t several) {
+    const int32_t lane = gmm__lane(), step = several ? 32 : a->topk;
+    float divisor = 1.0f, weighted_sum = 0.0f;
+    gmm__route_slot slot = gmm__route_slot_at(a, t, lane, x);
+    int32_t base, i;
+    if (a->normalize) {
+        float sum = 0.0f;
+#pragma unroll 1
+        for (base = 0; base < a->topk; base += step) {
+            if (several) slot = gmm__route_slot_at(a, t, base + lane, x);
+#pragma unroll 4
+            for (i = 0; i < min(a->topk - base, step); i++) sum += __shfl_sync(0xFFFFFFFFu, slot.s, i);
+        }
+        divisor = a->sigmoid ? sum + 1e-20f : sum;
+#pragma unroll 1
+        for (base = 0; base < a->topk; base += step) {
+            float quotient;
+            if (several) slot = gmm__route_slot_at(a, t, base + lane, x);
+            quotient = slot.e < 0 ? -0.0f : gmm__safe_quotient(slot.s, divisor);
+#pragma unroll 4
+            for (i = 0; i < min(a->topk - base, step); i++)
+                weighted_sum += __shfl_sync(0xFFFFFFFFu, slot.g, i) * __shfl_sync(0xFFFFFFFFu, quotient, i);
+        }
+    }
+#pragma unroll 1
+    for (base = 0; base < a->topk; base += step) {
+        float part, difference;
+        int32_t order;
+        if (several) slot = gmm__route_slot_at(a, t, base + lane, x);
+        part = a->scale * gmm__safe_quotient(slot.s, divisor);
+        difference = slot.g - weighted_sum;
+        /* lanes whose slots have the same expert add one after another, in the order of slots */
+        order = __popc(__match_any_sync(0xFFFFFFFFu, slot.e) & ((1u << lane) - 1u));
+        if (slot.e < 0) order = -1;
+#pragma unroll 1
+        for (i = 0; __any_sync(0xFFFFFFFFu, order >= i); i++) {
+            if (order == i) w[slot.e] = __fmaf_rn(difference, part, w[slot.e]);
+            __syncwarp();
+        }
+    }
+}
+
+/* Makes scores of exponentials, but leaves logits of sigmoids in x, and starts w with the terms of the auxiliary loss:
+   q_e, the normalised score, has the gradient aux c_e. w is 0 behind the last expert. */
+GMM__DEVICE void gmm__route_loss_terms(const gmm__route_args *a, const int32_t *counts, float aux, float z,
+                                       int32_t quick, float *x, float *w) {
+    const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
+    float total = 0.0f, mean = 0.0f, r;
+    int32_t e, i;
+    if (!a->sigmoid) {
+        gmm__route_divide(a->experts, quick, x, &z, &r);
+#pragma unroll 4
+        for (i = 0; i < rows; i++) {
+            x[32 * i + lane] = gmm__route_quotient(x[32 * i + lane], z, r);
+            w[32 * i + lane] = 0.0f;
+        }
+    } else {
+#pragma unroll 4
+        for (i = 0; i < rows; i++) w[32 * i + lane] = 0.0f;
+    }
+    if (a->aux == 0.0f) return;
+    if (!a->sigmoid) {
+#pragma unroll 4
+        for (e = lane; e < a->experts; e += 32) w[e] = x[e] * (aux * (float)counts[e]);
+        return;
+    }
+#pragma unroll 1
+    for (e = lane; e < a->experts; e += 32) total += gmm_sigmoid(x[e]);
+    total = gmm__warp_sum(total);
+#pragma unroll 1
+    for (e = lane; e < a->experts; e += 32)
+        mean += aux * (float)counts[e] * gmm__safe_quotient(gmm_sigmoid(x[e]), total);
+    mean = gmm__warp_sum(mean);
+#pragma unroll 1
+    for (e = lane; e < a->experts; e += 32)
+        w[e] = gmm__safe_quotient(gmm_sigmoid(x[e]), total) * (aux * (float)counts[e] - mean);
+}
+
+/* dlogits of a warp's tokens. w[e] is the score times its gradient: every score in a denominator then meets a score in
+   a numerator, which avoids quotients of two small numbers. x[e] is the score, or the logit of a sigmoid. */
+GMM__DEVICE void gmm__route_gradients(const gmm__route_args *a, float *x) {
+    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
+    const int32_t lane = gmm__lane(), rows = gmm__route_rows(a->experts);
+    const float z_scale = a->z != 0.0f ? (a->dloss ? a->dloss[1] : 1.0f) * 2.0f * gmm__route_z(a) : 0.0f;
+    float *w = x + 32 * (int64_t)rows;
+    int64_t t;
+    for (t = (int64_t)blockIdx.x * warps + gmm__warp(); t < a->tokens; t += stride) {
+        const int64_t sequence = gmm__route_sequence(a, t);
+        const int32_t *counts = a->sequence_counts ? a->sequence_counts + sequence * a->experts : a->counts;
+        const float aux = a->aux != 0.0f ? (a->dloss ? a->dloss[0] : 1.0f) * gmm__route_aux(a, sequence) : 0.0f;
+        float m, z = 1.0f, mean = 0.0f;
+        int32_t e, i, quick = 0;
+        if (gmm__route_is_padding(a, t)) {
+#pragma unroll 1
+            for (e = lane; e < a->experts; e += 32) gmm__route_store(&a->dlogits, t, e, 0.0f);
+            continue;
+        }
+        m = gmm__route_read(a, t, x);
+        if (!a->sigmoid || a->z != 0.0f) quick = gmm__route_exponentials(a, x, &m, &z);
+        gmm__route_loss_terms(a, counts, aux, z, quick, x, w);
+        __syncwarp();
+        if (a->dprobs && a->topk <= 32) gmm__route_slot_terms(a, t, x, w, 0);
+        else if (a->dprobs) gmm__route_slot_terms(a, t, x, w, 1);
+        if (a->sigmoid) {
+#pragma unroll 1
+            for (i = 0; i < rows; i++) {
+                float one_minus_s; /* without cancellation */
+                (void)gmm_sigmoid_rest(x[32 * i + lane], &one_minus_s);
+                w[32 * i + lane] *= one_minus_s;
+            }
+        } else {
+#pragma unroll 4
+            for (i = 0; i < rows; i++) mean += w[32 * i + lane];
+            mean = gmm__warp_sum(mean);
+#pragma unroll 4
+            for (i = 0; i < rows; i++) w[32 * i + lane] = w[32 * i + lane] - x[32 * i + lane] * mean;
+        }
+        if (a->z != 0.0f) {
+            const float scale = z_scale * (m + logf(z));
+#pragma unroll 1
+            for (i = 0; i < rows; i++) {
+                const float l = x[32 * i + lane];
+                w[32 * i + lane] += scale * (a->sigmoid ? gmm_exp(l - m) / z : l);
+            }
+        }
+        gmm__route_write(a, t, w);
+    }
+}
+
+/* dlogits of each token from the gradients of probabilities and losses. One warp per token. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
+    gmm_pdl_wait();
+    extern __shared__ float gmm__route_shared[];
+    gmm__route_gradients(&a, gmm__route_shared + gmm__warp() * (int32_t)gmm__route_gradient_floats(a.experts));
+}
+/* The same with the warps' arrays in `scratch`. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8)
+    gmm_route_gradient_scratch(const __grid_constant__ gmm__route_args a) {
+    gmm_pdl_wait();
+    gmm__route_gradients(&a, gmm__route_scratch(&a, gmm__route_gradient_floats(a.experts)));
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -9105,156 +9482,6 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
                               stream);
 }
 
-/* Warps per CTA and CTAs of the routing kernels, whose warps have arrays of `floats`. *shared is 0 where the arrays do
-   not fit into shared memory and are in `scratch`. */
-static GMM__UNUSED int32_t gmm__route_warps(int32_t floats, size_t *shared) {
-    int32_t warps = GMM__ELEM_WARPS;
-    while (warps > 1 && (int64_t)warps * floats * 4 > GMM__ELEM_SHARED) warps /= 2;
-    *shared = (size_t)warps * (size_t)floats * 4;
-    if (*shared <= GMM__ELEM_SHARED) return warps;
-    *shared = 0;
-    return GMM__ELEM_WARPS;
-}
-static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
-    const int64_t blocks = (tasks + warps - 1) / warps;
-    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
-    return blocks < max_blocks ? blocks : max_blocks;
-}
-static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t floats, int64_t max_blocks) {
-    size_t shared;
-    const int32_t warps = gmm__route_warps(floats, &shared);
-    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
-}
-/* Bytes of the partial sums of all levels of the reduction. */
-static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts, int32_t sequences) {
-    int64_t rows = (tokens / sequences + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
-    while (rows > 1) {
-        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        total_rows += rows;
-    }
-    return (size_t)(total_rows * sequences) * (size_t)(experts + (int64_t)1) * 4;
-}
-
-/* Adds up the partial sums of each of `batch` sequences, and makes a->sums point to the results. */
-static GMM__UNUSED cudaError_t gmm__k_route_fold(gmm__route_args *a, int64_t batch, gmm__launch_limits limits,
-                                                 cudaStream_t stream) {
-    int64_t rows = (a->tokens / batch + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
-    cudaError_t status = cudaSuccess;
-    while (status == cudaSuccess && rows > 1) {
-        gmm__fold_args fold;
-        fold.in = a->sums;
-        fold.out = a->sums + batch * rows * (a->experts + (int64_t)1);
-        fold.rows = rows;
-        fold.cols = a->experts + (int64_t)1;
-        fold.batch = batch;
-        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
-        status = gmm__k_launch((const void *)gmm_route_fold, batch * rows * ((fold.cols + 31) / 32), limits,
-                               GMM__ELEM_BLOCK, 0, &fold, stream);
-        a->sums = fold.out;
-    }
-    return status;
-}
-
-/* The number of tokens that are no padding, where there is padding. */
-static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm__launch_limits limits,
-                                                  cudaStream_t stream) {
-    const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
-    cudaError_t status;
-    if (!a->padding) return cudaSuccess;
-    status = cudaMemsetAsync(a->valid, 0, (size_t)a->sequences * 4, stream);
-    if (status != cudaSuccess || a->tokens == 0) return status;
-    return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
-                         GMM__ELEM_BLOCK, 0, a, stream);
-}
-
-/* Sinkhorn's multipliers of experts. */
-static GMM__UNUSED cudaError_t gmm__k_sinkhorn(const gmm__route_args *args, gmm__launch_limits limits, int32_t warps,
-                                               size_t shared, cudaStream_t stream) {
-    const int64_t chunks = (args->tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
-    gmm__route_args a = *args;
-    cudaError_t status;
-    int32_t i;
-    a.sums = NULL;
-    status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
-    for (i = 0; i < a.iterations && status == cudaSuccess; i++) {
-        a.sums = args->sums;
-        status = gmm__k_launch((const void *)gmm_route_sinkhorn,
-                               gmm__route_blocks(chunks, warps, shared, limits.max_ctas), limits, warps * 32, shared,
-                               &a, stream);
-        if (status == cudaSuccess) status = gmm__k_route_fold(&a, 1, limits, stream);
-        if (status == cudaSuccess)
-            status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
-    }
-    return status;
-}
-
-static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int losses, gmm__launch_limits limits,
-                                               cudaStream_t stream) {
-    gmm__route_args a = *args;
-    size_t shared;
-    const int32_t warps = gmm__route_warps(gmm__route_floats(a.experts, a.groups), &shared);
-    cudaError_t status = cudaSuccess;
-    if (shared) a.scratch = NULL;
-    if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
-    if (status == cudaSuccess && a.sequence_counts)
-        status = cudaMemsetAsync(a.sequence_counts, 0, (size_t)a.sequences * (size_t)a.experts * 4, stream);
-    if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
-    if (status == cudaSuccess && a.tokens > 0 && a.multipliers)
-        status = gmm__k_sinkhorn(&a, limits, warps, shared, stream);
-    if (!losses || a.tokens == 0) a.sums = NULL;
-    if (status == cudaSuccess && a.tokens > 0) {
-        const int64_t chunks = (a.tokens / a.sequences + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
-        const int64_t tasks = a.sums ? chunks * a.sequences : a.tokens;
-        status = gmm__k_launch((const void *)gmm_route_topk, gmm__route_blocks(tasks, warps, shared, limits.max_ctas),
-                               limits, warps * 32, shared, &a, stream);
-    }
-    if (status == cudaSuccess && a.sums) status = gmm__k_route_fold(&a, a.sequences, limits, stream);
-    if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss || a.total_counts))
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
-    return status;
-}
-
-static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
-                                               cudaStream_t stream) {
-    gmm__route_args a = *args;
-    size_t shared;
-    const int32_t warps = gmm__route_warps(gmm__route_floats(a.experts, a.groups), &shared);
-    cudaError_t status;
-    if (a.tokens == 0) return cudaSuccess;
-    if (shared) a.scratch = NULL;
-    status = gmm__k_route_valid(&a, limits, stream);
-    if (status != cudaSuccess) return status;
-    return gmm__k_launch((const void *)gmm_route_gradient,
-                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
-                         warps * 32, shared, &a, stream);
-}
-
-/* `offsets` are the prefix sums of the counts. */
-static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
-                                                  gmm__launch_limits limits, cudaStream_t stream) {
-    cudaError_t status = cudaSuccess;
-    if (a->counts) status = cudaMemsetAsync(a->counts, 0, (size_t)a->experts * 4, stream);
-    if (status == cudaSuccess && a->tokens > 0)
-        status = gmm__k_launch((const void *)gmm_route_dense,
-                               gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,
-                               GMM__ELEM_BLOCK, 0, a, stream);
-    if (status == cudaSuccess && offsets) {
-        gmm__route_args finish;
-        memset(&finish, 0, sizeof finish);
-        finish.experts = a->experts;
-        finish.sequences = 1;
-        finish.counts = a->counts;
-        finish.offsets = offsets;
-        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &finish, stream);
-    }
-    return status;
-}
-
-static GMM__UNUSED cudaError_t gmm__k_expert_bias(const gmm__bias_args *a, gmm__launch_limits limits,
-                                                  cudaStream_t stream) {
-    return gmm__k_launch((const void *)gmm_route_bias, a->layers, limits, 32, 0, a, stream);
-}
-
 static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) {
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }
@@ -9470,6 +9697,201 @@ static GMM__UNUSED cudaError_t gmm__k_convert(const gmm__convert_args *args, gmm
         a.dst.data = gmm__k_column(&a.dst, a.cols);
     }
     return status;
+}
+#endif /* GMM__HOLDS(0) */
+
+#if GMM__HOLDS(0)
+/* Warps per CTA and CTAs of the routing kernels, whose warps have arrays of `floats`. *shared is 0 where the arrays do
+   not fit into shared memory and are in `scratch`. */
+static GMM__UNUSED int32_t gmm__route_warps(int64_t floats, size_t *shared) {
+    int32_t warps = GMM__ELEM_WARPS;
+    while (warps > 1 && warps * floats * 4 > GMM__ELEM_SHARED) warps /= 2;
+    *shared = (size_t)warps * (size_t)floats * 4;
+    if (*shared <= GMM__ELEM_SHARED) return warps;
+    *shared = 0;
+    return GMM__ELEM_WARPS;
+}
+static GMM__UNUSED int64_t gmm__route_blocks(int64_t tasks, int32_t warps, size_t shared, int64_t max_blocks) {
+    const int64_t blocks = (tasks + warps - 1) / warps;
+    if (!shared) max_blocks = (max_blocks - 1) / GMM__ELEM_PER_SM + 1; /* each warp has an array in the workspace */
+    return blocks < max_blocks ? blocks : max_blocks;
+}
+/* Scratch of every routing kernel: none has more floats. */
+static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t experts, int32_t groups,
+                                                   int64_t max_blocks) {
+    size_t shared;
+    const int64_t floats = gmm__route_topk_floats(experts, groups, 1);
+    const int32_t warps = gmm__route_warps(floats, &shared);
+    return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
+}
+/* A launch of gmm_route_topk. Tokens that are added up in a CTA's counts cost the CTA an
+   atomic per expert at its end, 32 of them in one instruction. So CTAs have many warps and are no more than run at a
+   time, and where the tokens are not many they are counted one by one. */
+typedef struct gmm__route_grid {
+    const void *kernel;
+    int64_t blocks;
+    int32_t warps, count_in_cta;
+    size_t shared;
+} gmm__route_grid;
+
+/* Tokens that a warp takes together where no loss says so: such that all warps run at a time. */
+static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, int64_t max_ctas) {
+    const int64_t processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+    const int64_t tokens = (a->tokens - 1) / (processors * GMM__ROUTE_PER_SM * (GMM__ROUTE_BLOCK / 32)) + 1;
+    return tokens < GMM__ROUTE_CHUNK ? (uint32_t)tokens : GMM__ROUTE_CHUNK;
+}
+static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, int64_t max_ctas) {
+    const int64_t tasks = a->chunks, processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+    const int64_t floats = gmm__route_topk_floats(a->experts, a->groups, a->sums != NULL);
+    int64_t bytes, most;
+    gmm__route_grid grid;
+    grid.warps = tasks < GMM__ROUTE_BLOCK / 32 * processors ? GMM__ELEM_WARPS : GMM__ROUTE_BLOCK / 32;
+    while (grid.warps > 1 && (grid.warps * floats + a->experts) * 4 > GMM__ELEM_SHARED) grid.warps /= 2;
+    bytes = (grid.warps * floats + a->experts) * 4;
+    most = processors * (GMM__ROUTE_PER_SM * GMM__ROUTE_BLOCK / 32 / grid.warps);
+    grid.blocks = (tasks + grid.warps - 1) / grid.warps;
+    if (grid.blocks > most) grid.blocks = most;
+    grid.kernel = (const void *)gmm_route_topk;
+    grid.shared = (size_t)bytes;
+    grid.count_in_cta = bytes <= GMM__ELEM_SHARED && grid.blocks * a->experts <= 4 * a->tokens * a->topk;
+    if (grid.count_in_cta) return grid;
+    grid.warps = gmm__route_warps(floats, &grid.shared);
+    if (!grid.shared) grid.kernel = (const void *)gmm_route_topk_scratch;
+    grid.blocks = gmm__route_blocks(tasks, grid.warps, grid.shared, max_ctas);
+    return grid;
+}
+/* Bytes of the partial sums of all levels of the reduction. */
+static GMM__UNUSED size_t gmm__route_sums_bytes(int64_t tokens, int32_t experts, int32_t sequences) {
+    int64_t rows = (tokens / sequences + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK, total_rows = rows;
+    while (rows > 1) {
+        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+        total_rows += rows;
+    }
+    return (size_t)(total_rows * sequences) * (size_t)(experts + (int64_t)1) * 4;
+}
+
+/* Adds up the partial sums of each of `batch` sequences, and makes a->sums point to the results. */
+static GMM__UNUSED cudaError_t gmm__k_route_fold(gmm__route_args *a, int64_t batch, gmm__launch_limits limits,
+                                                 cudaStream_t stream) {
+    int64_t rows = (a->tokens / batch + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    cudaError_t status = cudaSuccess;
+    while (status == cudaSuccess && rows > 1) {
+        gmm__fold_args fold;
+        fold.in = a->sums;
+        fold.out = a->sums + batch * rows * (a->experts + (int64_t)1);
+        fold.rows = rows;
+        fold.cols = a->experts + (int64_t)1;
+        fold.batch = batch;
+        rows = (rows + GMM__ROUTE_FOLD - 1) / GMM__ROUTE_FOLD;
+        status = gmm__k_launch((const void *)gmm_route_fold, batch * rows * ((fold.cols + 31) / 32), limits,
+                               GMM__ELEM_BLOCK, 0, &fold, stream);
+        a->sums = fold.out;
+    }
+    return status;
+}
+
+/* The number of tokens that are no padding, where there is padding. */
+static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
+    const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
+    cudaError_t status;
+    if (!a->padding) return cudaSuccess;
+    status = cudaMemsetAsync(a->valid, 0, (size_t)a->sequences * 4, stream);
+    if (status != cudaSuccess || a->tokens == 0) return status;
+    return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
+                         GMM__ELEM_BLOCK, 0, a, stream);
+}
+
+/* Sinkhorn's multipliers of experts. */
+static GMM__UNUSED cudaError_t gmm__k_sinkhorn(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
+    const int64_t chunks = (args->tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
+    gmm__route_args a = *args;
+    size_t shared;
+    const int32_t warps = gmm__route_warps(a.experts, &shared);
+    cudaError_t status;
+    int32_t i;
+    if (shared) a.scratch = NULL;
+    a.sums = NULL;
+    status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
+    for (i = 0; i < a.iterations && status == cudaSuccess; i++) {
+        a.sums = args->sums;
+        status = gmm__k_launch((const void *)gmm_route_sinkhorn,
+                               gmm__route_blocks(chunks, warps, shared, limits.max_ctas), limits, warps * 32, shared,
+                               &a, stream);
+        if (status == cudaSuccess) status = gmm__k_route_fold(&a, 1, limits, stream);
+        if (status == cudaSuccess)
+            status = gmm__k_launch((const void *)gmm_route_balance, 1, limits, 32, 0, &a, stream);
+    }
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int losses, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
+    gmm__route_args a = *args;
+    cudaError_t status = cudaSuccess;
+    if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
+    if (status == cudaSuccess && a.sequence_counts)
+        status = cudaMemsetAsync(a.sequence_counts, 0, (size_t)a.sequences * (size_t)a.experts * 4, stream);
+    if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
+    if (status == cudaSuccess && a.tokens > 0 && a.multipliers) status = gmm__k_sinkhorn(&a, limits, stream);
+    if (!losses || a.tokens == 0) a.sums = NULL;
+    if (status == cudaSuccess && a.tokens > 0) {
+        gmm__route_grid grid;
+        a.softmax = !a.sigmoid || (a.sums && a.z_loss) || a.multipliers;
+        a.values = a.expert_bias || a.multipliers || a.groups > 1;
+        a.length = (uint32_t)a.tokens / (uint32_t)a.sequences;
+        a.chunk = a.sums ? GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits.max_ctas);
+        a.sequence_chunks = (a.length - 1) / a.chunk + 1;
+        a.chunks = a.sequence_chunks * (uint32_t)a.sequences;
+        grid = gmm__route_topk_grid(&a, limits.max_ctas);
+        a.count_in_cta = grid.count_in_cta;
+        status = gmm__k_launch(grid.kernel, grid.blocks, limits, grid.warps * 32, grid.shared, &a, stream);
+    }
+    if (status == cudaSuccess && a.sums) status = gmm__k_route_fold(&a, a.sequences, limits, stream);
+    if (status == cudaSuccess && (a.offsets || a.aux_loss || a.z_loss || a.total_counts))
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &a, stream);
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm__launch_limits limits,
+                                               cudaStream_t stream) {
+    gmm__route_args a = *args;
+    size_t shared;
+    const int32_t warps = gmm__route_warps(gmm__route_gradient_floats(a.experts), &shared);
+    cudaError_t status;
+    if (a.tokens == 0) return cudaSuccess;
+    status = gmm__k_route_valid(&a, limits, stream);
+    if (status != cudaSuccess) return status;
+    return gmm__k_launch(shared ? (const void *)gmm_route_gradient : (const void *)gmm_route_gradient_scratch,
+                         gmm__route_blocks(a.tokens, warps, shared, limits.max_ctas), limits,
+                         warps * 32, shared, &a, stream);
+}
+
+/* `offsets` are the prefix sums of the counts. */
+static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
+                                                  gmm__launch_limits limits, cudaStream_t stream) {
+    cudaError_t status = cudaSuccess;
+    if (a->counts) status = cudaMemsetAsync(a->counts, 0, (size_t)a->experts * 4, stream);
+    if (status == cudaSuccess && a->tokens > 0)
+        status = gmm__k_launch((const void *)gmm_route_dense,
+                               gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,
+                               GMM__ELEM_BLOCK, 0, a, stream);
+    if (status == cudaSuccess && offsets) {
+        gmm__route_args finish;
+        memset(&finish, 0, sizeof finish);
+        finish.experts = a->experts;
+        finish.sequences = 1;
+        finish.counts = a->counts;
+        finish.offsets = offsets;
+        status = gmm__k_launch((const void *)gmm_route_finish, 1, limits, 32, 0, &finish, stream);
+    }
+    return status;
+}
+
+static GMM__UNUSED cudaError_t gmm__k_expert_bias(const gmm__bias_args *a, gmm__launch_limits limits,
+                                                  cudaStream_t stream) {
+    return gmm__k_launch((const void *)gmm_route_bias, a->layers, limits, 32, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

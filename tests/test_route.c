@@ -19,6 +19,8 @@ static const route_case cases[] = {
     {GMM_F32, GMM_F32, 3, 300, 300, GMM_SCORE_SOFTMAX, 0, 1, 0.0f, 1.0f, 1.0f, .pad = 0},
     {GMM_F32, GMM_F32, 2, 1500, 3, GMM_SCORE_SIGMOID, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
     {GMM_F32, GMM_F32, 4111, 16, 4, GMM_SCORE_SOFTMAX, 1, 0, 0.0f, 1.0f, 1.0f, .pad = 0},
+    {GMM_BF16, GMM_BF16, 1500, 40, 3, GMM_SCORE_SOFTMAX, 0, 1, 0.0f, 0.0f, 0.0f, .pad = 0},
+    {GMM_BF16, GMM_F32, 24, 128, 50, GMM_SCORE_SIGMOID, 1, 0, 1.5f, 0.0f, 0.0f, .pad = 2},
 };
 
 /* A row of the table; -1: the case that was drawn. */
@@ -206,6 +208,36 @@ static void backward_wild(int arg) {
     route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
     got = t_mat_get(&d);
     t_exact("dlogits", GMM_F32, got, want, c.tokens * c.experts);
+}
+
+/* Slots of the same expert add up. */
+static void backward_twice(int arg) {
+    const route_case c = {GMM_F32, GMM_F32, 7, 45, 40, (gmm_score)arg, 0, 0, 0.0f, 0.0f, 0.0f, .pad = 0};
+    const int64_t slots = c.tokens * c.topk, total = c.tokens * c.experts;
+    const t_mat logits = logits_of(&c, 3.0);
+    const t_mat d = t_mat_out(GMM_F32, 1, c.tokens, c.experts);
+    int32_t *many = (int32_t *)t_host((size_t)slots * sizeof *many), *once = (int32_t *)t_host((size_t)slots * 4);
+    double *g = route_doubles(slots), *sums = route_doubles(slots), *bound = route_doubles(total), *want;
+    gmm_route r = route_of(&c);
+    for (int64_t i = 0; i < slots; i++) {
+        const int64_t slot = i % c.topk; /* slots 0 to 4 have experts 0, 9, ..., and so have the others */
+        many[i] = (int32_t)(slot % 5 * 9);
+        once[i] = slot < 5 ? many[i] : -1;
+        g[i] = (double)t_int(-8, 8) / 8.0;
+        sums[i - slot + slot % 5] += g[i];
+    }
+    for (int64_t i = 0; i < total; i++) bound[i] = 64 * 0x1p-24 * 40.0;
+    r.logits = &logits.mat;
+    r.dlogits = &d.mat;
+    r.indices = (int32_t *)t_in(once, (size_t)slots * 4);
+    r.dprobs = t_floats_in(sums, slots);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    want = t_mat_get(&d);
+    r.indices = (int32_t *)t_in(many, (size_t)slots * 4);
+    r.dprobs = t_floats_in(g, slots);
+    t_mat_poison(&d);
+    route_call(T.ctx, GMM_OP_TOPK_BWD, &r);
+    t_near("dlogits", t_mat_get(&d), want, bound, total);
 }
 
 /* -------------------------------------------------------------------------------------------- Order and ties --- */
@@ -524,12 +556,14 @@ void tests_route(void) {
     t_add(ties, 6, "route ties E7");
     t_add(ties, 63, "route ties E64");
     t_add(ties, 149, "route ties E150");
+    t_add(ties, 1056, "route ties E1057");
     t_add(nan_rows, 0, "route NaN in logits and bias");
     for (int score = 0; score < 2; score++) {
         const char *name = score ? "sigmoid" : "softmax";
         t_add(extreme, score, "route extreme logits %s", name);
         t_add(backward_parts, score, "route bwd parts %s", name);
         t_add(backward_wild, score, "route bwd indices out of range %s", name);
+        t_add(backward_twice, score, "route bwd experts chosen twice %s", name);
         t_add(optional, score, "route outputs not asked for %s", name);
         t_add(threads, score, "route threads 1 2 3 %s", name);
     }

@@ -144,7 +144,8 @@ static const char *const WHOLE[] = {
     "cast.dequantize.fp8-1x128.weight.count8.t4096.k7168.rowwise",
     "{permute,unpermute}.{fwd,bwd}.bf16.g8.top8.t4096.k7168",
     "permute.map.g128.top8.t32768",
-    "route.fwd.f32.g128.top8.t32768",
+    "route.fwd.f32.g128.top8.t32768", "route.fwd.bf16.g256.top16.t32768",
+    "route.fwd.bf16.g128.top8.t40960.aux.normalize", "route.bwd.bf16.g128.top8.t40960.normalize",
     "small.accumulate.bf16.count4.t8192.k7168.to32.add",
 };
 static const char *const CPU_ROWS[] = {

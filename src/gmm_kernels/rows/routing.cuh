@@ -1,11 +1,17 @@
 /* ...................................................................................................... Routing ... */
 
 #if GMM__HOLDS(0)
-/* Sort key of a score: larger scores first, then lower expert indices; NaN is behind all numbers. A key is never 0. */
-GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
+/* Sort key of a score, as wide as it: larger scores have larger keys, and NaN has the least. No score has the key 0. */
+GMM__DEVICE uint32_t gmm__score_key(float v) {
     const uint32_t u = gmm_f32_bits(v);
-    const uint32_t key = (u & 0x7FFFFFFFu) > 0x7F800000u ? 0u : u & 0x80000000u ? ~u : u | 0x80000000u;
-    return (uint64_t)key << 32 | (0xFFFFFFFFu - (uint32_t)e);
+    return (u & 0x7FFFFFFFu) > 0x7F800000u ? 1u : u & 0x80000000u ? ~u : u | 0x80000000u;
+}
+GMM__DEVICE float gmm__key_score(uint32_t key) {
+    return gmm_f32_from_bits(key & 0x80000000u ? key & 0x7FFFFFFFu : ~key);
+}
+/* Sort key of a score and its index: larger scores first, then lower indices; NaN is behind all numbers. */
+GMM__DEVICE uint64_t gmm__sort_key(float v, int32_t e) {
+    return (uint64_t)gmm__score_key(v) << 32 | (0xFFFFFFFFu - (uint32_t)e);
 }
 
 GMM__DEVICE uint64_t gmm__warp_max_key(uint64_t v) {
@@ -67,22 +73,109 @@ GMM__DEVICE void gmm__route_softmax(const gmm__route_args *a, int64_t t, float *
     *sum = gmm__warp_sum(z);
 }
 
-GMM__DEVICE float gmm__route_score(const gmm__route_args *a, int64_t t, int32_t e, float largest, float sum) {
-    const float l = gmm__route_load(&a->logits, t, e);
-    return a->sigmoid ? gmm_sigmoid(l) : gmm_exp(l - largest) / sum;
-}
-
 /* part / sum, or 0 where the scores are so small that their sum underflows to 0 in fp32. */
 GMM__DEVICE float gmm__safe_quotient(float part, float sum) { return sum == 0.0f ? 0.0f : part / sum; }
 
-/* Floats of a warp's array: one for each expert, and for each group where there are several. */
-GMM__HD int32_t gmm__route_floats(int32_t experts, int32_t groups) { return experts + (groups > 1 ? groups : 0); }
-/* A warp's array: in shared memory, or in `scratch` where it does not fit. */
-GMM__DEVICE float *gmm__route_array(const gmm__route_args *a) {
-    extern __shared__ float gmm__route_shared[];
-    const int64_t warps = blockDim.x / 32u, floats = gmm__route_floats(a->experts, a->groups);
-    return a->scratch ? a->scratch + ((int64_t)blockIdx.x * warps + gmm__warp()) * floats
-                      : gmm__route_shared + (int64_t)gmm__warp() * floats;
+/* Arrays of a warp have a whole number of rows of 32 experts, one for each lane. */
+GMM__HD int32_t gmm__route_rows(int32_t experts) { return experts / 32 + (experts % 32 != 0); }
+
+/* Reads the logits of a token into x, with -infinity behind the last. Returns the lane's largest. */
+GMM__DEVICE float gmm__route_read_row(const gmm__view *m, int64_t t, int32_t experts, float *x) {
+    const int32_t lane = gmm__lane(), rows = experts / 32;
+    float largest = gmm_f32_from_bits(0xFF800000u), v;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) {
+        v = gmm__route_load(m, t, 32 * i + lane);
+        x[32 * i + lane] = v;
+        largest = fmaxf(largest, v);
+    }
+    if (experts % 32) {
+        v = lane < experts % 32 ? gmm__route_load(m, t, 32 * rows + lane) : gmm_f32_from_bits(0xFF800000u);
+        x[32 * rows + lane] = v;
+        largest = fmaxf(largest, v);
+    }
+    return largest;
+}
+GMM__DEVICE void gmm__route_write_row(const gmm__view *m, int64_t t, int32_t experts, const float *x) {
+    const int32_t lane = gmm__lane(), rows = experts / 32;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) gmm__route_store(m, t, 32 * i + lane, x[32 * i + lane]);
+    if (lane < experts % 32) gmm__route_store(m, t, 32 * rows + lane, x[32 * rows + lane]);
+}
+/* The same with a loop per dtype, whose elements do not test the dtype. */
+GMM__DEVICE float gmm__route_read(const gmm__route_args *a, int64_t t, float *x) {
+    gmm__view m = a->logits;
+    switch (m.dtype) {
+    case GMM_F64: m.dtype = GMM_F64; return gmm__route_read_row(&m, t, a->experts, x);
+    case GMM_F32: m.dtype = GMM_F32; return gmm__route_read_row(&m, t, a->experts, x);
+    case GMM_F16: m.dtype = GMM_F16; return gmm__route_read_row(&m, t, a->experts, x);
+    default: m.dtype = GMM_BF16; return gmm__route_read_row(&m, t, a->experts, x);
+    }
+}
+GMM__DEVICE void gmm__route_write(const gmm__route_args *a, int64_t t, const float *x) {
+    gmm__view m = a->dlogits;
+    switch (m.dtype) {
+    case GMM_F64: m.dtype = GMM_F64; gmm__route_write_row(&m, t, a->experts, x); break;
+    case GMM_F32: m.dtype = GMM_F32; gmm__route_write_row(&m, t, a->experts, x); break;
+    case GMM_F16: m.dtype = GMM_F16; gmm__route_write_row(&m, t, a->experts, x); break;
+    default: m.dtype = GMM_BF16; gmm__route_write_row(&m, t, a->experts, x); break;
+    }
+}
+
+/* gmm__route_softmax of logits that gmm__route_read has read; `largest` has the lane's largest before. The logits
+   become their exponentials, unless scores are sigmoids. Returns whether gmm__route_quotient divides these by the sum:
+   each is 0, NaN or at least 2^-64. */
+GMM__DEVICE int32_t gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
+    const float m = gmm__key_score(__reduce_max_sync(0xFFFFFFFFu, gmm__score_key(*largest)));
+    const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
+    uint32_t least = 0xFFFFFFFFu;
+    float z = 0.0f;
+    int32_t i;
+#pragma unroll 4
+    for (i = 0; i < rows; i++) {
+        const float v = gmm_exp(x[32 * i + lane] - m);
+        if (!a->sigmoid) x[32 * i + lane] = v;
+        least = min(least, gmm_f32_bits(v) - 1u);
+        z += v;
+    }
+    *largest = m;
+    *sum = gmm__warp_sum(z);
+    return __all_sync(0xFFFFFFFFu, least >= 0x1F800000u - 1u);
+}
+/* v / z, rounded as a division rounds, for v as above and 1 <= z < 2^31 or NaN. r is gmm__route_reciprocal of z: the
+   steps of a division that depend on z alone are computed once. No step underflows. */
+GMM__DEVICE float gmm__route_reciprocal(float z) {
+    const float r = gmm__reciprocal(z);
+    return __fmaf_rn(r, __fmaf_rn(-z, r, 1.0f), r);
+}
+GMM__DEVICE float gmm__route_quotient(float v, float z, float r) {
+    const float q = v * r;
+    return __fmaf_rn(r, __fmaf_rn(-z, q, v), q);
+}
+
+/* Divides what gmm__route_exponentials leaves in x by z, if gmm__route_quotient is not to do it; *z and *r then become
+   1, with which that changes nothing. Else *r becomes the reciprocal of *z. */
+GMM__DEVICE void gmm__route_divide(int32_t experts, int32_t quick, float *x, float *z, float *r) {
+    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
+    int32_t i;
+    *r = gmm__route_reciprocal(*z);
+    if (quick) return;
+#pragma unroll 1
+    for (i = 0; i < rows; i++) x[32 * i + lane] = x[32 * i + lane] / *z;
+    *z = *r = 1.0f;
+}
+/* Floats of a warp's arrays in gmm_route_topk: scores, sort keys, the sums of groups and, with losses, of a chunk's
+   scores; and in gmm_route_gradient: scores, and their products with gradients. */
+GMM__HD int64_t gmm__route_topk_floats(int32_t experts, int32_t groups, int32_t losses) {
+    const int64_t rows = gmm__route_rows(experts);
+    return (losses ? 64 : 32) * rows + GMM__ROUTE_PITCH * rows + (groups > 1 ? groups : 0);
+}
+GMM__HD int64_t gmm__route_gradient_floats(int32_t experts) { return 64 * (int64_t)gmm__route_rows(experts); }
+/* A warp's array in `scratch`, where the CTA's arrays do not fit into shared memory. */
+GMM__DEVICE float *gmm__route_scratch(const gmm__route_args *a, int64_t floats) {
+    return a->scratch + ((int64_t)blockIdx.x * (blockDim.x / 32u) + gmm__warp()) * floats;
 }
 
 /* Counts the tokens of each sequence that are no padding. */
@@ -101,34 +194,41 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_valid(const __grid_c
     if (gmm__lane() == 0 && count) atomicAdd(a.valid, (int32_t)count);
 }
 
-/* The sum of the `count` largest of n values, in falling order. One thread. */
-GMM__DEVICE float gmm__route_group_sum(const float *value, int32_t n, int32_t count) {
+/* Where the value of an expert lies, and then its sort key. Neither the experts of a row nor those of a lane lie in the
+   same bank of shared memory. */
+GMM__DEVICE int32_t gmm__route_key_at(int32_t e) { return e + (e >> 5) * (GMM__ROUTE_PITCH - 32); }
+/* The sum of the `count` largest values of n experts from `first` on, in falling order. One thread. */
+GMM__DEVICE float gmm__route_group_sum(const float *value, int32_t first, int32_t n, int32_t count) {
     uint64_t previous_key = ~(uint64_t)0;
     float sum = 0.0f;
     int32_t e, i;
+#pragma unroll 1
     for (i = 0; i < count; i++) {
         uint64_t max_key = 0;
+#pragma unroll 1
         for (e = 0; e < n; e++) {
-            const uint64_t key = gmm__sort_key(value[e], e);
+            const uint64_t key = gmm__sort_key(value[gmm__route_key_at(first + e)], e);
             if (key < previous_key && key > max_key) max_key = key;
         }
         previous_key = max_key;
-        sum += value[0xFFFFFFFFu - (uint32_t)max_key];
+        sum += value[gmm__route_key_at(first + (int32_t)(0xFFFFFFFFu - (uint32_t)max_key))];
     }
     return sum;
 }
-/* Chooses the group_topk groups of a token by the values of its experts. Writes the groups' sums behind the values, and
-   returns the key of the last group that is chosen. */
-GMM__DEVICE uint64_t gmm__route_choose_groups(const gmm__route_args *a, float *value) {
+/* Chooses the group_topk groups of a token by the values of its experts. Writes the groups' sums, and returns the key
+   of the last group that is chosen. */
+GMM__DEVICE uint64_t gmm__route_choose_groups(const gmm__route_args *a, const float *value, float *sums) {
     const int32_t members = a->experts / a->groups;
     uint64_t last_key = ~(uint64_t)0;
-    float *sums = value + a->experts;
     int32_t g, i;
     __syncwarp();
+#pragma unroll 1
     for (g = gmm__lane(); g < a->groups; g += 32)
-        sums[g] = gmm__route_group_sum(value + g * members, members, a->group_sum);
+        sums[g] = gmm__route_group_sum(value, g * members, members, a->group_sum);
+#pragma unroll 1
     for (i = 0; i < a->group_topk; i++) {
         uint64_t max_key = 0;
+#pragma unroll 1
         for (g = gmm__lane(); g < a->groups; g += 32) {
             const uint64_t key = gmm__sort_key(sums[g], g);
             if (key < last_key && key > max_key) max_key = key;
@@ -147,7 +247,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_sinkhorn(const __gri
     const int64_t chunks = (a.tokens + GMM__ROUTE_CHUNK - 1) / GMM__ROUTE_CHUNK;
     const float inverse_rows = 1.0f / (float)gmm__route_valid_tokens(&a);
     const int32_t lane = gmm__lane();
-    float *x = gmm__route_array(&a);
+    extern __shared__ float gmm__route_shared[];
+    float *x = a.scratch ? gmm__route_scratch(&a, a.experts) : gmm__route_shared + gmm__warp() * a.experts;
     int64_t c, t;
     int32_t e;
     if (a.multipliers[a.experts] != 0.0f) return; /* converged */
@@ -186,78 +287,6 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_balance(const __grid_constant__ g
     change = gmm__warp_sum(change) / (float)a.experts;
     __syncwarp();
     if (lane == 0) a.multipliers[a.experts] = a.sums && change <= a.tolerance ? 1.0f : 0.0f;
-}
-
-/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
-   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk(const __grid_constant__ gmm__route_args a) {
-    gmm_pdl_wait();
-    const uint32_t warps = blockDim.x / 32u, stride = gridDim.x * warps; /* T topk < 2^31 */
-    const uint32_t chunk = a.sums ? GMM__ROUTE_CHUNK : 1, length = (uint32_t)a.tokens / (uint32_t)a.sequences;
-    const uint32_t per_sequence = (length + chunk - 1) / chunk, chunks = per_sequence * (uint32_t)a.sequences;
-    const int32_t lane = gmm__lane(), members = a.experts / a.groups;
-    float *value = gmm__route_array(&a);
-    uint32_t c;
-    for (c = blockIdx.x * warps + (uint32_t)gmm__warp(); c < chunks; c += stride) {
-        const uint32_t sequence = a.sequences > 1 ? c / per_sequence : 0, first = (c - sequence * per_sequence) * chunk;
-        const uint32_t last = first + chunk < length ? first + chunk : length;
-        float *sums = a.sums ? a.sums + (int64_t)c * (a.experts + 1) : NULL, z_sum = 0.0f;
-        uint32_t n;
-        for (n = first; n < last; n++) {
-            const int64_t t = gmm__route_token(&a, sequence, n);
-            float m = 0.0f, z = 1.0f, total = 1.0f, selected_sum = 0.0f, divisor = 1.0f;
-            uint64_t previous_key = ~(uint64_t)0, group_key = 0;
-            int32_t e, i;
-            if (gmm__route_is_padding(&a, t)) {
-                for (i = lane; i < a.topk; i += 32) {
-                    a.indices[t * a.topk + i] = -1;
-                    a.probs[t * a.topk + i] = 0.0f;
-                }
-                for (e = lane; sums && n == first && e < a.experts; e += 32) sums[e] = 0.0f;
-                continue;
-            }
-            if (!a.sigmoid || (sums && a.z_loss) || a.multipliers) gmm__route_softmax(&a, t, &m, &z);
-            if (sums && a.sigmoid) {
-                total = 0.0f;
-                for (e = lane; e < a.experts; e += 32) total += gmm__route_score(&a, t, e, m, z);
-                total = gmm__warp_sum(total);
-            }
-            for (e = lane; e < a.experts; e += 32) {
-                const float s = gmm__route_score(&a, t, e, m, z);
-                const float normalized = a.sigmoid ? gmm__safe_quotient(s, total) : s;
-                value[e] = a.expert_bias ? s + a.expert_bias[e] : s;
-                if (a.multipliers) value[e] = gmm_exp(gmm__route_load(&a.logits, t, e) - m) * a.multipliers[e];
-                if (sums) /* the same lane always updates expert e */
-                    sums[e] = n == first ? normalized : sums[e] + normalized;
-            }
-            if (a.groups > 1) group_key = gmm__route_choose_groups(&a, value);
-            if (sums && a.z_loss) z_sum += (m + logf(z)) * (m + logf(z));
-            for (i = 0; i < a.topk; i++) {
-                uint64_t max_key = 0;
-                for (e = lane; e < a.experts; e += 32) {
-                    const uint64_t key = gmm__sort_key(value[e], e);
-                    const int32_t g = a.groups > 1 ? e / members : 0;
-                    if (a.groups > 1 && gmm__sort_key(value[a.experts + g], g) < group_key) continue;
-                    if (key < previous_key && key > max_key) max_key = key;
-                }
-                previous_key = gmm__warp_max_key(max_key);
-                if (lane == i % 32) a.indices[t * a.topk + i] = (int32_t)(0xFFFFFFFFu - (uint32_t)previous_key);
-            }
-            for (i = lane; i < a.topk; i += 32) { /* each lane reads the indices that it wrote */
-                e = a.indices[t * a.topk + i];
-                selected_sum += gmm__route_score(&a, t, e, m, z);
-                if (a.counts) atomicAdd(&a.counts[e], 1);
-                if (a.sequence_counts) atomicAdd(&a.sequence_counts[(int64_t)sequence * a.experts + e], 1);
-            }
-            if (a.normalize) selected_sum = gmm__warp_sum(selected_sum);
-            if (a.normalize) divisor = a.sigmoid ? selected_sum + 1e-20f : selected_sum;
-            for (i = lane; i < a.topk; i += 32) {
-                const float s = gmm__route_score(&a, t, a.indices[t * a.topk + i], m, z);
-                a.probs[t * a.topk + i] = a.scale * gmm__safe_quotient(s, divisor);
-            }
-        }
-        if (sums && lane == 0) sums[a.experts] = z_sum;
-    }
 }
 
 /* Adds up partial sums, GMM__ROUTE_FOLD rows at a time: in [batch][rows][cols] -> out [batch][ceil(rows /
@@ -326,79 +355,6 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_finish(const __grid_constant__ gm
             sum += a.sums[b * (a.experts + (int64_t)1) + a.experts];
         sum = gmm__warp_sum(sum);
         if (lane == 0) a.z_loss[0] = z * sum;
-    }
-}
-
-/* dlogits of each token from the gradients of probabilities and losses. One warp per token. w[e] is the score times
-   its gradient: every score in a denominator then meets a score in a numerator, which avoids quotients of two small
-   numbers. */
-GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_gradient(const __grid_constant__ gmm__route_args a) {
-    gmm_pdl_wait();
-    const int64_t warps = blockDim.x / 32u, stride = (int64_t)gridDim.x * warps;
-    const int32_t lane = gmm__lane();
-    const float z_scale = a.z != 0.0f ? (a.dloss ? a.dloss[1] : 1.0f) * 2.0f * gmm__route_z(&a) : 0.0f;
-    float *w = gmm__route_array(&a);
-    int64_t t;
-    for (t = (int64_t)blockIdx.x * warps + gmm__warp(); t < a.tokens; t += stride) {
-        const int64_t sequence = gmm__route_sequence(&a, t);
-        const int32_t *counts = a.sequence_counts ? a.sequence_counts + sequence * a.experts : a.counts;
-        const float aux = a.aux != 0.0f ? (a.dloss ? a.dloss[0] : 1.0f) * gmm__route_aux(&a, sequence) : 0.0f;
-        float m = 0.0f, z = 1.0f, total = 1.0f, mean = 0.0f;
-        int32_t e, i;
-        if (gmm__route_is_padding(&a, t)) {
-            for (e = lane; e < a.experts; e += 32) gmm__route_store(&a.dlogits, t, e, 0.0f);
-            continue;
-        }
-        if (!a.sigmoid || a.z != 0.0f) gmm__route_softmax(&a, t, &m, &z);
-
-        /* auxiliary loss: q_e, the normalised score, has the gradient aux c_e */
-        if (a.aux != 0.0f && a.sigmoid) {
-            float sum = 0.0f;
-            for (e = lane; e < a.experts; e += 32) sum += gmm__route_score(&a, t, e, m, z);
-            total = gmm__warp_sum(sum);
-            for (e = lane; e < a.experts; e += 32)
-                mean += aux * (float)counts[e] * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total);
-            mean = gmm__warp_sum(mean);
-        }
-        for (e = lane; e < a.experts; e += 32)
-            w[e] = a.aux == 0.0f ? 0.0f : gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), total) *
-                                              (aux * (float)counts[e] - mean);
-
-        /* probabilities: scale s_i / D, where D is the sum over the selected scores if they are normalised, else 1 */
-        if (a.dprobs) {
-            const int32_t *selected = a.indices + t * a.topk;
-            const float *g = a.dprobs + t * a.topk;
-            float divisor = 1.0f, weighted_sum = 0.0f;
-            if (a.normalize) {
-                float sum = 0.0f;
-                for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)selected[i] < (uint32_t)a.experts) sum += gmm__route_score(&a, t, selected[i], m, z);
-                divisor = a.sigmoid ? sum + 1e-20f : sum;
-                for (i = 0; i < a.topk; i++)
-                    if ((uint32_t)selected[i] < (uint32_t)a.experts)
-                        weighted_sum += g[i] * gmm__safe_quotient(gmm__route_score(&a, t, selected[i], m, z), divisor);
-            }
-            for (i = 0; i < a.topk; i++) { /* the lane that holds expert e adds */
-                e = selected[i];
-                if ((uint32_t)e < (uint32_t)a.experts && e % 32 == lane)
-                    w[e] += a.scale * gmm__safe_quotient(gmm__route_score(&a, t, e, m, z), divisor) *
-                            (g[i] - weighted_sum);
-            }
-        }
-
-        mean = 0.0f;
-        if (!a.sigmoid) {
-            for (e = lane; e < a.experts; e += 32) mean += w[e];
-            mean = gmm__warp_sum(mean);
-        }
-        for (e = lane; e < a.experts; e += 32) {
-            float one_minus_s = 0.0f, d;
-            /* 1 - s without cancellation */
-            if (a.sigmoid) (void)gmm_sigmoid_rest(gmm__route_load(&a.logits, t, e), &one_minus_s);
-            d = a.sigmoid ? w[e] * one_minus_s : w[e] - gmm__route_score(&a, t, e, m, z) * mean;
-            if (a.z != 0.0f) d += z_scale * (m + logf(z)) * (gmm_exp(gmm__route_load(&a.logits, t, e) - m) / z);
-            gmm__route_store(&a.dlogits, t, e, d);
-        }
     }
 }
 

@@ -8467,47 +8467,22 @@ GMM__DEVICE void gmm__route_write(const gmm__route_args *a, int64_t t, const flo
 }
 
 /* gmm__route_softmax of logits that gmm__route_read has read; `largest` has the lane's largest before. The logits
-   become their exponentials, unless scores are sigmoids. Returns whether gmm__route_quotient divides these by the sum:
-   each is 0, NaN or at least 2^-64. */
-GMM__DEVICE int32_t gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
+   become their exponentials, unless scores are sigmoids. */
+GMM__DEVICE void gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
     const float m = gmm__key_score(__reduce_max_sync(0xFFFFFFFFu, gmm__score_key(*largest)));
     const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
-    uint32_t least = 0xFFFFFFFFu;
     float z = 0.0f;
     int32_t i;
 #pragma unroll 4
     for (i = 0; i < rows; i++) {
         const float v = gmm_exp(x[32 * i + lane] - m);
         if (!a->sigmoid) x[32 * i + lane] = v;
-        least = min(least, gmm_f32_bits(v) - 1u);
         z += v;
     }
     *largest = m;
     *sum = gmm__warp_sum(z);
-    return __all_sync(0xFFFFFFFFu, least >= 0x1F800000u - 1u);
-}
-/* v / z, rounded as a division rounds, for v as above and 1 <= z < 2^31 or NaN. r is gmm__route_reciprocal of z: the
-   steps of a division that depend on z alone are computed once. No step underflows. */
-GMM__DEVICE float gmm__route_reciprocal(float z) {
-    const float r = gmm__reciprocal(z);
-    return __fmaf_rn(r, __fmaf_rn(-z, r, 1.0f), r);
-}
-GMM__DEVICE float gmm__route_quotient(float v, float z, float r) {
-    const float q = v * r;
-    return __fmaf_rn(r, __fmaf_rn(-z, q, v), q);
 }
 
-/* Divides what gmm__route_exponentials leaves in x by z, if gmm__route_quotient is not to do it; *z and *r then become
-   1, with which that changes nothing. Else *r becomes the reciprocal of *z. */
-GMM__DEVICE void gmm__route_divide(int32_t experts, int32_t quick, float *x, float *z, float *r) {
-    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
-    int32_t i;
-    *r = gmm__route_reciprocal(*z);
-    if (quick) return;
-#pragma unroll 1
-    for (i = 0; i < rows; i++) x[32 * i + lane] = x[32 * i + lane] / *z;
-    *z = *r = 1.0f;
-}
 /* Floats of a warp's arrays in gmm_route_topk: scores, sort keys, the sums of groups and, with losses, of a chunk's
    scores; and in gmm_route_gradient: scores, and their products with gradients. */
 GMM__HD int64_t gmm__route_topk_floats(int32_t experts, int32_t groups, int32_t losses) {
@@ -8773,15 +8748,13 @@ GMM__DEVICE void gmm__route_put_key(uint32_t *keys, int32_t e, uint32_t key, gmm
 
 /* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Behind the last expert a softmax score
    is 0, or NaN if all are, so that it is behind the experts in their order. */
-GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, int32_t quick, float z, float *x, uint32_t *keys) {
+GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, float *x, uint32_t *keys) {
     const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
     gmm__route_best best = { 0u, 0 };
     int32_t i;
-    float r;
-    gmm__route_divide(experts, quick, x, &z, &r);
 #pragma unroll 4
     for (i = 0; i < rows; i++) {
-        const float s = gmm__route_quotient(x[32 * i + lane], z, r);
+        const float s = x[32 * i + lane] / z;
         x[32 * i + lane] = s;
         gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
     }
@@ -8950,7 +8923,6 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
             const int64_t t = gmm__route_token(a, sequence, n);
             gmm__route_best best;
             float m, z = 1.0f;
-            int32_t quick = 0;
             if (gmm__route_is_padding(a, t)) {
 #pragma unroll 1
                 for (i = lane; i < a->topk; i += 32) {
@@ -8962,10 +8934,10 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
                 continue;
             }
             m = gmm__route_read(a, t, x);
-            if (a->softmax) quick = gmm__route_exponentials(a, x, &m, &z);
+            if (a->softmax) gmm__route_exponentials(a, x, &m, &z);
             if (a->sums && a->z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             if (a->sigmoid) best = gmm__route_sigmoid_keys(a->experts, x, keys);
-            else best = gmm__route_softmax_keys(a->experts, quick, z, x, keys);
+            else best = gmm__route_softmax_keys(a->experts, z, x, keys);
             if (a->sums) gmm__route_add_scores(a, x, sums, n == first);
             if (a->values) best = gmm__route_values(a, t, m, x, keys, values, group_sums);
             gmm__route_choose(a, t, sequence, x, keys, best, cta_counts);
@@ -9072,15 +9044,14 @@ GMM__DEVICE void gmm__route_slot_terms(const gmm__route_args *a, int64_t t, cons
 /* Makes scores of exponentials, but leaves logits of sigmoids in x, and starts w with the terms of the auxiliary loss:
    q_e, the normalised score, has the gradient aux c_e. w is 0 behind the last expert. */
 GMM__DEVICE void gmm__route_loss_terms(const gmm__route_args *a, const int32_t *counts, float aux, float z,
-                                       int32_t quick, float *x, float *w) {
+                                       float *x, float *w) {
     const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
-    float total = 0.0f, mean = 0.0f, r;
+    float total = 0.0f, mean = 0.0f;
     int32_t e, i;
     if (!a->sigmoid) {
-        gmm__route_divide(a->experts, quick, x, &z, &r);
 #pragma unroll 4
         for (i = 0; i < rows; i++) {
-            x[32 * i + lane] = gmm__route_quotient(x[32 * i + lane], z, r);
+            x[32 * i + lane] = x[32 * i + lane] / z;
             w[32 * i + lane] = 0.0f;
         }
     } else {
@@ -9118,15 +9089,15 @@ GMM__DEVICE void gmm__route_gradients(const gmm__route_args *a, float *x) {
         const int32_t *counts = a->sequence_counts ? a->sequence_counts + sequence * a->experts : a->counts;
         const float aux = a->aux != 0.0f ? (a->dloss ? a->dloss[0] : 1.0f) * gmm__route_aux(a, sequence) : 0.0f;
         float m, z = 1.0f, mean = 0.0f;
-        int32_t e, i, quick = 0;
+        int32_t e, i;
         if (gmm__route_is_padding(a, t)) {
 #pragma unroll 1
             for (e = lane; e < a->experts; e += 32) gmm__route_store(&a->dlogits, t, e, 0.0f);
             continue;
         }
         m = gmm__route_read(a, t, x);
-        if (!a->sigmoid || a->z != 0.0f) quick = gmm__route_exponentials(a, x, &m, &z);
-        gmm__route_loss_terms(a, counts, aux, z, quick, x, w);
+        if (!a->sigmoid || a->z != 0.0f) gmm__route_exponentials(a, x, &m, &z);
+        gmm__route_loss_terms(a, counts, aux, z, x, w);
         __syncwarp();
         if (a->dprobs && a->topk <= 32) gmm__route_slot_terms(a, t, x, w, 0);
         else if (a->dprobs) gmm__route_slot_terms(a, t, x, w, 1);

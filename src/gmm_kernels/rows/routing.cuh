@@ -125,47 +125,22 @@ GMM__DEVICE void gmm__route_write(const gmm__route_args *a, int64_t t, const flo
 }
 
 /* gmm__route_softmax of logits that gmm__route_read has read; `largest` has the lane's largest before. The logits
-   become their exponentials, unless scores are sigmoids. Returns whether gmm__route_quotient divides these by the sum:
-   each is 0, NaN or at least 2^-64. */
-GMM__DEVICE int32_t gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
+   become their exponentials, unless scores are sigmoids. */
+GMM__DEVICE void gmm__route_exponentials(const gmm__route_args *a, float *x, float *largest, float *sum) {
     const float m = gmm__key_score(__reduce_max_sync(0xFFFFFFFFu, gmm__score_key(*largest)));
     const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
-    uint32_t least = 0xFFFFFFFFu;
     float z = 0.0f;
     int32_t i;
 #pragma unroll 4
     for (i = 0; i < rows; i++) {
         const float v = gmm_exp(x[32 * i + lane] - m);
         if (!a->sigmoid) x[32 * i + lane] = v;
-        least = min(least, gmm_f32_bits(v) - 1u);
         z += v;
     }
     *largest = m;
     *sum = gmm__warp_sum(z);
-    return __all_sync(0xFFFFFFFFu, least >= 0x1F800000u - 1u);
-}
-/* v / z, rounded as a division rounds, for v as above and 1 <= z < 2^31 or NaN. r is gmm__route_reciprocal of z: the
-   steps of a division that depend on z alone are computed once. No step underflows. */
-GMM__DEVICE float gmm__route_reciprocal(float z) {
-    const float r = gmm__reciprocal(z);
-    return __fmaf_rn(r, __fmaf_rn(-z, r, 1.0f), r);
-}
-GMM__DEVICE float gmm__route_quotient(float v, float z, float r) {
-    const float q = v * r;
-    return __fmaf_rn(r, __fmaf_rn(-z, q, v), q);
 }
 
-/* Divides what gmm__route_exponentials leaves in x by z, if gmm__route_quotient is not to do it; *z and *r then become
-   1, with which that changes nothing. Else *r becomes the reciprocal of *z. */
-GMM__DEVICE void gmm__route_divide(int32_t experts, int32_t quick, float *x, float *z, float *r) {
-    const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
-    int32_t i;
-    *r = gmm__route_reciprocal(*z);
-    if (quick) return;
-#pragma unroll 1
-    for (i = 0; i < rows; i++) x[32 * i + lane] = x[32 * i + lane] / *z;
-    *z = *r = 1.0f;
-}
 /* Floats of a warp's arrays in gmm_route_topk: scores, sort keys, the sums of groups and, with losses, of a chunk's
    scores; and in gmm_route_gradient: scores, and their products with gradients. */
 GMM__HD int64_t gmm__route_topk_floats(int32_t experts, int32_t groups, int32_t losses) {

@@ -62,15 +62,14 @@ GMM__DEVICE void gmm__route_slot_terms(const gmm__route_args *a, int64_t t, cons
 /* Makes scores of exponentials, but leaves logits of sigmoids in x, and starts w with the terms of the auxiliary loss:
    q_e, the normalised score, has the gradient aux c_e. w is 0 behind the last expert. */
 GMM__DEVICE void gmm__route_loss_terms(const gmm__route_args *a, const int32_t *counts, float aux, float z,
-                                       int32_t quick, float *x, float *w) {
+                                       float *x, float *w) {
     const int32_t rows = gmm__route_rows(a->experts), lane = gmm__lane();
-    float total = 0.0f, mean = 0.0f, r;
+    float total = 0.0f, mean = 0.0f;
     int32_t e, i;
     if (!a->sigmoid) {
-        gmm__route_divide(a->experts, quick, x, &z, &r);
 #pragma unroll 4
         for (i = 0; i < rows; i++) {
-            x[32 * i + lane] = gmm__route_quotient(x[32 * i + lane], z, r);
+            x[32 * i + lane] = x[32 * i + lane] / z;
             w[32 * i + lane] = 0.0f;
         }
     } else {
@@ -108,15 +107,15 @@ GMM__DEVICE void gmm__route_gradients(const gmm__route_args *a, float *x) {
         const int32_t *counts = a->sequence_counts ? a->sequence_counts + sequence * a->experts : a->counts;
         const float aux = a->aux != 0.0f ? (a->dloss ? a->dloss[0] : 1.0f) * gmm__route_aux(a, sequence) : 0.0f;
         float m, z = 1.0f, mean = 0.0f;
-        int32_t e, i, quick = 0;
+        int32_t e, i;
         if (gmm__route_is_padding(a, t)) {
 #pragma unroll 1
             for (e = lane; e < a->experts; e += 32) gmm__route_store(&a->dlogits, t, e, 0.0f);
             continue;
         }
         m = gmm__route_read(a, t, x);
-        if (!a->sigmoid || a->z != 0.0f) quick = gmm__route_exponentials(a, x, &m, &z);
-        gmm__route_loss_terms(a, counts, aux, z, quick, x, w);
+        if (!a->sigmoid || a->z != 0.0f) gmm__route_exponentials(a, x, &m, &z);
+        gmm__route_loss_terms(a, counts, aux, z, x, w);
         __syncwarp();
         if (a->dprobs && a->topk <= 32) gmm__route_slot_terms(a, t, x, w, 0);
         else if (a->dprobs) gmm__route_slot_terms(a, t, x, w, 1);

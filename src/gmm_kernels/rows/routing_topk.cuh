@@ -14,15 +14,13 @@ GMM__DEVICE void gmm__route_put_key(uint32_t *keys, int32_t e, uint32_t key, gmm
 
 /* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Behind the last expert a softmax score
    is 0, or NaN if all are, so that it is behind the experts in their order. */
-GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, int32_t quick, float z, float *x, uint32_t *keys) {
+GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, float *x, uint32_t *keys) {
     const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
     gmm__route_best best = { 0u, 0 };
     int32_t i;
-    float r;
-    gmm__route_divide(experts, quick, x, &z, &r);
 #pragma unroll 4
     for (i = 0; i < rows; i++) {
-        const float s = gmm__route_quotient(x[32 * i + lane], z, r);
+        const float s = x[32 * i + lane] / z;
         x[32 * i + lane] = s;
         gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
     }
@@ -191,7 +189,6 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
             const int64_t t = gmm__route_token(a, sequence, n);
             gmm__route_best best;
             float m, z = 1.0f;
-            int32_t quick = 0;
             if (gmm__route_is_padding(a, t)) {
 #pragma unroll 1
                 for (i = lane; i < a->topk; i += 32) {
@@ -203,10 +200,10 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
                 continue;
             }
             m = gmm__route_read(a, t, x);
-            if (a->softmax) quick = gmm__route_exponentials(a, x, &m, &z);
+            if (a->softmax) gmm__route_exponentials(a, x, &m, &z);
             if (a->sums && a->z_loss) z_sum += (m + logf(z)) * (m + logf(z));
             if (a->sigmoid) best = gmm__route_sigmoid_keys(a->experts, x, keys);
-            else best = gmm__route_softmax_keys(a->experts, quick, z, x, keys);
+            else best = gmm__route_softmax_keys(a->experts, z, x, keys);
             if (a->sums) gmm__route_add_scores(a, x, sums, n == first);
             if (a->values) best = gmm__route_values(a, t, m, x, keys, values, group_sums);
             gmm__route_choose(a, t, sequence, x, keys, best, cta_counts);

@@ -8733,7 +8733,7 @@ GMM__KERNEL __launch_bounds__(32, 1) gmm_route_bias(const __grid_constant__ gmm_
 #endif /* GMM__HOLDS(0) */
 
 #if GMM__HOLDS(0)
-/* The best of a lane's experts, and its sort key, which is not 0. Of equal keys the lowest expert is the best. */
+/* The best of a lane's experts, and its sort key; 0 where none is left. Of equal keys the lowest expert is the best. */
 typedef struct gmm__route_best {
     uint32_t key;
     int32_t e;
@@ -9695,9 +9695,9 @@ static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t exper
     const int32_t warps = gmm__route_warps(floats, &shared);
     return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
 }
-/* A launch of gmm_route_topk. Tokens that are added up in a CTA's counts cost the CTA an
-   atomic per expert at its end, 32 of them in one instruction. So CTAs have many warps and are no more than run at a
-   time, and where the tokens are not many they are counted one by one. */
+/* A launch of gmm_route_topk. A CTA that counts in shared memory ends with an atomic per expert, 32 of them in one
+   instruction. So CTAs have many warps and are no more than run at a time; where slots are not many they are counted
+   one by one. */
 typedef struct gmm__route_grid {
     const void *kernel;
     int64_t blocks;

@@ -1,5 +1,5 @@
 #if GMM__HOLDS(0)
-/* The best of a lane's experts, and its sort key, which is not 0. Of equal keys the lowest expert is the best. */
+/* The best of a lane's experts, and its sort key; 0 where none is left. Of equal keys the lowest expert is the best. */
 typedef struct gmm__route_best {
     uint32_t key;
     int32_t e;

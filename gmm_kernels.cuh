@@ -9709,7 +9709,7 @@ typedef struct gmm__route_grid {
 static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, int64_t max_ctas) {
     const int64_t processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
     const int64_t tokens = (a->tokens - 1) / (processors * GMM__ROUTE_PER_SM * (GMM__ROUTE_BLOCK / 32)) + 1;
-    return tokens < GMM__ROUTE_CHUNK ? (uint32_t)tokens : GMM__ROUTE_CHUNK;
+    return tokens < GMM__ROUTE_CHUNK ? (uint32_t)tokens : (uint32_t)GMM__ROUTE_CHUNK;
 }
 static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, int64_t max_ctas) {
     const int64_t tasks = a->chunks, processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
@@ -9812,7 +9812,7 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
         a.softmax = !a.sigmoid || (a.sums && a.z_loss) || a.multipliers;
         a.values = a.expert_bias || a.multipliers || a.groups > 1;
         a.length = (uint32_t)a.tokens / (uint32_t)a.sequences;
-        a.chunk = a.sums ? GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits.max_ctas);
+        a.chunk = a.sums ? (uint32_t)GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits.max_ctas);
         a.sequence_chunks = (a.length - 1) / a.chunk + 1;
         a.chunks = a.sequence_chunks * (uint32_t)a.sequences;
         grid = gmm__route_topk_grid(&a, limits.max_ctas);

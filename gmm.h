@@ -11130,7 +11130,7 @@ static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
 static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_undeferred = 700.0;   /* the same, of what the next tile has too few steps for */
+static const double gmm__wgmma_store_undeferred = 700.0;   /* clocks per m16 that the next tile has too few steps for */
 static const double gmm__wgmma_store_cooperative = 260.0;  /* clocks per m16 and n128, 16 bits */
 static const double gmm__wgmma_store_pingpong = 700.0;     /* clocks per m16 and n128, 16 bits */
 static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
@@ -11152,7 +11152,7 @@ static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one colum
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 500 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_smem_b = 190.0;       /* clocks per step: shared-memory traffic of B */
+static const double gmm__wgmma_wgrad_smem_b = 190.0;       /* clocks per step and n128: shared-memory traffic of B */
 static const double gmm__wgmma_wgrad_store_f32 = 800.0;    /* clocks per m16: D is read, added to and written */
 static const double gmm__wgmma_wgrad_store_half = 236.0;   /* clocks per m16, 16 bits */
 static const double gmm__wgmma_wgrad_tall_slowdown = 1.02; /* of the store of tiles above 8 m16 */
@@ -11261,7 +11261,7 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
     return k->tile_n == 128 && s->rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
 }
 /* Clocks of storing a tile of forward or dgrad. A deferred store writes k->deferred blocks of rows in each step of the
-   next tile, and the blocks that are left then at once. */
+   next tile, and the blocks that are left then at once; the fit counts those of a full tile for lower ones too. */
 static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
     const double half = k->deferred          ? gmm__wgmma_store_deferred
                         : k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
@@ -12066,10 +12066,9 @@ enum {
     GMM__LT_OPAQUE = 32
 };
 
-/* Queries the heuristic for the algorithm of a product of layouts A, B and D, whose common alignments in bytes are
-   `align`. averages: of m, n and k in the grouped mode, else zeros. Algorithms that split the contraction are
-   excluded: their partial sums would be added in an order that depends on the algorithm, and NVIDIA's release notes
-   list wrong results of some of them on compute capability 9.0. */
+/* Queries the heuristic for the algorithm of a product. align: bytes to which addresses and columns of A, B and D are
+   aligned. averages: m, n and k of an average group in the grouped mode, else zeros, and their attributes are not set.
+   Algorithms that split the contraction are excluded, since the order in which they add partial sums is their own. */
 static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, cublasLtMatmulDesc_t desc,
                                               const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES],
                                               const uint32_t align[GMM_LT_MATRICES], const int64_t averages[3],
@@ -12284,7 +12283,7 @@ static int gmm__lt_zeroes(const gmm__call *call) {
     return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
                                            : call->groups.tail == GMM_TAIL_ZERO;
 }
-/* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAYS. */
+/* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAY_COUNT. */
 static size_t gmm__lt_array_bytes(const gmm__call *call) {
     return gmm__round256((size_t)call->groups.count * sizeof(void *));
 }
@@ -12316,7 +12315,7 @@ static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAYS * gmm__lt_array_bytes(call));
+    gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
                    "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
@@ -12330,7 +12329,7 @@ static cublasStatus_t gmm__lt_describe_matrix(const gmm__plan *plan, gmm__lt_gro
     const int32_t mode = GMM__LT_GROUPED, width = 0, count = plan->call->groups.count;
     const void *const arrays[3] = { gmm__lt_array(plan, rows), gmm__lt_array(plan, cols),
                                     gmm__lt_array(plan, GMM_LT_LD + matrix) };
-    const struct { int attribute; const void *value; size_t bytes; } values[] = {
+    const gmm__lt_value values[] = {
         { GMM__LT_BATCH_MODE, &mode, sizeof mode }, { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count },
         { GMM__LT_ROWS_ARRAY, &arrays[0], sizeof arrays[0] }, { GMM__LT_COLS_ARRAY, &arrays[1], sizeof arrays[1] },
         { GMM__LT_LD_ARRAY, &arrays[2], sizeof arrays[2] }, { GMM__LT_SIZES_WIDTH, &width, sizeof width },
@@ -12420,7 +12419,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
         const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
         e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
     }
-    for (i = 0; i < GMM_LT_ARRAYS; i++) args.array[i] = gmm__lt_array(plan, i);
+    for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
     args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
     args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;

@@ -1977,11 +1977,11 @@ static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_
 enum { GMM_LT_THREADS = 256, GMM_LT_A = 0, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
 /* The arrays, of [G] entries each: m, n, k and the leading dimensions are int32, the addresses void *. */
 enum { GMM_LT_M, GMM_LT_N, GMM_LT_K, GMM_LT_LD, GMM_LT_ADDRESS = GMM_LT_LD + GMM_LT_MATRICES,
-       GMM_LT_ARRAYS = GMM_LT_ADDRESS + GMM_LT_MATRICES };
+       GMM_LT_ARRAY_COUNT = GMM_LT_ADDRESS + GMM_LT_MATRICES };
 typedef struct gmm_lt_args {
     const int64_t *offsets;           /* [G + 1] */
     gmm_kmat matrix[GMM_LT_MATRICES]; /* per group, or one matrix of tokens */
-    void *array[GMM_LT_ARRAYS];
+    void *array[GMM_LT_ARRAY_COUNT];
     float *scalars;                   /* [2]: 1 and beta */
     float beta;
     int32_t groups, wgrad;
@@ -2184,7 +2184,7 @@ enum {
 };
 /* The rotation of wgrad, whose tiles are nearly equal: only where a CTA would otherwise get the same tile of every
    group, or tiles of the same rows, of which the last ones may be lower. stride: clusters of the grid. group_work: 0 in
-   the balanced order. */
+   the balanced order, where rows alone rotate. */
 GMM__HD int gmm_sm90_wgrad_rotation(int32_t stride, int32_t group_work, int32_t tiles_m) {
     if (group_work > 0 && stride % group_work == 0) return GMM_SM90_ROTATE_TILES;
     return tiles_m <= 8 && stride % tiles_m == 0 ? GMM_SM90_ROTATE_ROWS : 0;
@@ -5464,7 +5464,7 @@ enum {
     GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
     GMM__ELEM_ADDENDS = 256,     /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up; the most that it takes together */
     GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
     GMM__ROUTE_PITCH = 33,       /* words between rows of 32 experts' sort keys */
     GMM__ROUTE_BLOCK = 256,      /* most threads of a CTA of gmm_route_topk: each CTA adds its counts once */
@@ -5526,11 +5526,11 @@ typedef struct gmm__route_args {
     float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
     int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
     float tolerance;
-    /* Set by the launcher of gmm_route_topk: tokens of a sequence, tokens that a warp takes together, such chunks of a
-       sequence and in all (below 2^31, as T topk is); whether a CTA counts in shared memory, whether exponentials are
-       needed, and whether experts are chosen by other values than the scores */
-    uint32_t length, chunk, sequence_chunks, chunks;
-    int32_t count_in_cta, softmax, values;
+    /* set by the launcher of gmm_route_topk */
+    uint32_t length, chunk;              /* tokens of a sequence; tokens that a warp takes together */
+    uint32_t sequence_chunks, chunks;    /* chunks of a sequence; of all: below 2^31, as T topk is */
+    int32_t count_in_cta;                /* CTAs count in shared memory first */
+    int32_t softmax, values;             /* exponentials are needed; experts are chosen by values other than scores */
 } gmm__route_args;
 
 /* A routing as slots and as dense matrices; see gmm_dense_route. */
@@ -8446,7 +8446,8 @@ GMM__DEVICE void gmm__route_write_row(const gmm__view *m, int64_t t, int32_t exp
     for (i = 0; i < rows; i++) gmm__route_store(m, t, 32 * i + lane, x[32 * i + lane]);
     if (lane < experts % 32) gmm__route_store(m, t, 32 * rows + lane, x[32 * rows + lane]);
 }
-/* The same with a loop per dtype, whose elements do not test the dtype. */
+/* gmm__route_read_row and gmm__route_write_row with a constant dtype: the assignments let the compiler make a loop per
+   dtype, which does not test it per element. Logits have one of these four dtypes. */
 GMM__DEVICE float gmm__route_read(const gmm__route_args *a, int64_t t, float *x) {
     gmm__view m = a->logits;
     switch (m.dtype) {
@@ -8746,8 +8747,13 @@ GMM__DEVICE void gmm__route_put_key(uint32_t *keys, int32_t e, uint32_t key, gmm
     best->e = e;
 }
 
-/* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Behind the last expert a softmax score
-   is 0, or NaN if all are, so that it is behind the experts in their order. */
+/* gmm__score_key of scores, which are never negative, in fewer instructions: 1 for NaN, 2 and more for numbers. 0 is
+   left for experts that cannot be chosen. */
+GMM__DEVICE uint32_t gmm__nonnegative_key(float s) { return s == s ? gmm_f32_bits(s) + 2u : 1u; }
+
+/* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Places behind the last expert get the
+   score 0, or NaN where all scores are NaN: no key is less than theirs, and of equal keys the lowest index wins, so
+   that every expert comes before them. */
 GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, float *x, uint32_t *keys) {
     const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
     gmm__route_best best = { 0u, 0 };
@@ -8756,7 +8762,7 @@ GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, fl
     for (i = 0; i < rows; i++) {
         const float s = x[32 * i + lane] / z;
         x[32 * i + lane] = s;
-        gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+        gmm__route_put_key(keys, 32 * i + lane, gmm__nonnegative_key(s), &best);
     }
     return best;
 }
@@ -8769,7 +8775,7 @@ GMM__DEVICE gmm__route_best gmm__route_sigmoid_keys(int32_t experts, float *x, u
         const float s = gmm_sigmoid(x[32 * i + lane]);
         x[32 * i + lane] = s;
         if (32 * i + lane < experts)
-            gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+            gmm__route_put_key(keys, 32 * i + lane, gmm__nonnegative_key(s), &best);
     }
     return best;
 }
@@ -8816,8 +8822,10 @@ GMM__DEVICE gmm__route_best gmm__route_values(const gmm__route_args *a, int64_t 
     return best;
 }
 
-/* Takes the best `count` experts that are left, of which at least so many have keys above 0; lane i receives the i-th.
-   The whole warp looks for a lane's next best expert, so that the time hardly depends on the number of experts. */
+/* Takes the best `count` experts that are left; lane i receives the i-th. count <= 32, experts <= 1024, and at least
+   `count` experts have keys above 0. Expert e belongs to lane e % 32, which keeps the best of its experts in `best`.
+   Once that one is chosen, the whole warp searches the lane's next best, each lane one row of 32 keys, so that the time
+   hardly depends on the number of experts. */
 GMM__DEVICE int32_t gmm__route_take(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
     const uint32_t all = 0xFFFFFFFFu;
     const int32_t lane = gmm__lane();
@@ -8839,7 +8847,7 @@ GMM__DEVICE int32_t gmm__route_take(uint32_t *keys, int32_t experts, int32_t cou
     }
     return chosen;
 }
-/* The same for lanes with more than 32 experts. */
+/* The same for more than 1024 experts: a lane reads several rows. */
 GMM__DEVICE int32_t gmm__route_take_many(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
     const uint32_t all = 0xFFFFFFFFu;
     const int32_t lane = gmm__lane();
@@ -8951,9 +8959,10 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
     }
 }
 
-/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
-   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. With count_in_cta the CTA
-   counts in shared memory behind the warps' arrays, since atomics on the same words of global memory are slow. */
+/* Selects the topk experts of each token and writes their indices and probabilities. A warp takes `chunk` consecutive
+   tokens of a sequence at a time; with losses these are GMM__ROUTE_CHUNK, whose loss terms it adds up in order. With
+   count_in_cta each CTA counts in shared memory, behind its warps' arrays, since atomics on the same words of global
+   memory are slow. */
 GMM__KERNEL __launch_bounds__(GMM__ROUTE_BLOCK, GMM__ROUTE_PER_SM)
     gmm_route_topk(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();
@@ -8981,8 +8990,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_topk_scratch(const _
 #endif /* GMM__HOLDS(0) */
 
 #if GMM__HOLDS(0)
-/* A slot of a token as the gradient sees it: score s of its expert e, which x has, and gradient g of its probability.
-   e is -1 behind the last slot and where the index is out of range; sums with s = -0 and g = 0 do not change then. */
+/* A slot of a token as the gradient sees it: its expert e, the expert's score s, and the gradient g of its probability.
+   Behind the last slot, and where the index is out of range, e is -1, s is -0 and g is 0: -0 changes no sum. */
 typedef struct gmm__route_slot {
     int32_t e;
     float s, g;
@@ -8998,7 +9007,8 @@ GMM__DEVICE gmm__route_slot gmm__route_slot_at(const gmm__route_args *a, int64_t
 }
 
 /* Adds to w[e] the terms of probabilities, scale s_i / D, where D is the sum over the selected scores if they are
-   normalised, else 1. Lane i has slot i of each 32, and sums are in the order of slots. `several`: topk is above 32. */
+   normalised, else 1. Lane i has slot i of each 32, and sums are in the order of slots. several:
+   topk is above 32, so that slots are read again for each 32; a constant of each call, which makes two versions. */
 GMM__DEVICE void gmm__route_slot_terms(const gmm__route_args *a, int64_t t, const float *x, float *w, int32_t several) {
     const int32_t lane = gmm__lane(), step = several ? 32 : a->topk;
     float divisor = 1.0f, weighted_sum = 0.0f;
@@ -9696,8 +9706,8 @@ static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t exper
     return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
 }
 /* A launch of gmm_route_topk. A CTA that counts in shared memory ends with an atomic per expert, 32 of them in one
-   instruction. So CTAs have many warps and are no more than run at a time; where slots are not many they are counted
-   one by one. */
+   instruction. So CTAs have many warps, and are about as many as run at a time (shared memory, which bounds them for
+   many experts, is not considered). Where there are not many slots, these are counted one by one in global memory. */
 typedef struct gmm__route_grid {
     const void *kernel;
     int64_t blocks;
@@ -9705,30 +9715,41 @@ typedef struct gmm__route_grid {
     size_t shared;
 } gmm__route_grid;
 
-/* Tokens that a warp takes together where no loss says so: such that all warps run at a time. */
-static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, int64_t max_ctas) {
-    const int64_t processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
-    const int64_t tokens = (a->tokens - 1) / (processors * GMM__ROUTE_PER_SM * (GMM__ROUTE_BLOCK / 32)) + 1;
+/* The multiprocessors of a launch, and the CTAs of `warps` warps that it has on each: with sm_limit, where max_ctas is
+   that limit, one. */
+static GMM__UNUSED int64_t gmm__route_processors(gmm__launch_limits limits) {
+    return limits.sm_limit > 0 ? limits.max_ctas : (limits.max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+}
+static GMM__UNUSED int32_t gmm__route_per_sm(gmm__launch_limits limits, int32_t warps) {
+    return limits.sm_limit > 0 ? 1 : GMM__ROUTE_PER_SM * GMM__ROUTE_BLOCK / 32 / warps;
+}
+/* Tokens that a warp takes together where no loss fixes their number: the least number with which all warps of the
+   grid run at a time, at most GMM__ROUTE_CHUNK. */
+static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, gmm__launch_limits limits) {
+    const int32_t cta_warps = GMM__ROUTE_BLOCK / 32;
+    const int64_t warps = gmm__route_processors(limits) * gmm__route_per_sm(limits, cta_warps) * cta_warps;
+    const int64_t tokens = (a->tokens - 1) / warps + 1;
     return tokens < GMM__ROUTE_CHUNK ? (uint32_t)tokens : (uint32_t)GMM__ROUTE_CHUNK;
 }
-static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, int64_t max_ctas) {
-    const int64_t tasks = a->chunks, processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, gmm__launch_limits limits) {
+    const int64_t tasks = a->chunks, processors = gmm__route_processors(limits);
     const int64_t floats = gmm__route_topk_floats(a->experts, a->groups, a->sums != NULL);
     int64_t bytes, most;
     gmm__route_grid grid;
     grid.warps = tasks < GMM__ROUTE_BLOCK / 32 * processors ? GMM__ELEM_WARPS : GMM__ROUTE_BLOCK / 32;
     while (grid.warps > 1 && (grid.warps * floats + a->experts) * 4 > GMM__ELEM_SHARED) grid.warps /= 2;
     bytes = (grid.warps * floats + a->experts) * 4;
-    most = processors * (GMM__ROUTE_PER_SM * GMM__ROUTE_BLOCK / 32 / grid.warps);
+    most = processors * gmm__route_per_sm(limits, grid.warps);
     grid.blocks = (tasks + grid.warps - 1) / grid.warps;
     if (grid.blocks > most) grid.blocks = most;
     grid.kernel = (const void *)gmm_route_topk;
     grid.shared = (size_t)bytes;
-    grid.count_in_cta = bytes <= GMM__ELEM_SHARED && grid.blocks * a->experts <= 4 * a->tokens * a->topk;
+    grid.count_in_cta = a->counts && bytes <= GMM__ELEM_SHARED &&
+                        grid.blocks * a->experts <= 4 * a->tokens * a->topk;
     if (grid.count_in_cta) return grid;
     grid.warps = gmm__route_warps(floats, &grid.shared);
     if (!grid.shared) grid.kernel = (const void *)gmm_route_topk_scratch;
-    grid.blocks = gmm__route_blocks(tasks, grid.warps, grid.shared, max_ctas);
+    grid.blocks = gmm__route_blocks(tasks, grid.warps, grid.shared, limits.max_ctas);
     return grid;
 }
 /* Bytes of the partial sums of all levels of the reduction. */
@@ -9812,10 +9833,10 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
         a.softmax = !a.sigmoid || (a.sums && a.z_loss) || a.multipliers;
         a.values = a.expert_bias || a.multipliers || a.groups > 1;
         a.length = (uint32_t)a.tokens / (uint32_t)a.sequences;
-        a.chunk = a.sums ? (uint32_t)GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits.max_ctas);
+        a.chunk = a.sums ? (uint32_t)GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits);
         a.sequence_chunks = (a.length - 1) / a.chunk + 1;
         a.chunks = a.sequence_chunks * (uint32_t)a.sequences;
-        grid = gmm__route_topk_grid(&a, limits.max_ctas);
+        grid = gmm__route_topk_grid(&a, limits);
         a.count_in_cta = grid.count_in_cta;
         status = gmm__k_launch(grid.kernel, grid.blocks, limits, grid.warps * 32, grid.shared, &a, stream);
     }

@@ -20,8 +20,8 @@ static void sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluste
                               gmm_sm90_group_work(tiles_m, s->tiles_n, cluster_size, s->cluster_along_n);
     }
 }
-/* The tile that CTA `block` of `grid` takes as its `index`-th. rotation: 0 never, 1 of tiles always, 2 as wgrad.
-   Returns 0 behind the last. */
+enum { AS_WGRAD = -1 }; /* rotation: what gmm_sm90_wgrad_rotation says */
+/* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
 static int nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block, uint32_t grid, int32_t cluster_size,
                     int rotation, uint32_t index, gmm_sm90_tile *t) {
     const int32_t stride = (int32_t)(grid / (uint32_t)cluster_size);
@@ -31,7 +31,7 @@ static int nth_tile(const gmm_sm90_scheduler *s, int32_t groups, uint32_t block,
     t->g = 0;
     while (s->work_ends[t->g + 1] <= work) t->g++;
     const int32_t group_work = s->work_ends[t->g + 1] - s->work_ends[t->g];
-    if (rotation == 2)
+    if (rotation == AS_WGRAD)
         rotation = gmm_sm90_wgrad_rotation(stride, group_work,
                                            gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks));
     gmm_sm90_schedule_tile(s, s->cluster_along_n, group_work, work - s->work_ends[t->g], rotation, cta, t);
@@ -92,10 +92,10 @@ static const struct kind {
 } kinds[] = {
     { "256x128", 16, 16, 8, 64, 128, 1, 0, 1 },        { "160x256", 16, 10, 8, 64, 256, 0, 0, 1 },
     { "96x256", 16, 6, 8, 64, 256, 0, 0, 1 },          { "176x128", 16, 11, 8, 64, 128, 1, 0, 1 },
-    { "48x128", 16, 3, 8, 64, 128, 1, 0, 1 },          { "wgrad 192x128", 16, 12, 64, 128, 128, 1, 1, 2 },
-    { "wgrad 128x128", 16, 8, 64, 128, 128, 1, 1, 2 }, { "fp8 192x128", 64, 3, 64, 128, 128, 1, 0, 0 },
-    { "fp8 128x192", 64, 2, 64, 64, 192, 0, 0, 0 },    { "fp8 wgrad 192x128", 64, 3, 64, 128, 128, 1, 1, 2 },
-    { "fp8 wgrad 128x192", 64, 2, 64, 192, 192, 0, 1, 2 },
+    { "48x128", 16, 3, 8, 64, 128, 1, 0, 1 },          { "wgrad 192x128", 16, 12, 64, 128, 128, 1, 1, AS_WGRAD },
+    { "wgrad 128x128", 16, 8, 64, 128, 128, 1, 1, AS_WGRAD }, { "fp8 192x128", 64, 3, 64, 128, 128, 1, 0, 0 },
+    { "fp8 128x192", 64, 2, 64, 64, 192, 0, 0, 0 },    { "fp8 wgrad 192x128", 64, 3, 64, 128, 128, 1, 1, AS_WGRAD },
+    { "fp8 wgrad 128x192", 64, 2, 64, 192, 192, 0, 1, AS_WGRAD },
 };
 
 /* Sizes of groups: X(name, rows of group g of G). */
@@ -207,9 +207,9 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
             ordered = g;
             m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
             tiles_m = ((m + k->block_rows - 1) / k->block_rows + k->max_blocks - 1) / k->max_blocks;
-            rotation = k->rotation != 2 ? k->rotation
-                                        : gmm_sm90_wgrad_rotation((int32_t)grid / cluster,
-                                                                  work_ends[g + 1] - work_ends[g], tiles_m);
+            rotation = k->rotation != AS_WGRAD
+                           ? k->rotation
+                           : gmm_sm90_wgrad_rotation((int32_t)grid / cluster, work_ends[g + 1] - work_ends[g], tiles_m);
             count = promised(k, tiles_m, s.tiles_n, cluster, rotation == GMM_SM90_ROTATE_ROWS ? g : 0, order);
             T_CHECK(count == work_ends[g + 1] - work_ends[g], "group %d: work %d, not %d", (int)g,
                     (int)(work_ends[g + 1] - work_ends[g]), (int)count);

@@ -4,7 +4,7 @@ one process on the same data, alternating.
 
 usage: layer_peers.py [--rows=TEXT] [--rounds=20] [--all-configs] [--csv] [--kernels]
 --rows: configurations whose name contains the text; --all-configs: SonicMoE's autotuner tries all of its tiles;
---kernels: to stderr the microseconds of each kernel in a pass, by torch's profiler, without those below 1% of the pass
+--kernels: to stderr the microseconds of each kernel in a pass, by torch's profiler, without those below 1% of the sum
 
 Contenders: `gmm` is gmm_torch.moe, `calls` are permute, mlp and unpermute of gmm_torch; both add weight gradients into
 fp32. `sonic` stores weight gradients in bf16. All compute the router's product, softmax of the top k, and their
@@ -159,7 +159,8 @@ def measure(layer, ways, rounds):
 
 
 def print_kernels(layer, ways, repeats=5):
-    """Kernels of a pass in the order of their time. Names of C++ templates are cut."""
+    """Kernels of a pass in the order of their time, of which the sum is printed first. A kernel that starts early
+    (programmatic dependent launch) counts the wait for its predecessor, so that the sum may exceed the pass."""
     for way in ways:
         times = {p: {} for p in PASSES}
         for _ in range(repeats):
@@ -171,7 +172,7 @@ def print_kernels(layer, ways, repeats=5):
                     times[p][e.key] = times[p].get(e.key, 0) + e.self_device_time_total / repeats
         for p in PASSES:
             total = sum(times[p].values())
-            print(f"  {way} {p}: {total:.0f} us", file=sys.stderr)
+            print(f"  {way} {p}: kernels {total:.0f} us", file=sys.stderr)
             for name, t in sorted(times[p].items(), key=lambda item: -item[1]):
                 if t > 0.01 * total:
                     print(f"  {t:10.1f} {name[:120]}", file=sys.stderr)

@@ -121,10 +121,9 @@ enum {
     GMM__LT_OPAQUE = 32
 };
 
-/* Queries the heuristic for the algorithm of a product of layouts A, B and D, whose common alignments in bytes are
-   `align`. averages: of m, n and k in the grouped mode, else zeros. Algorithms that split the contraction are
-   excluded: their partial sums would be added in an order that depends on the algorithm, and NVIDIA's release notes
-   list wrong results of some of them on compute capability 9.0. */
+/* Queries the heuristic for the algorithm of a product. align: bytes to which addresses and columns of A, B and D are
+   aligned. averages: m, n and k of an average group in the grouped mode, else zeros, and their attributes are not set.
+   Algorithms that split the contraction are excluded, since the order in which they add partial sums is their own. */
 static cublasStatus_t gmm__lt_query_heuristic(gmm_context *ctx, cublasLtMatmulDesc_t desc,
                                               const cublasLtMatrixLayout_t layout[GMM_LT_MATRICES],
                                               const uint32_t align[GMM_LT_MATRICES], const int64_t averages[3],

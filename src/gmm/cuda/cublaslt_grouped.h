@@ -57,7 +57,7 @@ static int gmm__lt_zeroes(const gmm__call *call) {
     return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
                                            : call->groups.tail == GMM_TAIL_ZERO;
 }
-/* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAYS. */
+/* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAY_COUNT. */
 static size_t gmm__lt_array_bytes(const gmm__call *call) {
     return gmm__round256((size_t)call->groups.count * sizeof(void *));
 }
@@ -89,7 +89,7 @@ static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAYS * gmm__lt_array_bytes(call));
+    gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
                    "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
@@ -103,7 +103,7 @@ static cublasStatus_t gmm__lt_describe_matrix(const gmm__plan *plan, gmm__lt_gro
     const int32_t mode = GMM__LT_GROUPED, width = 0, count = plan->call->groups.count;
     const void *const arrays[3] = { gmm__lt_array(plan, rows), gmm__lt_array(plan, cols),
                                     gmm__lt_array(plan, GMM_LT_LD + matrix) };
-    const struct { int attribute; const void *value; size_t bytes; } values[] = {
+    const gmm__lt_value values[] = {
         { GMM__LT_BATCH_MODE, &mode, sizeof mode }, { CUBLASLT_MATRIX_LAYOUT_BATCH_COUNT, &count, sizeof count },
         { GMM__LT_ROWS_ARRAY, &arrays[0], sizeof arrays[0] }, { GMM__LT_COLS_ARRAY, &arrays[1], sizeof arrays[1] },
         { GMM__LT_LD_ARRAY, &arrays[2], sizeof arrays[2] }, { GMM__LT_SIZES_WIDTH, &width, sizeof width },
@@ -193,7 +193,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
         const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
         e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
     }
-    for (i = 0; i < GMM_LT_ARRAYS; i++) args.array[i] = gmm__lt_array(plan, i);
+    for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
     args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
     args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;

@@ -24,7 +24,7 @@ static const double gmm__wgmma_low_m16 = 10.5;             /* m16 */
 static const double gmm__wgmma_k_tiles_scale = 2500.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 20.0;      /* clocks per m16 and n128, 16 bits: deferred store */
-static const double gmm__wgmma_store_undeferred = 700.0;   /* the same, of what the next tile has too few steps for */
+static const double gmm__wgmma_store_undeferred = 700.0;   /* clocks per m16 that the next tile has too few steps for */
 static const double gmm__wgmma_store_cooperative = 260.0;  /* clocks per m16 and n128, 16 bits */
 static const double gmm__wgmma_store_pingpong = 700.0;     /* clocks per m16 and n128, 16 bits */
 static const double gmm__wgmma_store_f32 = 2200.0;         /* clocks per m16 and n128, fp32 */
@@ -46,7 +46,7 @@ static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one colum
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */
 /* wgrad: TMA transfers D while wgmma runs, through the same memory system; the shorter of the two is partly hidden.
    Fitted to 500 measurements each of accumulation into fp32 and of 16-bit results. */
-static const double gmm__wgmma_wgrad_smem_b = 190.0;       /* clocks per step: shared-memory traffic of B */
+static const double gmm__wgmma_wgrad_smem_b = 190.0;       /* clocks per step and n128: shared-memory traffic of B */
 static const double gmm__wgmma_wgrad_store_f32 = 800.0;    /* clocks per m16: D is read, added to and written */
 static const double gmm__wgmma_wgrad_store_half = 236.0;   /* clocks per m16, 16 bits */
 static const double gmm__wgmma_wgrad_tall_slowdown = 1.02; /* of the store of tiles above 8 m16 */
@@ -155,7 +155,7 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
     return k->tile_n == 128 && s->rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
 }
 /* Clocks of storing a tile of forward or dgrad. A deferred store writes k->deferred blocks of rows in each step of the
-   next tile, and the blocks that are left then at once. */
+   next tile, and the blocks that are left then at once; the fit counts those of a full tile for lower ones too. */
 static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
     const double half = k->deferred          ? gmm__wgmma_store_deferred
                         : k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;

@@ -6,11 +6,11 @@
 enum { GMM_LT_THREADS = 256, GMM_LT_A = 0, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
 /* The arrays, of [G] entries each: m, n, k and the leading dimensions are int32, the addresses void *. */
 enum { GMM_LT_M, GMM_LT_N, GMM_LT_K, GMM_LT_LD, GMM_LT_ADDRESS = GMM_LT_LD + GMM_LT_MATRICES,
-       GMM_LT_ARRAYS = GMM_LT_ADDRESS + GMM_LT_MATRICES };
+       GMM_LT_ARRAY_COUNT = GMM_LT_ADDRESS + GMM_LT_MATRICES };
 typedef struct gmm_lt_args {
     const int64_t *offsets;           /* [G + 1] */
     gmm_kmat matrix[GMM_LT_MATRICES]; /* per group, or one matrix of tokens */
-    void *array[GMM_LT_ARRAYS];
+    void *array[GMM_LT_ARRAY_COUNT];
     float *scalars;                   /* [2]: 1 and beta */
     float beta;
     int32_t groups, wgrad;

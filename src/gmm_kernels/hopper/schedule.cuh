@@ -152,7 +152,7 @@ enum {
 };
 /* The rotation of wgrad, whose tiles are nearly equal: only where a CTA would otherwise get the same tile of every
    group, or tiles of the same rows, of which the last ones may be lower. stride: clusters of the grid. group_work: 0 in
-   the balanced order. */
+   the balanced order, where rows alone rotate. */
 GMM__HD int gmm_sm90_wgrad_rotation(int32_t stride, int32_t group_work, int32_t tiles_m) {
     if (group_work > 0 && stride % group_work == 0) return GMM_SM90_ROTATE_TILES;
     return tiles_m <= 8 && stride % tiles_m == 0 ? GMM_SM90_ROTATE_ROWS : 0;

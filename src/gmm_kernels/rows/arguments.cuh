@@ -29,7 +29,7 @@ enum {
     GMM__SUM_BLOCK = 1024,       /* threads of a CTA that occupies a multiprocessor (accumulation on few SMs) */
     GMM__ELEM_ADDENDS = 256,     /* matrices that one launch adds up: their addresses are kernel parameters */
     GMM__MAP_CHUNK = 1024,       /* slots whose ranks one warp counts */
-    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up first */
+    GMM__ROUTE_CHUNK = 8,        /* tokens whose loss terms one warp adds up; the most that it takes together */
     GMM__ROUTE_FOLD = 64,        /* partial sums that one step adds up */
     GMM__ROUTE_PITCH = 33,       /* words between rows of 32 experts' sort keys */
     GMM__ROUTE_BLOCK = 256,      /* most threads of a CTA of gmm_route_topk: each CTA adds its counts once */
@@ -91,11 +91,11 @@ typedef struct gmm__route_args {
     float *multipliers;                  /* Sinkhorn: [E] of experts, then 1 once they have converged, else 0 */
     int32_t iterations;                  /* Sinkhorn: at most; 0 = none */
     float tolerance;
-    /* Set by the launcher of gmm_route_topk: tokens of a sequence, tokens that a warp takes together, such chunks of a
-       sequence and in all (below 2^31, as T topk is); whether a CTA counts in shared memory, whether exponentials are
-       needed, and whether experts are chosen by other values than the scores */
-    uint32_t length, chunk, sequence_chunks, chunks;
-    int32_t count_in_cta, softmax, values;
+    /* set by the launcher of gmm_route_topk */
+    uint32_t length, chunk;              /* tokens of a sequence; tokens that a warp takes together */
+    uint32_t sequence_chunks, chunks;    /* chunks of a sequence; of all: below 2^31, as T topk is */
+    int32_t count_in_cta;                /* CTAs count in shared memory first */
+    int32_t softmax, values;             /* exponentials are needed; experts are chosen by values other than scores */
 } gmm__route_args;
 
 /* A routing as slots and as dense matrices; see gmm_dense_route. */

@@ -104,7 +104,8 @@ GMM__DEVICE void gmm__route_write_row(const gmm__view *m, int64_t t, int32_t exp
     for (i = 0; i < rows; i++) gmm__route_store(m, t, 32 * i + lane, x[32 * i + lane]);
     if (lane < experts % 32) gmm__route_store(m, t, 32 * rows + lane, x[32 * rows + lane]);
 }
-/* The same with a loop per dtype, whose elements do not test the dtype. */
+/* gmm__route_read_row and gmm__route_write_row with a constant dtype: the assignments let the compiler make a loop per
+   dtype, which does not test it per element. Logits have one of these four dtypes. */
 GMM__DEVICE float gmm__route_read(const gmm__route_args *a, int64_t t, float *x) {
     gmm__view m = a->logits;
     switch (m.dtype) {

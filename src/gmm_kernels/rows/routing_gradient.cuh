@@ -1,6 +1,6 @@
 #if GMM__HOLDS(0)
-/* A slot of a token as the gradient sees it: score s of its expert e, which x has, and gradient g of its probability.
-   e is -1 behind the last slot and where the index is out of range; sums with s = -0 and g = 0 do not change then. */
+/* A slot of a token as the gradient sees it: its expert e, the expert's score s, and the gradient g of its probability.
+   Behind the last slot, and where the index is out of range, e is -1, s is -0 and g is 0: -0 changes no sum. */
 typedef struct gmm__route_slot {
     int32_t e;
     float s, g;
@@ -16,7 +16,8 @@ GMM__DEVICE gmm__route_slot gmm__route_slot_at(const gmm__route_args *a, int64_t
 }
 
 /* Adds to w[e] the terms of probabilities, scale s_i / D, where D is the sum over the selected scores if they are
-   normalised, else 1. Lane i has slot i of each 32, and sums are in the order of slots. `several`: topk is above 32. */
+   normalised, else 1. Lane i has slot i of each 32, and sums are in the order of slots. several:
+   topk is above 32, so that slots are read again for each 32; a constant of each call, which makes two versions. */
 GMM__DEVICE void gmm__route_slot_terms(const gmm__route_args *a, int64_t t, const float *x, float *w, int32_t several) {
     const int32_t lane = gmm__lane(), step = several ? 32 : a->topk;
     float divisor = 1.0f, weighted_sum = 0.0f;

@@ -23,8 +23,8 @@ static GMM__UNUSED size_t gmm__route_scratch_bytes(int64_t tokens, int32_t exper
     return shared ? 0 : (size_t)gmm__route_blocks(tokens, warps, 0, max_blocks) * (size_t)warps * (size_t)floats * 4;
 }
 /* A launch of gmm_route_topk. A CTA that counts in shared memory ends with an atomic per expert, 32 of them in one
-   instruction. So CTAs have many warps and are no more than run at a time; where slots are not many they are counted
-   one by one. */
+   instruction. So CTAs have many warps, and are about as many as run at a time (shared memory, which bounds them for
+   many experts, is not considered). Where there are not many slots, these are counted one by one in global memory. */
 typedef struct gmm__route_grid {
     const void *kernel;
     int64_t blocks;
@@ -32,30 +32,41 @@ typedef struct gmm__route_grid {
     size_t shared;
 } gmm__route_grid;
 
-/* Tokens that a warp takes together where no loss says so: such that all warps run at a time. */
-static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, int64_t max_ctas) {
-    const int64_t processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
-    const int64_t tokens = (a->tokens - 1) / (processors * GMM__ROUTE_PER_SM * (GMM__ROUTE_BLOCK / 32)) + 1;
+/* The multiprocessors of a launch, and the CTAs of `warps` warps that it has on each: with sm_limit, where max_ctas is
+   that limit, one. */
+static GMM__UNUSED int64_t gmm__route_processors(gmm__launch_limits limits) {
+    return limits.sm_limit > 0 ? limits.max_ctas : (limits.max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+}
+static GMM__UNUSED int32_t gmm__route_per_sm(gmm__launch_limits limits, int32_t warps) {
+    return limits.sm_limit > 0 ? 1 : GMM__ROUTE_PER_SM * GMM__ROUTE_BLOCK / 32 / warps;
+}
+/* Tokens that a warp takes together where no loss fixes their number: the least number with which all warps of the
+   grid run at a time, at most GMM__ROUTE_CHUNK. */
+static GMM__UNUSED uint32_t gmm__route_chunk(const gmm__route_args *a, gmm__launch_limits limits) {
+    const int32_t cta_warps = GMM__ROUTE_BLOCK / 32;
+    const int64_t warps = gmm__route_processors(limits) * gmm__route_per_sm(limits, cta_warps) * cta_warps;
+    const int64_t tokens = (a->tokens - 1) / warps + 1;
     return tokens < GMM__ROUTE_CHUNK ? (uint32_t)tokens : (uint32_t)GMM__ROUTE_CHUNK;
 }
-static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, int64_t max_ctas) {
-    const int64_t tasks = a->chunks, processors = (max_ctas - 1) / GMM__ELEM_PER_SM + 1;
+static GMM__UNUSED gmm__route_grid gmm__route_topk_grid(const gmm__route_args *a, gmm__launch_limits limits) {
+    const int64_t tasks = a->chunks, processors = gmm__route_processors(limits);
     const int64_t floats = gmm__route_topk_floats(a->experts, a->groups, a->sums != NULL);
     int64_t bytes, most;
     gmm__route_grid grid;
     grid.warps = tasks < GMM__ROUTE_BLOCK / 32 * processors ? GMM__ELEM_WARPS : GMM__ROUTE_BLOCK / 32;
     while (grid.warps > 1 && (grid.warps * floats + a->experts) * 4 > GMM__ELEM_SHARED) grid.warps /= 2;
     bytes = (grid.warps * floats + a->experts) * 4;
-    most = processors * (GMM__ROUTE_PER_SM * GMM__ROUTE_BLOCK / 32 / grid.warps);
+    most = processors * gmm__route_per_sm(limits, grid.warps);
     grid.blocks = (tasks + grid.warps - 1) / grid.warps;
     if (grid.blocks > most) grid.blocks = most;
     grid.kernel = (const void *)gmm_route_topk;
     grid.shared = (size_t)bytes;
-    grid.count_in_cta = bytes <= GMM__ELEM_SHARED && grid.blocks * a->experts <= 4 * a->tokens * a->topk;
+    grid.count_in_cta = a->counts && bytes <= GMM__ELEM_SHARED &&
+                        grid.blocks * a->experts <= 4 * a->tokens * a->topk;
     if (grid.count_in_cta) return grid;
     grid.warps = gmm__route_warps(floats, &grid.shared);
     if (!grid.shared) grid.kernel = (const void *)gmm_route_topk_scratch;
-    grid.blocks = gmm__route_blocks(tasks, grid.warps, grid.shared, max_ctas);
+    grid.blocks = gmm__route_blocks(tasks, grid.warps, grid.shared, limits.max_ctas);
     return grid;
 }
 /* Bytes of the partial sums of all levels of the reduction. */
@@ -139,10 +150,10 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
         a.softmax = !a.sigmoid || (a.sums && a.z_loss) || a.multipliers;
         a.values = a.expert_bias || a.multipliers || a.groups > 1;
         a.length = (uint32_t)a.tokens / (uint32_t)a.sequences;
-        a.chunk = a.sums ? (uint32_t)GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits.max_ctas);
+        a.chunk = a.sums ? (uint32_t)GMM__ROUTE_CHUNK : gmm__route_chunk(&a, limits);
         a.sequence_chunks = (a.length - 1) / a.chunk + 1;
         a.chunks = a.sequence_chunks * (uint32_t)a.sequences;
-        grid = gmm__route_topk_grid(&a, limits.max_ctas);
+        grid = gmm__route_topk_grid(&a, limits);
         a.count_in_cta = grid.count_in_cta;
         status = gmm__k_launch(grid.kernel, grid.blocks, limits, grid.warps * 32, grid.shared, &a, stream);
     }

@@ -12,8 +12,13 @@ GMM__DEVICE void gmm__route_put_key(uint32_t *keys, int32_t e, uint32_t key, gmm
     best->e = e;
 }
 
-/* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Behind the last expert a softmax score
-   is 0, or NaN if all are, so that it is behind the experts in their order. */
+/* gmm__score_key of scores, which are never negative, in fewer instructions: 1 for NaN, 2 and more for numbers. 0 is
+   left for experts that cannot be chosen. */
+GMM__DEVICE uint32_t gmm__nonnegative_key(float s) { return s == s ? gmm_f32_bits(s) + 2u : 1u; }
+
+/* Makes scores of what gmm__route_exponentials leaves in x, and their sort keys. Places behind the last expert get the
+   score 0, or NaN where all scores are NaN: no key is less than theirs, and of equal keys the lowest index wins, so
+   that every expert comes before them. */
 GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, float *x, uint32_t *keys) {
     const int32_t rows = gmm__route_rows(experts), lane = gmm__lane();
     gmm__route_best best = { 0u, 0 };
@@ -22,7 +27,7 @@ GMM__DEVICE gmm__route_best gmm__route_softmax_keys(int32_t experts, float z, fl
     for (i = 0; i < rows; i++) {
         const float s = x[32 * i + lane] / z;
         x[32 * i + lane] = s;
-        gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+        gmm__route_put_key(keys, 32 * i + lane, gmm__nonnegative_key(s), &best);
     }
     return best;
 }
@@ -35,7 +40,7 @@ GMM__DEVICE gmm__route_best gmm__route_sigmoid_keys(int32_t experts, float *x, u
         const float s = gmm_sigmoid(x[32 * i + lane]);
         x[32 * i + lane] = s;
         if (32 * i + lane < experts)
-            gmm__route_put_key(keys, 32 * i + lane, s == s ? gmm_f32_bits(s) + 2u : 1u, &best); /* s >= 0 */
+            gmm__route_put_key(keys, 32 * i + lane, gmm__nonnegative_key(s), &best);
     }
     return best;
 }
@@ -82,8 +87,10 @@ GMM__DEVICE gmm__route_best gmm__route_values(const gmm__route_args *a, int64_t 
     return best;
 }
 
-/* Takes the best `count` experts that are left, of which at least so many have keys above 0; lane i receives the i-th.
-   The whole warp looks for a lane's next best expert, so that the time hardly depends on the number of experts. */
+/* Takes the best `count` experts that are left; lane i receives the i-th. count <= 32, experts <= 1024, and at least
+   `count` experts have keys above 0. Expert e belongs to lane e % 32, which keeps the best of its experts in `best`.
+   Once that one is chosen, the whole warp searches the lane's next best, each lane one row of 32 keys, so that the time
+   hardly depends on the number of experts. */
 GMM__DEVICE int32_t gmm__route_take(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
     const uint32_t all = 0xFFFFFFFFu;
     const int32_t lane = gmm__lane();
@@ -105,7 +112,7 @@ GMM__DEVICE int32_t gmm__route_take(uint32_t *keys, int32_t experts, int32_t cou
     }
     return chosen;
 }
-/* The same for lanes with more than 32 experts. */
+/* The same for more than 1024 experts: a lane reads several rows. */
 GMM__DEVICE int32_t gmm__route_take_many(uint32_t *keys, int32_t experts, int32_t count, gmm__route_best *best) {
     const uint32_t all = 0xFFFFFFFFu;
     const int32_t lane = gmm__lane();
@@ -217,9 +224,10 @@ GMM__DEVICE void gmm__route_tokens(const gmm__route_args *a, float *x, int32_t *
     }
 }
 
-/* Selects the topk experts of each token and writes their indices and probabilities. One warp per token or, with
-   losses, per chunk of GMM__ROUTE_CHUNK tokens, whose loss terms the warp adds up in order. With count_in_cta the CTA
-   counts in shared memory behind the warps' arrays, since atomics on the same words of global memory are slow. */
+/* Selects the topk experts of each token and writes their indices and probabilities. A warp takes `chunk` consecutive
+   tokens of a sequence at a time; with losses these are GMM__ROUTE_CHUNK, whose loss terms it adds up in order. With
+   count_in_cta each CTA counts in shared memory, behind its warps' arrays, since atomics on the same words of global
+   memory are slow. */
 GMM__KERNEL __launch_bounds__(GMM__ROUTE_BLOCK, GMM__ROUTE_PER_SM)
     gmm_route_topk(const __grid_constant__ gmm__route_args a) {
     gmm_pdl_wait();

@@ -563,7 +563,7 @@ static void rows_end_between(int arg) {
             s.N = features[i][1];
             s.out = f32 ? GMM_F32 : s.in;
             s.grad = f32 ? T_TABLE : T_PACKED;
-            for (int tile = 0; tile <= 4; tile++) {
+            for (int tile = 0; tile <= 5; tile++) {
                 lin_run r;
                 lin_build(&r, &s);
                 r.options.tile = tile; /* 0: chosen by the engine, as are those that it does not have */

@@ -72,7 +72,7 @@ static void both_on(lin_spec s, int32_t sm_limit) {
         T_OK(t_linear(T.ctx, s.op, &r.d));
         lin_check(&r);
         first = t_mat_bits(&r.out);
-        for (int32_t tile = 1; tile < 5; tile++) {
+        for (int32_t tile = 1; tile < 6; tile++) {
             restore(&r);
             r.options.tile = tile;
             T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -244,7 +244,7 @@ static void odd_d(int arg) {
                 restore(&r);
                 r.before = t_mat_bits(&r.out);
                 r.options.sm_limit = 2;
-                for (int32_t tile = 1; tile < 5; tile++) {
+                for (int32_t tile = 1; tile < 6; tile++) {
                     restore(&r);
                     r.options.tile = tile;
                     T_OK(t_linear(T.ctx, s.op, &r.d));
@@ -349,7 +349,7 @@ static void alone(int arg) {
         first = t_mat_bits(&r.out);
         for (int l = 0; l < 7; l++) {
             r.options.sm_limit = limits[l];
-            r.options.tile = l % 5;
+            r.options.tile = l % 6;
             r.groups.rows_hint = l * 300;
             r.groups.capacity = r.capacity - 5 * l;
             restore(&r);
@@ -573,7 +573,7 @@ static void late_splits(int arg) {
     s.K = 200;
     s.N = 520;
     s.fill = T_REALS;
-    for (int32_t tile = 1; tile <= (s.op == GMM_OP_LINEAR_WGRAD ? 2 : 4); tile++) {
+    for (int32_t tile = 1; tile <= (s.op == GMM_OP_LINEAR_WGRAD ? 2 : 5); tile++) {
         const void *want = NULL;
         lin_run r;
         build(&r, &s);
@@ -594,8 +594,8 @@ static void late_splits(int arg) {
 static void tiles(int arg) {
     static const int64_t sizes[] = {177, 0, 50};
     lin_spec s = spec_of(arg, 3, sizes);
-    char seen[5][sizeof(((gmm_info *)0)->note)];
-    const int32_t last = s.op == GMM_OP_LINEAR_WGRAD ? 2 : 4;
+    char seen[6][sizeof(((gmm_info *)0)->note)];
+    const int32_t last = s.op == GMM_OP_LINEAR_WGRAD ? 2 : 5;
     lin_run r;
     s.fill = T_INTS;
     build(&r, &s);

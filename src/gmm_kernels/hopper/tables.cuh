@@ -55,7 +55,7 @@
    Shared memory (shared.cuh), in KiB: stages of B, A and scales; store slots; then barriers, tile ring and tables.
        tile                stages              slots       tile            stages              slots
        160x256 (gather too) 4 x (32 + 20)      4 x 4       mx8_192x128     6 x (8 + 24 + 1)    4 x 4
-       256x128             4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
+       256x128 (short too) 4 x (16 + 32)       4 x 8       mx4, nv4 192x128  7 x (4 + 24 + 1)  4 x 4
        176x128             5 x (16 + 22)       4 x 8       mx8_48x128      6 x (8 + 6 + 1)     4 x 4
        192x128             4 x (16 + 24)       4 x 16      mx4, nv4 64x128  7 x (4 + 8 + 1)    4 x 4
        128x128             5 x (16 + 16)       4 x 16
@@ -65,7 +65,8 @@
    the other CTA of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, or 64
+   (short_256x128) for contractions with fewer stages than 32 rows need.
 
    Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).
@@ -159,7 +160,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0, 0) \
     X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0, 0) \
     X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0, 0) \
-    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1)
+    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1) \
+    X(short_256x128, 2, 1, 16, 4, 4, 256, plain, 1, 4, 0)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
    its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
@@ -203,7 +205,11 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
     X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90))
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_short_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_short_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_short_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_short_256x128x64_sm90))
 
 /* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
    whose operation, dtype or tile is not that of the list does not compile. */

@@ -1,7 +1,7 @@
 /* gpu_bench - TFLOP/s of gmm's grouped linear, in bf16 and quantized, on the GPU beside cuBLAS and torch, and the
    bandwidth of the operations that only move rows or quantize. All contenders of a row alternate in one process on the
-   same random data. peers.py loads this file as a shared library and provides torch._grouped_mm and
-   torch._scaled_grouped_mm as further contenders. What it means: README.md. */
+   same random data. peers.py loads this file as a shared library and provides torch._grouped_mm,
+   torch._scaled_grouped_mm and DeepGEMM as further contenders. What it means: README.md. */
 #include "gmm.h"
 
 #include <cublasLt.h>
@@ -20,7 +20,9 @@ typedef struct bench_call {
     int32_t first;  /* the first call on this row */
     int32_t check;  /* the result is compared: write it to out */
     int32_t groups;
-    int32_t fp8;    /* 0: bf16 x, w, dy; else a, b in E4M3 with a scale per row: 1, 2 = with fast accumulation */
+    int32_t fp8;    /* 0: bf16 x, w, dy; else a, b in E4M3: 1 a scale per row, 2 the same with fast accumulation,
+                       3 scales of 1x128, of weights 128x128 */
+    int32_t peer;   /* 0 torch, 1 DeepGEMM */
     int64_t rows, n, k, padded; /* padded: wgrad in FP8: length of the rows of a and b */
     void *x, *w, *dy, *out;
     void *a, *b, *a_scale, *b_scale;
@@ -65,20 +67,21 @@ enum { ROUTING_COUNT = 14, MOST_TOKENS = 4096, FEW_TOKENS = 128, WGRAD_TOKENS = 
 enum { MAX_GROUPS = 128, BLOCKS = 20, STREAMS = 4, SAMPLES = 256 };
 enum { FWD, DGRAD, WGRAD, WGRAD_F32, KINDS };
 static const char *const KIND_LETTER[KINDS] = {"f", "d", "w", "w"};
-enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, LTGROUPED, TORCH, READ, CONTENDERS };
+enum { GMM_RUN, DENSE, LOOP1, LOOP4, GROUPED, STRIDED, LTGROUPED, TORCH, DEEPGEMM, READ, CONTENDERS };
 static const char *const NAMES[CONTENDERS] = {"gmm",     "dense",     "loop1", "loop4", "grouped",
-                                              "strided", "ltgrouped", "torch", "read"};
+                                              "strided", "ltgrouped", "torch", "deepgemm", "read"};
 /* Quantized products: formats of operands, and the library that multiplies. row: a scale per row, E4M3 throughout;
    tensor, block, mxfp8 and nvfp4: the recipes; +: with fast accumulation. cublas is one group of 8192^3 with a scale
    per tensor. */
-enum { GMM_PRODUCT, TORCH_PRODUCT, CUBLAS_ANCHOR, MEMORY };
-enum { Q_BF16, Q_ROW, Q_ROW_FAST, Q_TORCH, Q_TORCH_FAST, Q_TENSOR, Q_BLOCK, Q_MXFP8, Q_NVFP4, Q_CUBLAS, Q_CUBLAS_FAST,
-       Q_READ, Q_CONTENDERS };
+enum { GMM_PRODUCT, TORCH_PRODUCT, DEEPGEMM_PRODUCT, CUBLAS_ANCHOR, MEMORY };
+enum { Q_BF16, Q_ROW, Q_ROW_FAST, Q_TORCH, Q_TORCH_FAST, Q_TENSOR, Q_BLOCK, Q_DEEPGEMM, Q_MXFP8, Q_NVFP4, Q_CUBLAS,
+       Q_CUBLAS_FAST, Q_READ, Q_CONTENDERS };
 static const struct { const char *name; int who; gmm_recipe_kind recipe; int row, fast; } QUANTIZED[Q_CONTENDERS] = {
     {"bf16", GMM_PRODUCT, GMM_RECIPE_NONE, 0, 0},      {"row", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 1, 0},
     {"row+", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 1, 1}, {"torch", TORCH_PRODUCT, GMM_RECIPE_NONE, 1, 0},
     {"torch+", TORCH_PRODUCT, GMM_RECIPE_NONE, 1, 1},  {"tensor", GMM_PRODUCT, GMM_RECIPE_FP8_CURRENT, 0, 0},
-    {"block", GMM_PRODUCT, GMM_RECIPE_FP8_BLOCK, 0, 0}, {"mxfp8", GMM_PRODUCT, GMM_RECIPE_MXFP8, 0, 0},
+    {"block", GMM_PRODUCT, GMM_RECIPE_FP8_BLOCK, 0, 0}, {"deepgemm", DEEPGEMM_PRODUCT, GMM_RECIPE_NONE, 0, 0},
+    {"mxfp8", GMM_PRODUCT, GMM_RECIPE_MXFP8, 0, 0},
     {"nvfp4", GMM_PRODUCT, GMM_RECIPE_NVFP4, 0, 0},    {"cublas", CUBLAS_ANCHOR, GMM_RECIPE_NONE, 0, 0},
     {"cublas+", CUBLAS_ANCHOR, GMM_RECIPE_NONE, 0, 1}, {"read", MEMORY, GMM_RECIPE_NONE, 0, 0}};
 enum { TURNS = Q_CONTENDERS, ANCHOR = 8192 };
@@ -116,7 +119,7 @@ typedef struct quantized_product {
     gmm_engine engine;
     double bytes;                /* minimum memory traffic */
     int64_t padded;              /* elements from row to row of the last copy */
-    bench_call call;             /* arguments of torch's call */
+    bench_call call;             /* arguments of a peer's call */
 } quantized_product;
 
 static struct {
@@ -158,7 +161,7 @@ static struct {
     int32_t *lt_sizes;     /* device [6][MAX_GROUPS]: m, n, k, leading dimensions of A, B, C */
     const void **lt_addresses; /* device [3][MAX_GROUPS] */
     float *lt_scalars;     /* device: 1, beta */
-    bench_call call;
+    bench_call call, deepgemm_call;
     int peer_failed;
     void (*beside)(void); /* the operation that alternates with a copy */
 
@@ -290,9 +293,9 @@ static int check_contender(void (*run)(int), int contender, const char *name, co
         cuda(cudaStreamSynchronize(B.stream), "memset");
         B.watch(B.row, name);
     }
-    B.call.check = 1;
+    B.call.check = B.deepgemm_call.check = 1;
     run(contender);
-    B.call.check = 0;
+    B.call.check = B.deepgemm_call.check = 0;
     if (B.watch) {
         cuda(cudaStreamSynchronize(B.stream), "a contender");
         B.watch(NULL, NULL);
@@ -511,11 +514,12 @@ static void run_strided(void) {
                                    CUBLAS_COMPUTE_32F, CUBLAS_GEMM_DEFAULT))
         B.peer_failed = 1;
 }
-static void ask_torch(bench_call *call) {
+static void ask_peer(bench_call *call) {
     if (B.torch(call)) B.peer_failed = 1;
     call->first = 0;
 }
-static void run_torch(void) { ask_torch(&B.call); }
+static void run_torch(void) { ask_peer(&B.call); }
+static void run_deepgemm(void) { ask_peer(&B.deepgemm_call); }
 /* Reads a buffer larger than the L2: the bandwidth to which rows with few tokens are compared. */
 static __global__ void read_all(const uint4 *from, uint32_t *to) {
     const uint4 *p = from + (int64_t)blockIdx.x * 8 * blockDim.x + threadIdx.x;
@@ -532,7 +536,7 @@ static void run_read(void) {
                                                                              (uint32_t *)B.copy_to);
 }
 static void (*const RUN[CONTENDERS])(void) = {run_gmm,     run_dense,     run_loop1, run_loop4, run_grouped,
-                                              run_strided, run_ltgrouped, run_torch, run_read};
+                                              run_strided, run_ltgrouped, run_torch, run_deepgemm, run_read};
 static void run_one(int contender) { RUN[contender](); }
 
 /* ---------------------------------------------------------------------------------------------------- Timing --- */
@@ -653,7 +657,7 @@ static gmm_engine plan(const gmm_linear *lin) {
     return info.engine;
 }
 
-/* Fills the row's bf16 descriptor, and the arguments of torch's call. */
+/* Fills the row's bf16 descriptor, and the arguments of the peers' calls. */
 static void describe(int kind) {
     B.kind = kind;
     memset(&B.lin, 0, sizeof B.lin);
@@ -683,6 +687,8 @@ static void describe(int kind) {
     B.call.out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
     B.call.ends = B.ends;
     B.call.stream = B.stream;
+    B.deepgemm_call = B.call;
+    B.deepgemm_call.peer = 1;
 }
 /* Whether the row has so few tokens that it is compared with the minimum memory traffic. */
 static int few_rows(void) {
@@ -722,7 +728,7 @@ static void prepare(int kind, int *present) {
     present[STRIDED] = B.uniform && B.groups > 1;
     present[LTGROUPED] = lt_make_grouped(&B.lt_groups);
     present[READ] = few_rows();
-    present[TORCH] = B.torch != NULL;
+    present[TORCH] = present[DEEPGEMM] = B.torch != NULL;
     for (i = 0; i < CONTENDERS; i++) {
         /* dense multiplies all rows by one weight, so its result differs */
         if (!present[i] || i == DENSE || i == READ) continue;
@@ -789,7 +795,7 @@ static void run_quantized(int contender) {
     case MEMORY: run_read(); break;
     default:
         q->call.check = B.call.check;
-        ask_torch(&q->call);
+        ask_peer(&q->call);
     }
 }
 
@@ -853,11 +859,11 @@ static double loss_of(int contender) {
     return r == GMM_RECIPE_MXFP8 || r == GMM_RECIPE_NVFP4 ? 0.0 : 2e-3;
 }
 
-/* Sets up the product of gmm or torch for the row. */
+/* Sets up the product of gmm or of a peer for the row. */
 static void describe_quantized(int c, const product_operand *const operands[2], const gmm_direction way[2]) {
     const int wgrad = B.kind >= WGRAD;
     quantized_product *q = &B.q[c];
-    const quantized_product *row = &B.q[Q_ROW];
+    const quantized_product *row = &B.q[QUANTIZED[c].who == DEEPGEMM_PRODUCT ? Q_BLOCK : Q_ROW];
     gmm_recipe recipe = gmm_recipe_of(QUANTIZED[c].recipe);
     gmm_format f[2] = {B.kind == FWD ? recipe.input : recipe.grad, wgrad ? recipe.input : recipe.weight};
     int i, g;
@@ -870,12 +876,12 @@ static void describe_quantized(int c, const product_operand *const operands[2], 
     if (c == Q_BF16)
         for (i = 0; i < 2; i++)
             q->bytes += 2.0 * (double)operands[i]->cols * (double)(operands[i]->weights ? B.live * B.n : B.rows);
-    else if (QUANTIZED[c].who == TORCH_PRODUCT) {
-        q->call = B.call;
-        q->call.fp8 = 1 + QUANTIZED[c].fast;
+    else if (QUANTIZED[c].who == TORCH_PRODUCT || QUANTIZED[c].who == DEEPGEMM_PRODUCT) {
+        q->call = QUANTIZED[c].who == TORCH_PRODUCT ? B.call : B.deepgemm_call;
+        q->call.fp8 = QUANTIZED[c].who == TORCH_PRODUCT ? 1 + QUANTIZED[c].fast : 3;
         q->call.a = row->copy[0].data, q->call.a_scale = row->copy[0].scale;
         q->call.b = row->copy[1].data, q->call.b_scale = row->copy[1].scale;
-        if (wgrad) { /* torch needs groups padded to a multiple of 128 rows */
+        if (wgrad) { /* peers need groups padded to a multiple of 128 rows */
             int32_t ends[MAX_GROUPS];
             for (g = 0; g < B.groups; g++) ends[g] = (g ? ends[g - 1] : 0) + (int32_t)((B.size[g] + 127) / 128 * 128);
             q->call.padded = row->padded;
@@ -906,13 +912,13 @@ static void prepare_quantized(int kind, int *present) {
     describe(kind);
     if (!B.anchor_d) make_anchor();
     for (c = 0; c < Q_CONTENDERS; c++) {
-        const int peer = QUANTIZED[c].who == TORCH_PRODUCT;
+        const int peer = QUANTIZED[c].who == TORCH_PRODUCT || QUANTIZED[c].who == DEEPGEMM_PRODUCT;
         int good;
         present[c] = peer ? B.torch != NULL : QUANTIZED[c].who != MEMORY || few_rows();
         if (!present[c] || !(peer || QUANTIZED[c].who == GMM_PRODUCT)) continue;
         B.peer_failed = 0;
         describe_quantized(c, operands, way);
-        /* these and torch read the copies of contender `row` */
+        /* these and torch read the copies of contender `row`, deepgemm those of `block` */
         if (QUANTIZED[c].recipe != GMM_RECIPE_NONE && c != Q_ROW_FAST)
             for (i = 0; i < 2; i++) {
                 cudaFree(values[i]);
@@ -1081,7 +1087,8 @@ static void open_nvml(int device) {
 
 /* The geometric means of the report: of ratios of rates, or of the least time that memory traffic takes over the
    measured time. */
-enum { EVEN, ZIPF, MIDDLE, MIDDLE_STRIDED, WGRAD_MAIN, WGRAD_BYTES, WGRAD_PEERS, FEW, ONE_GROUP, MEANS };
+enum { EVEN, ZIPF, MIDDLE, MIDDLE_STRIDED, WGRAD_MAIN, WGRAD_BYTES, WGRAD_PEERS, FEW, ONE_GROUP,
+       DEEPGEMM_EVEN, DEEPGEMM_ZIPF, DEEPGEMM_WGRAD, MEANS };
 typedef struct mean {
     const char *what;
     int rows;
@@ -1096,7 +1103,10 @@ static mean MEAN[MEANS] = {{"fwd, dgrad, 512 tokens and more / best peer", 0, 0,
                  {"wgrad f32+, fewer tokens, share of the byte floor", 0, 0, 0, ""},
                  {"wgrad bf16 / best peer", 0, 0, 0, ""},
                  {"fwd, up to 128 tokens, share of the byte floor", 0, 0, 0, ""},
-                 {"fwd, one group of 8192^3 / cuBLASLt", 0, 0, 0, ""}};
+                 {"fwd, one group of 8192^3 / cuBLASLt", 0, 0, 0, ""},
+                 {"fwd, dgrad, 129 tokens and more / deepgemm", 0, 0, 0, ""},
+                 {"the same, Zipf with empty experts / deepgemm", 0, 0, 0, ""},
+                 {"wgrad f32+, 129 tokens and more / deepgemm", 0, 0, 0, ""}};
 static void count_in(mean *m, double ratio, const char *name) {
     if (!(ratio > 0.0)) return;
     if (!m->rows++ || ratio < m->worst) {
@@ -1159,6 +1169,9 @@ static void linear_row(const shape *p, const routing *r, int fc, int kind, const
         read = (double)B.copy_bytes / seconds[READ];
         share = bytes / read / seconds[GMM_RUN];
     }
+    if (present[DEEPGEMM] && r->tokens > FEW_TOKENS && p != &SHAPES[DENSE_SHAPE])
+        count_in(&MEAN[wgrad ? DEEPGEMM_WGRAD : r->zipf ? DEEPGEMM_ZIPF : DEEPGEMM_EVEN],
+                 rate[GMM_RUN] / rate[DEEPGEMM], name);
     if (p == &SHAPES[DENSE_SHAPE]) {
         if (kind == FWD) count_in(&MEAN[ONE_GROUP], rate[GMM_RUN] / (rate[DENSE] > best ? rate[DENSE] : best), name);
     } else if (!wgrad) {
@@ -1222,6 +1235,8 @@ static struct { int kinds, contender, over; int64_t least, most; mean m; } RATIO
     {W, Q_ROW_FAST, Q_TORCH_FAST, 512, 4096, {"fast, wgrad, 512 tokens and more / torch fast", 0, 0, 0, ""}},
     {F | D, Q_ROW, Q_CUBLAS, 4096, 4096, {"fp8 row, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
     {F | D, Q_ROW_FAST, Q_CUBLAS_FAST, 4096, 4096, {"fast, fwd, dgrad, 4096 tokens / 8192^3 fast", 0, 0, 0, ""}},
+    {F | D, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, fwd, dgrad, 129 tokens and more / deepgemm", 0, 0, 0, ""}},
+    {W32, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, wgrad f32+, 129 tokens and more / deepgemm", 0, 0, 0, ""}},
     {F | D, Q_BLOCK, Q_CUBLAS, 4096, 4096, {"fp8 block, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
     {W | W32, Q_TENSOR, Q_BF16, 512, 4096, {"fp8 tensor, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},
     {W | W32, Q_BLOCK, Q_BF16, 512, 4096, {"fp8 block, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},

@@ -15,7 +15,7 @@ matplotlib.rcParams["svg.hashsalt"] = "gmm"
 import matplotlib.pyplot as plt  # noqa: E402
 
 OPS = ("fwd", "dgrad", "wgrad", "wgrad f32+")
-PEERS = ("loop1", "loop4", "grouped", "strided", "ltgrouped", "torch")
+PEERS = ("loop1", "loop4", "grouped", "strided", "ltgrouped", "torch", "deepgemm")
 COLORS = {"dsv3": "tab:blue", "mixtral": "tab:orange", "qwen3": "tab:green", "gptoss": "tab:red", "dense": "tab:gray"}
 
 

@@ -16,7 +16,7 @@ static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m
 static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
 static const double gmm__wgmma_gather_m16 = 16.0;          /* clocks per step and m16: cp.async of gathered rows of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
-   slows down long contractions. With the costs of stores below they fit 1,100 measurements of forward and dgrad,
+   slows down long contractions. With the costs of stores below they fit 926 products of forward and dgrad,
    contractions of 64 to 7168. */
 static const double gmm__wgmma_deferred_slowdown = 1.08;   /* tiles with a deferred store */
 static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */

@@ -618,6 +618,33 @@ static void tiles(int arg) {
     T_REFUSED_TEXT(GMM_E_ARG, t_linear(T.ctx, s.op, &r.d), gmm_last_error(T.ctx), "options.tile", "-3", NULL);
 }
 
+/* The plan stores more rows per stage where a contraction has few stages. */
+static void short_contractions(int arg) {
+    static const int64_t lengths[] = {128, 256, 384, 640, 1024, 4096};
+    const gmm_mat mat = gmm_mat_packed(lin_dtype(1 + arg % 2), NULL);
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_linear l = GMM_ZERO;
+    groups.count = 64;
+    groups.capacity = 64 * 2048;
+    groups.dtype = GMM_I32;
+    options.engine = GMM_ENGINE_WGMMA;
+    l.groups = &groups;
+    l.options = &options;
+    l.x = l.w = l.y = l.dy = l.dx = &mat;
+    l.in_features = l.out_features = 4096;
+    for (int i = 0; i < T_COUNT(lengths); i++) {
+        gmm_info info = GMM_ZERO;
+        gmm_status s;
+        *(products[arg / 2] == GMM_OP_LINEAR_FWD ? &l.in_features : &l.out_features) = lengths[i];
+        s = gmm_linear_query(T.ctx, products[arg / 2], &l, &info);
+        if (s == GMM_E_UNSUPPORTED) skip_without_engine();
+        T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
+        T_CHECK(!!strstr(info.note, "64 rows stored per stage") == (lengths[i] < 512), "%d elements: \"%s\"",
+                (int)lengths[i], info.note);
+    }
+}
+
 /* An MLP under AUTO is composed of the engines that AUTO chooses for its parts. */
 static void mlp_choice(int arg) {
     const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
@@ -764,6 +791,7 @@ void tests_wgmma(void) {
         t_add_gpu_once(contained, i, "wgmma NaN of one group %s %s", op, dtype);
         t_add_gpu_once(alone, i, "wgmma group alone, other tiles, sm_limit, hint, capacity %s %s", op, dtype);
         t_add_gpu_once(tiles, i, "wgmma tiles by option %s %s", op, dtype);
+        if (i < 4) t_add_gpu_once(short_contractions, i, "wgmma tile for short contractions %s %s", op, dtype);
         t_add_gpu_once(late_splits, i, "wgmma splits that change late %s %s", op, dtype);
         if (i < 2) t_add_gpu_once(biases, i, "wgmma bias %s", dtype);
         if (i < 2) t_add_gpu_once(replays, (int)lin_dtype(1 + i), "wgmma replays of a graph %s", dtype);

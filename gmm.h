@@ -11125,7 +11125,7 @@ static const double gmm__wgmma_gather_m16 = 16.0;          /* clocks per step an
    slows down long contractions. With the costs of stores below they fit 926 products of forward and dgrad,
    contractions of 64 to 7168. */
 static const double gmm__wgmma_deferred_slowdown = 1.08;   /* tiles with a deferred store */
-static const double gmm__wgmma_narrow_slowdown = 1.05;     /* cooperative tiles of 128 columns, few rows per group */
+static const double gmm__wgmma_packed_slowdown = 1.05;     /* tiles of packed weights, few rows per group */
 static const double gmm__wgmma_k_tiles_scale = 1250.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
 /* Store of a tile: hidden behind the mainloop of the next tile, or exposed. */
 static const double gmm__wgmma_store_deferred = 27.0;      /* clocks per m16 and n128, 16 bits: deferred store */
@@ -11171,7 +11171,7 @@ static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D 
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
-    GMM__WGMMA_NARROW_ROWS = 2048  /* rows per group below which gmm__wgmma_narrow_slowdown applies */
+    GMM__WGMMA_PACKED_ROWS = 2048  /* rows per group below which gmm__wgmma_packed_slowdown applies */
 };
 
 /* Average rows per group. */
@@ -11256,7 +11256,7 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
 static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles) {
     if (k->consumers != 2) return 1.0 + k_tiles / gmm__wgmma_k_tiles_scale; /* ping-pong */
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
-    return k->tile_n == 128 && s->rows < GMM__WGMMA_NARROW_ROWS ? gmm__wgmma_narrow_slowdown : 1.0;
+    return k->b_format && s->rows < GMM__WGMMA_PACKED_ROWS ? gmm__wgmma_packed_slowdown : 1.0;
 }
 /* Clocks of storing a tile of forward or dgrad. A deferred store writes k->deferred blocks of rows in each step of the
    next tile, and the blocks that are left then at once; the fit counts those of a full tile for lower ones too. */

@@ -2315,8 +2315,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
    the other CTA of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, or 64
-   (short_256x128) for contractions with fewer stages than 32 rows need.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, so that
+   256 rows need 8 stages; short_256x128 stores 64 and is for contractions of fewer stages.
 
    Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).
@@ -2452,14 +2452,14 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
     GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_short_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_short_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_short_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_short_256x128x64_sm90))
+    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
+    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
+    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
 
 /* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
    whose operation, dtype or tile is not that of the list does not compile. */
@@ -3893,9 +3893,9 @@ typedef struct gmm_fp8_glu {
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_gather_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_short_256x128x64_sm90, fwd, bf16, GMM_BF16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_bf16_256x128x64_short_sm90, fwd, bf16, GMM_BF16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_bf16_176x128x64_sm90, glu, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
@@ -3907,9 +3907,9 @@ typedef struct gmm_fp8_glu {
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_gather_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_short_256x128x64_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_256x128x64_short_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
@@ -3942,9 +3942,9 @@ typedef struct gmm_fp8_glu {
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_gather_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_short_256x128x64_sm90, fwd, f16, GMM_F16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_f16_256x128x64_short_sm90, fwd, f16, GMM_F16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_f16_176x128x64_sm90, glu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
@@ -3956,9 +3956,9 @@ typedef struct gmm_fp8_glu {
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_gather_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_short_256x128x64_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_f16_256x128x64_short_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
@@ -11322,9 +11322,10 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot
-   three stages after its store, one stage before it is written again. Words are selected by predicates: an index into
-   them would put them into local memory, and moving them down would need as many registers again. */
+   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot one
+   stage before it is written again, three stages after its store with four slots, one with two. Words are selected by
+   predicates: an index into them would put them into local memory, and moving them down would need as many registers
+   again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;

@@ -1127,13 +1127,13 @@ static void converted(int arg) {
             T_OK(run(&r.d, c.op));
             check(&r, &c);
             first = t_mat_bits(&r.out);
-            for (int way = 1; way < 9; way++) {
+            for (int way = 1; way < 10; way++) {
                 restore(&r, &c);
-                r.options.tile = way < 7 ? way : 0;
-                r.options.sm_limit = way == 7 ? 3 : 0;
-                r.options.engine = way == 8 ? GMM_ENGINE_MMA : GMM_ENGINE_WGMMA;
+                r.options.tile = way < 8 ? way : 0;
+                r.options.sm_limit = way == 8 ? 3 : 0;
+                r.options.engine = way == 9 ? GMM_ENGINE_MMA : GMM_ENGINE_WGMMA;
                 T_OK(run(&r.d, c.op));
-                t_same(way == 8 ? "MMA" : way == 7 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
+                t_same(way == 9 ? "MMA" : way == 8 ? "sm_limit" : "another tile", first, t_mat_bits(&r.out),
                        out_bytes(&r));
             }
             r.options.engine = GMM_ENGINE_WGMMA;

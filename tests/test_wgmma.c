@@ -311,7 +311,7 @@ static void contained(int arg) {
     s.extra = 300;
     s.fill = T_INTS;
     build(&r, &s);
-    r.options.tile = 1 + arg % 3;
+    r.options.tile = 1 + arg % 5;
     m = s.op == GMM_OP_LINEAR_FWD ? &r.x : &r.dy;
     for (int64_t i = r.offsets[1] * m->cols; i < r.offsets[2] * m->cols; i++)
         m->v[i] = i % 2 ? (double)NAN : (double)INFINITY;
@@ -620,7 +620,7 @@ static void tiles(int arg) {
 
 /* The plan stores more rows per stage where a contraction has few stages. */
 static void short_contractions(int arg) {
-    static const int64_t lengths[] = {128, 256, 384, 640, 1024, 4096};
+    static const int64_t lengths[] = {128, 256, 384, 448, 512, 1024, 4096};
     const gmm_mat mat = gmm_mat_packed(lin_dtype(1 + arg % 2), NULL);
     gmm_groups groups = GMM_ZERO;
     gmm_options options = GMM_ZERO;
@@ -640,7 +640,7 @@ static void short_contractions(int arg) {
         s = gmm_linear_query(T.ctx, products[arg / 2], &l, &info);
         if (s == GMM_E_UNSUPPORTED) skip_without_engine();
         T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
-        T_CHECK(!!strstr(info.note, "64 rows stored per stage") == (lengths[i] < 512), "%d elements: \"%s\"",
+        T_CHECK(!!strstr(info.note, "short contraction") == (lengths[i] < 512), "%d elements: \"%s\"",
                 (int)lengths[i], info.note);
     }
 }

@@ -863,7 +863,7 @@ static double loss_of(int contender) {
 static void describe_quantized(int c, const product_operand *const operands[2], const gmm_direction way[2]) {
     const int wgrad = B.kind >= WGRAD;
     quantized_product *q = &B.q[c];
-    const quantized_product *row = &B.q[QUANTIZED[c].who == DEEPGEMM_PRODUCT ? Q_BLOCK : Q_ROW];
+    const quantized_product *source = &B.q[QUANTIZED[c].who == DEEPGEMM_PRODUCT ? Q_BLOCK : Q_ROW];
     gmm_recipe recipe = gmm_recipe_of(QUANTIZED[c].recipe);
     gmm_format f[2] = {B.kind == FWD ? recipe.input : recipe.grad, wgrad ? recipe.input : recipe.weight};
     int i, g;
@@ -879,12 +879,12 @@ static void describe_quantized(int c, const product_operand *const operands[2], 
     else if (QUANTIZED[c].who == TORCH_PRODUCT || QUANTIZED[c].who == DEEPGEMM_PRODUCT) {
         q->call = QUANTIZED[c].who == TORCH_PRODUCT ? B.call : B.deepgemm_call;
         q->call.fp8 = QUANTIZED[c].who == TORCH_PRODUCT ? 1 + QUANTIZED[c].fast : 3;
-        q->call.a = row->copy[0].data, q->call.a_scale = row->copy[0].scale;
-        q->call.b = row->copy[1].data, q->call.b_scale = row->copy[1].scale;
+        q->call.a = source->copy[0].data, q->call.a_scale = source->copy[0].scale;
+        q->call.b = source->copy[1].data, q->call.b_scale = source->copy[1].scale;
         if (wgrad) { /* peers need groups padded to a multiple of 128 rows */
             int32_t ends[MAX_GROUPS];
             for (g = 0; g < B.groups; g++) ends[g] = (g ? ends[g - 1] : 0) + (int32_t)((B.size[g] + 127) / 128 * 128);
-            q->call.padded = row->padded;
+            q->call.padded = source->padded;
             q->call.ends = (int32_t *)keep(sizeof ends);
             cuda(cudaMemcpy(q->call.ends, ends, sizeof(int32_t) * (size_t)B.groups, cudaMemcpyHostToDevice), "ends");
         }
@@ -893,9 +893,9 @@ static void describe_quantized(int c, const product_operand *const operands[2], 
             f[i].hadamard = f[i].stochastic = 0; /* neither changes the time of products */
             if (QUANTIZED[c].row) f[i].scaling = GMM_SCALING_ROW, f[i].dtype = GMM_E4M3;
             if (c != Q_ROW_FAST) quantize_operand(q, i, operands[i], &f[i], way[i]);
-            else q->operand[i] = row->operand[i];
+            else q->operand[i] = source->operand[i];
         }
-        if (c == Q_ROW_FAST) q->bytes = row->bytes;
+        if (c == Q_ROW_FAST) q->bytes = source->bytes;
         *(B.kind == FWD ? &q->lin.x : &q->lin.dy) = &q->operand[0];
         *(wgrad ? &q->lin.x : &q->lin.w) = &q->operand[1];
     }
@@ -1235,8 +1235,8 @@ static struct { int kinds, contender, over; int64_t least, most; mean m; } RATIO
     {W, Q_ROW_FAST, Q_TORCH_FAST, 512, 4096, {"fast, wgrad, 512 tokens and more / torch fast", 0, 0, 0, ""}},
     {F | D, Q_ROW, Q_CUBLAS, 4096, 4096, {"fp8 row, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
     {F | D, Q_ROW_FAST, Q_CUBLAS_FAST, 4096, 4096, {"fast, fwd, dgrad, 4096 tokens / 8192^3 fast", 0, 0, 0, ""}},
-    {F | D, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, fwd, dgrad, 129 tokens and more / deepgemm", 0, 0, 0, ""}},
-    {W32, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, wgrad f32+, 129 tokens and more / deepgemm", 0, 0, 0, ""}},
+    {F | D, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, fwd, dgrad, from 129 tokens / deepgemm", 0, 0, 0, ""}},
+    {W32, Q_BLOCK, Q_DEEPGEMM, 129, 4096, {"fp8 block, wgrad f32+, from 129 tokens / deepgemm", 0, 0, 0, ""}},
     {F | D, Q_BLOCK, Q_CUBLAS, 4096, 4096, {"fp8 block, fwd, dgrad, 4096 tokens / 8192^3", 0, 0, 0, ""}},
     {W | W32, Q_TENSOR, Q_BF16, 512, 4096, {"fp8 tensor, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},
     {W | W32, Q_BLOCK, Q_BF16, 512, 4096, {"fp8 block, wgrad, 512 tokens and more / bf16", 0, 0, 0, ""}},
@@ -1256,7 +1256,9 @@ static void quantized_row(const shape *p, const routing *r, int fc, int kind, co
     int present[Q_CONTENDERS], c, i;
     double seconds[Q_CONTENDERS], rate[Q_CONTENDERS], share[Q_CONTENDERS], mhz, read = 0.0;
     prepare_quantized(kind, present);
+    B.peer_failed = 0;
     measure(run_quantized, present, Q_CONTENDERS, seconds, &mhz);
+    if (B.peer_failed) die(name, "a peer that had run failed while it was timed");
     while (B.held) cudaFree(B.hold[--B.held]);
     if (present[Q_READ]) read = (double)B.copy_bytes / seconds[Q_READ];
     for (c = 0; c < Q_READ; c++) {
@@ -1273,7 +1275,7 @@ static void quantized_row(const shape *p, const routing *r, int fc, int kind, co
         printf(R.csv ? "\nrow,tokens,n,k" : "\nQuantized products, TFLOP/s (cublas: one product of 8192^3, a scale per "
                "tensor; + : fast accumulation);\nfloor: share of the least time that the bytes of codes, scales and "
                "results take\n%-8s %-8s %-5s %-5s", "shape", "split", "op", "out");
-        for (c = 0; c < Q_READ; c++) printf(R.csv ? ",%s" : " %7s", QUANTIZED[c].name);
+        for (c = 0; c < Q_READ; c++) printf(R.csv ? ",%s" : " %8s", QUANTIZED[c].name);
         for (c = 0; R.csv && c < Q_READ; c++) printf(",%s_floor", QUANTIZED[c].name);
         printf(R.csv ? ",read_gbs,sm_mhz\n" : " %5s\n", "MHz");
     }
@@ -1281,13 +1283,13 @@ static void quantized_row(const shape *p, const routing *r, int fc, int kind, co
     else
         printf("%-8s %-8s fc%d%-2s %-5s", p->name, r->name, fc, KIND_LETTER[kind], kind == WGRAD_F32 ? "f32+" : "bf16");
     for (c = 0; c < Q_READ; c++) {
-        if (rate[c] > 0.0) printf(R.csv ? ",%.4g" : " %7.4g", rate[c]);
-        else printf(R.csv ? "," : " %7s", "-");
+        if (rate[c] > 0.0) printf(R.csv ? ",%.4g" : " %8.4g", rate[c]);
+        else printf(R.csv ? "," : " %8s", "-");
     }
     if (!R.csv) printf(" %5.0f\n", mhz);
     if (!R.csv && read > 0.0) printf("%24s %4.0f", "floor, GB/s read:", read * 1e-9);
     for (c = 0; c < Q_READ && (R.csv || read > 0.0); c++) {
-        if (share[c] > 0.0) printf(R.csv ? ",%.3f" : " %7.2f", share[c]);
+        if (share[c] > 0.0) printf(R.csv ? ",%.3f" : " %8.2f", share[c]);
         else printf(R.csv ? "," : " %7s", "");
     }
     if (R.csv) printf(",%.0f,%.0f\n", read * 1e-9, mhz);
@@ -1700,7 +1702,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
         printf("# gmm: device sizes. dense: one cublasLtMatmul of equal FLOPs. loop1, loop4: one per group on 1 and 4 "
                "streams, host sizes.\n# grouped: cublasGemmGroupedBatchedEx. strided: cublasGemmStridedBatchedEx, even "
                "splits only. ltgrouped:\n# one cublasLtMatmul of the grouped mode, where cuBLASLt is 13.8 or later. "
-               "best: of all but dense.\n");
+               "deepgemm: groups padded to\n# 128 rows beforehand. best: of all but dense.\n");
         printf("# split: tokens per expert, even or Zipf's. fc1 N = 2 ffn, fc2 N = hidden; f forward, d dgrad, w wgrad;"
                " f32+: added into fp32\n# (torch: by a second kernel). floor: least time of the bytes that must move, "
                "at the GB/s that a kernel reads beside it, over gmm's.\n");

@@ -3,7 +3,8 @@
 process on the same data.
 
 usage: peers.py build/libgmm_bench.so [--kernels] [options of gpu_bench]
---kernels: to stderr, what each contender launches in its first call of a row (torch's result is copied behind it)
+--kernels: to stderr, what each contender launches in its first call of a row, and what prepares operands or copies the
+result behind it, which is not timed
 """
 import ctypes
 import sys
@@ -13,8 +14,10 @@ from torch.autograd import DeviceType
 
 try:
     import deep_gemm
-except ImportError:
+    deep_gemm.set_pdl(True)  # programmatic dependent launch, as gmm's kernels have it
+except ImportError as error:
     deep_gemm = None
+    print(f"peers.py: without DeepGEMM: {error}", file=sys.stderr)
 
 
 class Call(ctypes.Structure):
@@ -59,8 +62,8 @@ def scaled_contender(c):
 
 
 def contender(c):
-    """The call that a torch user would make for this row, and what copies its result to the benchmark's memory (None:
-    nothing has to)."""
+    """The call that a torch user would make for this row, and a function that copies its result to the benchmark's
+    memory, or None where the call writes there itself."""
     bf16, g, t, n, k = torch.bfloat16, c.groups, c.rows, c.n, c.k
     ends = tensor(c.ends, (g,), torch.int32)
     if c.op == 0:
@@ -78,7 +81,8 @@ def contender(c):
 
 class Padded:
     """Rows of a token matrix as DeepGEMM wants them: each group begins at a multiple of 128 rows. Where groups do not
-    end there, rows are copied to a padded matrix, which is not timed."""
+    end there, rows are copied to a padded matrix, which is not timed. layout: the group of each row, -1 in padding. The
+    other layout, of the groups' ends, excludes some of DeepGEMM's tiles and is slower."""
 
     def __init__(self, c):
         ends = tensor(c.ends, (c.groups,), torch.int32).tolist()
@@ -87,11 +91,9 @@ class Padded:
         begins = [sum(self.aligned[:g]) for g in range(c.groups)]
         self.rows, self.copied = sum(self.aligned), self.sizes != self.aligned
         self.index = torch.cat([torch.arange(n, device="cuda") + b for n, b in zip(self.sizes, begins)])
-        if self.copied:  # the ends of the groups' rows
-            self.layout = torch.tensor([b + n for b, n in zip(begins, self.sizes)], dtype=torch.int32, device="cuda")
-        else:  # the group of each row
-            self.layout = torch.repeat_interleave(torch.arange(c.groups, dtype=torch.int32, device="cuda"),
-                                                  torch.tensor(self.sizes, device="cuda"))
+        self.layout = torch.full((self.rows,), -1, dtype=torch.int32, device="cuda")
+        self.layout[self.index] = torch.repeat_interleave(torch.arange(c.groups, dtype=torch.int32, device="cuda"),
+                                                          torch.tensor(self.sizes, device="cuda"))
         self.ks = torch.tensor(self.aligned, dtype=torch.int32, device="cuda")
 
     def pad(self, m):
@@ -103,18 +105,18 @@ class Padded:
 
     def m_grouped(self, function, a, b, out):
         """The call of a product whose groups are rows of a and of the result, and what copies that to out."""
-        d = torch.empty((self.rows, out.shape[1]), dtype=out.dtype, device="cuda") if self.copied else out
-        return (lambda: function(a, b, d, self.layout, use_psum_layout=self.copied),
+        d = torch.full((self.rows, out.shape[1]), float("nan"), dtype=out.dtype, device="cuda") if self.copied else out
+        return (lambda: function(a, b, d, self.layout),
                 (lambda _: out.copy_(d[self.index])) if self.copied else None)
 
 
 def deepgemm_contender(c):
-    """The call that a user of DeepGEMM would make for this row: products in bf16, weight gradients added into fp32."""
+    """The call that a user of DeepGEMM would make for this row; None for weight gradients in bf16, which it lacks."""
     bf16, f32, e4m3, g, n, k = torch.bfloat16, torch.float32, torch.float8_e4m3fn, c.groups, c.n, c.k
     within, across = (k, n) if c.op == 0 else (n, k)
     if c.op == 2:
         if not c.f32:
-            raise NotImplementedError("has no weight gradient in bf16")
+            return None
         dw = tensor(c.out, (g, n, k), f32)
     else:
         out = tensor(c.out, (c.rows, across), bf16)
@@ -184,15 +186,15 @@ def main():
             if c.first:
                 torch.cuda.set_stream(torch.cuda.ExternalStream(c.stream))
                 describe = deepgemm_contender if c.peer else scaled_contender if c.fp8 else contender
-                state.pop((c.peer, c.fp8), None)
+                state.pop((c.peer, c.fp8), None)  # frees its copies before others are made
                 state[c.peer, c.fp8] = describe(c)
+            if state[c.peer, c.fp8] is None:
+                return 1
             run, collect = state[c.peer, c.fp8]
             result = run()
             if c.check and collect is not None:
                 collect(result)
             return 0
-        except NotImplementedError:
-            return 1
         except Exception as e:  # left out of this row
             print(f"peers.py: {'deepgemm' if c.peer else 'torch'}: {e}", file=sys.stderr)
             return 1
@@ -201,9 +203,10 @@ def main():
     library = ctypes.CDLL(sys.argv[1])
     callback = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.POINTER(Call))(call)
     watch = ctypes.CFUNCTYPE(None, ctypes.c_char_p, ctypes.c_char_p)(watcher())
+    version = torch.__version__ + (f"; DeepGEMM {deep_gemm.__version__}" if deep_gemm else "")
     args = [b"gpu_bench"] + [a.encode() for a in sys.argv[2:] if a != "--kernels"]
     argv = (ctypes.c_char_p * (len(args) + 1))(*args, None)
-    return library.gmm_bench(len(args), argv, callback, torch.__version__.encode(),
+    return library.gmm_bench(len(args), argv, callback, version.encode(),
                              watch if "--kernels" in sys.argv else None)
 
 

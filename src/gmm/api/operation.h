@@ -72,8 +72,8 @@ typedef struct gmm_options {
     int32_t fp8_fast_accum;      /* 1: WGMMA may skip promotion in fwd and dgrad where scales are by tensor or row.
                                     Changes results */
     int32_t tile;                /* WGMMA, for measurements: 1, 2, ... demands that tile of those which can serve the
-                                    product; where the last two differ only in their use by the split, their number
-                                    stands for both. 0 or a higher number: the tile expected to be fastest. Never
+                                    product; where the device can choose between two by the split, that choice has a
+                                    number of its own. 0 or a higher number: the tile expected to be fastest. Never
                                     changes results */
     int64_t workspace_limit;     /* bytes: WGMMA declines a product of MX32 or NV16 operands whose workspace, in which
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered

@@ -67,9 +67,10 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores the next rows of a tile, whose 16-bit D is pending in the registers `words`, through one of the warp group's
-   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot
-   three stages after its store, one stage before it is written again. Words are selected by predicates: an index into
-   them would put them into local memory, and moving them down would need as many registers again. */
+   slots, by TMA where it may store D (args->d_by_tma). The slots of a warp group rotate: TMA must have read a slot one
+   stage before it is written again, three stages after its store with four slots, one with two. Words are selected by
+   predicates: an index into them would put them into local memory, and moving them down would need as many registers
+   again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store,
                                                      const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_args *const args = store->args;

@@ -10,9 +10,9 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_bf16_176x128x64_sm90, fwd, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_gather_160x256x64_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_bf16_160x256x64_gather_sm90, fwd, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_bf16_short_256x128x64_sm90, fwd, bf16, GMM_BF16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_bf16_256x128x64_short_sm90, fwd, bf16, GMM_BF16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_bf16_176x128x64_sm90, glu, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
@@ -24,9 +24,9 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_176x128x64_sm90, dgrad, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_gather_160x256x64_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_gather_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_bf16_short_256x128x64_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_bf16_256x128x64_short_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
@@ -59,9 +59,9 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_fwd_f16_176x128x64_sm90, fwd, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_gather_160x256x64_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_f16_160x256x64_gather_sm90, fwd, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_fwd_f16_short_256x128x64_sm90, fwd, f16, GMM_F16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_fwd_f16_256x128x64_short_sm90, fwd, f16, GMM_F16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_glu_f16_176x128x64_sm90, glu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
@@ -73,9 +73,9 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_176x128x64_sm90, dgrad, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_gather_160x256x64_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_gather_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_dgrad_f16_short_256x128x64_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
+#define GMM__ROW (gmm_gemm_dgrad_f16_256x128x64_short_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)

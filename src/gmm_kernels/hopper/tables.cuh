@@ -65,8 +65,8 @@
    the other CTA of the cluster has then arrived at its barriers for the last time.
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
-   are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, or 64
-   (short_256x128) for contractions with fewer stages than 32 rows need.
+   are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, so that
+   256 rows need 8 stages; short_256x128 stores 64 and is for contractions of fewer stages.
 
    Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).
@@ -202,14 +202,14 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
     GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_gather_160x256x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_gather_160x256x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_gather_160x256x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_gather_160x256x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_short_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_short_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_short_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_short_256x128x64_sm90))
+    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
+    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
+    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
 
 /* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
    whose operation, dtype or tile is not that of the list does not compile. */

@@ -13,6 +13,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The libraries that peers.py calls. */
+enum { PEER_TORCH, PEER_DEEPGEMM, PEERS };
 /* One product as peers.py sees it. */
 typedef struct bench_call {
     int32_t op;     /* 0 fwd, 1 dgrad, 2 wgrad */
@@ -22,7 +24,7 @@ typedef struct bench_call {
     int32_t groups;
     int32_t fp8;    /* 0: bf16 x, w, dy; else a, b in E4M3: 1 a scale per row, 2 the same with fast accumulation,
                        3 scales of 1x128, of weights 128x128 */
-    int32_t peer;   /* 0 torch, 1 DeepGEMM */
+    int32_t peer;   /* PEER_* */
     int64_t rows, n, k, padded; /* padded: wgrad in FP8: length of the rows of a and b */
     void *x, *w, *dy, *out;
     void *a, *b, *a_scale, *b_scale;
@@ -33,7 +35,7 @@ typedef int (*bench_peer)(const bench_call *call); /* 0 = enqueued */
 /* Called before each contender's first call of a row, and with (NULL, NULL) when the GPU has finished it. */
 typedef void (*bench_watch)(const char *row, const char *contender);
 
-extern "C" __attribute__((visibility("default"))) int gmm_bench(int argc, char **argv, bench_peer torch,
+extern "C" __attribute__((visibility("default"))) int gmm_bench(int argc, char **argv, bench_peer peers,
                                                                 const char *torch_version, bench_watch watch);
 
 typedef struct shape {
@@ -131,7 +133,7 @@ static struct {
     cublasLtHandle_t lt;
     char *lt_workspace[STREAMS];
     float *one; /* device */
-    bench_peer torch;
+    bench_peer peers; /* NULL: neither is there */
     bench_watch watch;
     const char *row;
     double block_ms;
@@ -161,7 +163,7 @@ static struct {
     int32_t *lt_sizes;     /* device [6][MAX_GROUPS]: m, n, k, leading dimensions of A, B, C */
     const void **lt_addresses; /* device [3][MAX_GROUPS] */
     float *lt_scalars;     /* device: 1, beta */
-    bench_call call, deepgemm_call;
+    bench_call call[PEERS];
     int peer_failed;
     void (*beside)(void); /* the operation that alternates with a copy */
 
@@ -293,9 +295,9 @@ static int check_contender(void (*run)(int), int contender, const char *name, co
         cuda(cudaStreamSynchronize(B.stream), "memset");
         B.watch(B.row, name);
     }
-    B.call.check = B.deepgemm_call.check = 1;
+    B.call[PEER_TORCH].check = B.call[PEER_DEEPGEMM].check = 1;
     run(contender);
-    B.call.check = B.deepgemm_call.check = 0;
+    B.call[PEER_TORCH].check = B.call[PEER_DEEPGEMM].check = 0;
     if (B.watch) {
         cuda(cudaStreamSynchronize(B.stream), "a contender");
         B.watch(NULL, NULL);
@@ -515,11 +517,11 @@ static void run_strided(void) {
         B.peer_failed = 1;
 }
 static void ask_peer(bench_call *call) {
-    if (B.torch(call)) B.peer_failed = 1;
+    if (B.peers(call)) B.peer_failed = 1;
     call->first = 0;
 }
-static void run_torch(void) { ask_peer(&B.call); }
-static void run_deepgemm(void) { ask_peer(&B.deepgemm_call); }
+static void run_torch(void) { ask_peer(&B.call[PEER_TORCH]); }
+static void run_deepgemm(void) { ask_peer(&B.call[PEER_DEEPGEMM]); }
 /* Reads a buffer larger than the L2: the bandwidth to which rows with few tokens are compared. */
 static __global__ void read_all(const uint4 *from, uint32_t *to) {
     const uint4 *p = from + (int64_t)blockIdx.x * 8 * blockDim.x + threadIdx.x;
@@ -659,6 +661,7 @@ static gmm_engine plan(const gmm_linear *lin) {
 
 /* Fills the row's bf16 descriptor, and the arguments of the peers' calls. */
 static void describe(int kind) {
+    bench_call *call = &B.call[PEER_TORCH];
     B.kind = kind;
     memset(&B.lin, 0, sizeof B.lin);
     memset(&B.grad, 0, sizeof B.grad);
@@ -677,18 +680,18 @@ static void describe(int kind) {
     B.lin.options = &B.options;
     B.lin.x = &B.mx, B.lin.w = &B.mw, B.lin.y = &B.my;
     B.lin.dy = &B.mdy, B.lin.dx = &B.mdx, B.lin.dw = &B.grad;
-    memset(&B.call, 0, sizeof B.call);
-    B.call.op = kind == WGRAD_F32 ? 2 : kind;
-    B.call.f32 = kind == WGRAD_F32;
-    B.call.first = 1;
-    B.call.groups = B.groups;
-    B.call.rows = B.rows, B.call.n = B.n, B.call.k = B.k;
-    B.call.x = B.x, B.call.w = B.w, B.call.dy = B.dy;
-    B.call.out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
-    B.call.ends = B.ends;
-    B.call.stream = B.stream;
-    B.deepgemm_call = B.call;
-    B.deepgemm_call.peer = 1;
+    memset(call, 0, sizeof *call);
+    call->op = kind == WGRAD_F32 ? 2 : kind;
+    call->f32 = kind == WGRAD_F32;
+    call->first = 1;
+    call->groups = B.groups;
+    call->rows = B.rows, call->n = B.n, call->k = B.k;
+    call->x = B.x, call->w = B.w, call->dy = B.dy;
+    call->out = kind >= WGRAD ? (void *)B.dw : (void *)B.out;
+    call->ends = B.ends;
+    call->stream = B.stream;
+    B.call[PEER_DEEPGEMM] = *call;
+    B.call[PEER_DEEPGEMM].peer = PEER_DEEPGEMM;
 }
 /* Whether the row has so few tokens that it is compared with the minimum memory traffic. */
 static int few_rows(void) {
@@ -728,7 +731,7 @@ static void prepare(int kind, int *present) {
     present[STRIDED] = B.uniform && B.groups > 1;
     present[LTGROUPED] = lt_make_grouped(&B.lt_groups);
     present[READ] = few_rows();
-    present[TORCH] = present[DEEPGEMM] = B.torch != NULL;
+    present[TORCH] = present[DEEPGEMM] = B.peers != NULL;
     for (i = 0; i < CONTENDERS; i++) {
         /* dense multiplies all rows by one weight, so its result differs */
         if (!present[i] || i == DENSE || i == READ) continue;
@@ -794,7 +797,7 @@ static void run_quantized(int contender) {
     case CUBLAS_ANCHOR: run_anchor(QUANTIZED[contender].fast); break;
     case MEMORY: run_read(); break;
     default:
-        q->call.check = B.call.check;
+        q->call.check = B.call[q->call.peer].check;
         ask_peer(&q->call);
     }
 }
@@ -859,11 +862,18 @@ static double loss_of(int contender) {
     return r == GMM_RECIPE_MXFP8 || r == GMM_RECIPE_NVFP4 ? 0.0 : 2e-3;
 }
 
+/* The peer of a contender, -1 for gmm and the others. */
+static int peer_of(int contender) {
+    const int who = QUANTIZED[contender].who;
+    return who == TORCH_PRODUCT ? PEER_TORCH : who == DEEPGEMM_PRODUCT ? PEER_DEEPGEMM : -1;
+}
+
 /* Sets up the product of gmm or of a peer for the row. */
 static void describe_quantized(int c, const product_operand *const operands[2], const gmm_direction way[2]) {
     const int wgrad = B.kind >= WGRAD;
     quantized_product *q = &B.q[c];
-    const quantized_product *source = &B.q[QUANTIZED[c].who == DEEPGEMM_PRODUCT ? Q_BLOCK : Q_ROW];
+    const int peer = peer_of(c);
+    const quantized_product *source = &B.q[peer == PEER_DEEPGEMM ? Q_BLOCK : Q_ROW]; /* whose copies are read */
     gmm_recipe recipe = gmm_recipe_of(QUANTIZED[c].recipe);
     gmm_format f[2] = {B.kind == FWD ? recipe.input : recipe.grad, wgrad ? recipe.input : recipe.weight};
     int i, g;
@@ -876,9 +886,9 @@ static void describe_quantized(int c, const product_operand *const operands[2], 
     if (c == Q_BF16)
         for (i = 0; i < 2; i++)
             q->bytes += 2.0 * (double)operands[i]->cols * (double)(operands[i]->weights ? B.live * B.n : B.rows);
-    else if (QUANTIZED[c].who == TORCH_PRODUCT || QUANTIZED[c].who == DEEPGEMM_PRODUCT) {
-        q->call = QUANTIZED[c].who == TORCH_PRODUCT ? B.call : B.deepgemm_call;
-        q->call.fp8 = QUANTIZED[c].who == TORCH_PRODUCT ? 1 + QUANTIZED[c].fast : 3;
+    else if (peer >= 0) {
+        q->call = B.call[peer];
+        q->call.fp8 = peer == PEER_TORCH ? 1 + QUANTIZED[c].fast : 3;
         q->call.a = source->copy[0].data, q->call.a_scale = source->copy[0].scale;
         q->call.b = source->copy[1].data, q->call.b_scale = source->copy[1].scale;
         if (wgrad) { /* peers need groups padded to a multiple of 128 rows */
@@ -912,9 +922,9 @@ static void prepare_quantized(int kind, int *present) {
     describe(kind);
     if (!B.anchor_d) make_anchor();
     for (c = 0; c < Q_CONTENDERS; c++) {
-        const int peer = QUANTIZED[c].who == TORCH_PRODUCT || QUANTIZED[c].who == DEEPGEMM_PRODUCT;
+        const int peer = peer_of(c) >= 0;
         int good;
-        present[c] = peer ? B.torch != NULL : QUANTIZED[c].who != MEMORY || few_rows();
+        present[c] = peer ? B.peers != NULL : QUANTIZED[c].who != MEMORY || few_rows();
         if (!present[c] || !(peer || QUANTIZED[c].who == GMM_PRODUCT)) continue;
         B.peer_failed = 0;
         describe_quantized(c, operands, way);
@@ -1290,7 +1300,7 @@ static void quantized_row(const shape *p, const routing *r, int fc, int kind, co
     if (!R.csv && read > 0.0) printf("%24s %4.0f", "floor, GB/s read:", read * 1e-9);
     for (c = 0; c < Q_READ && (R.csv || read > 0.0); c++) {
         if (share[c] > 0.0) printf(R.csv ? ",%.3f" : " %8.2f", share[c]);
-        else printf(R.csv ? "," : " %7s", "");
+        else printf(R.csv ? "," : " %8s", "");
     }
     if (R.csv) printf(",%.0f,%.0f\n", read * 1e-9, mhz);
     else if (read > 0.0) printf("\n");
@@ -1624,7 +1634,7 @@ static const char USAGE[] =
     "--ms:   time of a contender in a row, alternating in 10 blocks (20 from 200 ms on); a claim needs 200\n"
     "--kernels: with torch: the kernels that contenders launch, as torch's profiler sees them, to stderr\n";
 
-extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *torch_version, bench_watch watch) {
+extern "C" int gmm_bench(int argc, char **argv, bench_peer peers, const char *torch_version, bench_watch watch) {
     const char *json_path = NULL;
     const float one = 1.0f;
     int engine, i, s;
@@ -1651,7 +1661,7 @@ extern "C" int gmm_bench(int argc, char **argv, bench_peer torch, const char *to
     if (!(R.ms > 0.0 && R.ms < 1e6)) die("--ms", "must be above 0 and below 1e6");
     B.blocks = R.ms >= 200.0 ? BLOCKS : BLOCKS / 2;
     B.block_ms = R.ms / B.blocks;
-    B.torch = torch;
+    B.peers = peers;
     B.watch = watch;
     cuda(cudaSetDevice(0), "cudaSetDevice");
     cuda(cudaGetDeviceProperties(&prop, 0), "cudaGetDeviceProperties");

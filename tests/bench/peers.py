@@ -15,7 +15,7 @@ from torch.autograd import DeviceType
 try:
     import deep_gemm
     deep_gemm.set_pdl(True)  # programmatic dependent launch, as gmm's kernels have it
-except ImportError as error:
+except (ImportError, AttributeError) as error:  # AttributeError: of a version without set_pdl
     deep_gemm = None
     print(f"peers.py: without DeepGEMM: {error}", file=sys.stderr)
 

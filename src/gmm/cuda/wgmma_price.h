@@ -16,8 +16,9 @@ static const double gmm__wgmma_smem_a_n128 = 32.0;         /* clocks per step, m
 static const double gmm__wgmma_smem_a_pingpong = 43.4;     /* clocks per step and m16, ping-pong: traffic of A */
 static const double gmm__wgmma_gather_m16 = 16.0;          /* clocks per step and m16: cp.async of gathered rows of A */
 /* Slowdowns multiply the clocks of the mainloop. In ping-pong tiles few columns share a row of A, so that its traffic
-   slows down long contractions. With the costs of stores below they fit 926 products of forward and dgrad,
-   contractions of 64 to 7168. Kernels of packed weights, of gathered rows and of glu use them too, unmeasured. */
+   slows down long contractions. These constants and the costs of stores below were fitted to 926 products of plain
+   operands in forward and dgrad, with contractions of 64 to 7168. Prices of packed weights, of gathered rows and of glu
+   contain them too, and were not measured again. */
 static const double gmm__wgmma_deferred_slowdown = 1.08;   /* tiles with a deferred store */
 static const double gmm__wgmma_packed_slowdown = 1.05;     /* tiles of packed weights, few rows per group */
 static const double gmm__wgmma_k_tiles_scale = 1250.0;     /* k_tiles that raise the ping-pong slowdown by 1 */
@@ -240,7 +241,8 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
                        (int)k->m16 * 16, (int)k->tile_n);
     } else
         (void)snprintf(text, 64, "tile %d x %d%s", (int)k->m16 * 16, (int)k->tile_n,
-                       k->deferred > 2 ? ", short contraction" : "");
+                       k->deferred && k->m16 / k->deferred < 8 /* stages in which a tile is stored */
+                           ? ", short contraction" : "");
     return text;
 }
 

@@ -1255,7 +1255,7 @@ typedef struct gmm_quantization {
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
-    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
+    const gmm_grad *db;       /* column sums of src with the bits of gmm_linear_bgrad; with groups, without skip */
     const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */
@@ -2157,7 +2157,7 @@ typedef struct gmm__span {
 } gmm__span;
 
 /* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
-enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
+enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILE_KINDS };
 
 enum { GMM__SPANS = 96 }; /* more than any operation records */
 
@@ -2214,6 +2214,10 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
+    int has_sums;           /* 1: a quantization within an MLP writes partial sums of its source's columns to `sums`,
+                               which the bias gradient behind it reads instead of dy */
+    float *sums;
+    const float *sum_scale; /* quantization: factors of the rows in these sums; NULL = ones */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
@@ -5089,7 +5093,7 @@ enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
     GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
-    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_ARRAYS
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS
 };
 
 static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
@@ -5139,6 +5143,9 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
+    int has_sums;           /* gmm__call.has_sums, sums and sum_scale of a quantization or bias gradient */
+    float *sums;
+    const float *sum_scale;
     const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
     const gmm_format *product_cast;
     int drops_preact;       /* gmm__call.drops_preact */
@@ -5175,6 +5182,8 @@ typedef struct gmm__mlp_steps {
                            their copies by direction with these amaxes */
     float *amax;
     gmm_mat scaled[2];
+    int has_sums;       /* 1: the cast of dy or dz has written column sums to `sums`, for its bias gradient */
+    float *sums;
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
@@ -5959,14 +5968,34 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 }
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
-   later. */
-static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
+   later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
+static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
+                                   int defer) {
+    const int64_t cols = steps->operand[slot].cols, rows = steps->call->groups.capacity;
+    const int cast = steps->count; /* the step, if one is added */
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    steps->has_sums = directions && bgrad && steps->call->ctx->config.space == GMM_SPACE_CUDA;
+    if (steps->has_sums)
+        steps->sums = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
+                                              gmm_padded_capacity(steps->call->groups.count, rows) / GMM_TILE * cols *
+                                                  (int64_t)sizeof(float));
     gmm__mlp_cast(steps, slot, directions, NULL);
+    if (!steps->has_sums) return;
+    steps->step[cast].has_sums = 1;
+    steps->step[cast].sums = steps->sums;
+    steps->step[cast].sum_scale = bgrad->bias_scale;
+}
+/* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
+static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
+    gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
+    steps->step[steps->count - 1].has_sums = steps->has_sums;
+    steps->step[steps->count - 1].sums = steps->sums;
+    gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
+    steps->has_sums = 0;
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -6075,19 +6104,21 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (need.z) gmm__mlp_add_preact(steps, &need);
 
     if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
-    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
+    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL, need.defer);
     if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     gmm__mlp_add_act(steps, &need);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
     gmm__mlp_release(&steps->workspace, GMM__MLP_H);
-    if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
+    if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
-    if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
+    if (d->dx || d->dw1)
+        gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                               need.defer);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
-    if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
+    if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
     return steps->status;
 }
@@ -6149,6 +6180,9 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->has_sums = step->has_sums;
+    call->sums = step->sums;
+    call->sum_scale = step->sum_scale;
     call->product_act = step->product_act;
     call->product_cast = step->product_cast;
     call->drops_preact = step->drops_preact;
@@ -6264,8 +6298,8 @@ static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
     int i;
     for (i = 0; i < steps->count; i++) {
         const gmm__mlp_step *step = &steps->step[i];
-        if (step->op == GMM_OP_QUANTIZE || step->op == GMM_OP_DEQUANTIZE) kinds |= 1 << GMM__TILES_128;
-        else if (step->op == GMM_OP_LINEAR_BGRAD) kinds |= 1 << GMM__TILES_512;
+        if (step->op == GMM_OP_QUANTIZE || step->op == GMM_OP_DEQUANTIZE || step->op == GMM_OP_LINEAR_BGRAD)
+            kinds |= 1 << GMM__TILES_128;
         else if (step->op != GMM_OP_ACT_FWD && step->op != GMM_OP_ACT_BWD) {
             const gmm_linear *l = (const gmm_linear *)step->descriptor;
             const gmm_scaling scaling = l->dy ? l->dy->scaling : l->x->scaling;
@@ -9772,7 +9806,7 @@ enum {
     GMM__MMA_MATRIX_TABLE,    /* [G] device copies of host tables: addresses of w, dw or db */
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
-    GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
+    GMM__MMA_BGRAD_PARTIALS,  /* [strips, out] float: partial sums of the bias gradient */
     GMM__COPY_A,              /* copies of operands: gathered rows; WGMMA: quantized ones as 16-bit elements */
     GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
@@ -9849,7 +9883,7 @@ static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args
             }
             e = gmm_launch_copy(args->offsets + first, values, count, stream);
         }
-        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1] && !args->tiles[2]))
+        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1]))
             return gmm__cuda_status(call, e);
         args->groups.splits = args->offsets; /* the kernel reads these offsets, and writes them back unchanged */
         args->groups.form = GMM_SPLIT_OFFSETS;
@@ -9871,7 +9905,7 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
 }
 
 /* Rows of a tile by gmm__tile_kind. */
-static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16, GMM_BGRAD_ROWS };
+static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16 };
 typedef char gmm__tile_kinds_fit[(int)GMM__TILE_KINDS == (int)GMM_OFFSETS_TILES ? 1 : -1];
 
 /* The offsets of a call's groups and the prefix sums of their tiles. */
@@ -10239,20 +10273,45 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
     return gmm__mma_launch_product(plan, gmm_gemm_wgrad, stream);
 }
 
-static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, max_extent = GMM__MAX_EXTENT;
-    const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
-    const int32_t processors = call->ctx->device.processors;
+/* Reserves the partial sums of a bias gradient of n columns, unless a cast computes them. Returns 0 where they are too
+   many for the kernels. */
+static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int64_t n, int region) {
+    const int64_t strips = gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE;
+    const int64_t max_extent = GMM__MAX_EXTENT;
     int64_t size;
-    if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
-        !gmm__mul(chunks, n * (int64_t)sizeof(float), &size))
+    if (call->rows > max_extent || n > max_extent || strips > max_extent ||
+        !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 8, INT32_MAX);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->has_sums) gmm__reserve(plan, region, (size_t)size);
+    return 1;
+}
+
+/* Enqueues the kernels of the bias gradient of a matrix `dy` with n columns. The rest of `args` is set. */
+static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__mma_split *split, int dy, int64_t n,
+                                         int table_region, gmm_bgrad_args *args, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    cudaError_t e = gmm__mma_operand(plan, dy, 0, 0, &args->dy, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, table_region, &args->db, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    args->offsets = split->offsets;
+    args->tiles = split->tiles[GMM__TILES_128];
+    args->groups = call->groups.count;
+    args->n = (int32_t)n;
+    args->capacity = call->rows;
+    args->beta = call->grad[GMM__DB].beta;
+    args->frozen = call->grad[GMM__DB].frozen;
+    args->beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
+    return gmm__cuda_status(call, gmm_launch_bgrad(args->dy.dtype,
+                                                   gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8,
+                                                             INT32_MAX), args, stream));
+}
+
+static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
     gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_BGRAD_PARTIALS, (size_t)size);
-    return 1;
+    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    return gmm__mma_reserve_partials(call, plan, call->out, GMM__MMA_BGRAD_PARTIALS);
 }
 
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
@@ -10260,34 +10319,22 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     const gmm_linear *d = &call->d.linear;
     gmm__mma_split split;
     gmm_bgrad_args args;
-    gmm_status s;
+    const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
     cudaError_t e;
 
     memset(&args, 0, sizeof args);
-    s = gmm__mma_split_of(plan, GMM__TILES_512, NULL, &split, stream);
-    args.offsets = split.offsets;
-    args.tiles = split.tiles[GMM__TILES_512];
     if (s != GMM_OK) return s;
-    e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
+    e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
-
-    if (args.db.dtype != GMM_NONE) {
-        args.partials = (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
-        args.beta = call->grad[GMM__DB].beta;
-        args.frozen = call->grad[GMM__DB].frozen;
-        args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
-    }
-    args.groups = call->groups.count;
-    args.n = (int32_t)call->out;
-    args.capacity = call->rows;
+    if (call->mat[GMM__DB].dtype != GMM_NONE)
+        args.partials = call->has_sums ? call->sums : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
+    args.has_partials = call->has_sums;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
     args.d_bias_scale_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
+    return gmm__mma_enqueue_bgrad(plan, &split, GMM__DY, call->out, GMM__MMA_MATRIX_TABLE, &args, stream);
 }
 
 #endif /* __CUDACC__ */
@@ -10766,7 +10813,8 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
 enum {
     GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
-    GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
+    GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
+    GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
 };
 
 /* Number of amaxes in the workspace. counts[0]: one per unit for each of the two copies; counts[1]: one per row;
@@ -10781,23 +10829,14 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
-/* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
-static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
-    gmm_linear l = GMM_ZERO;
-    *options = call->options;
-    options->engine = GMM_ENGINE_MMA;
-    *grad = call->grad[GMM__DB];
-    grad->mat = &call->mat[GMM__DB];
-    l.groups = &call->groups;
-    l.options = options;
-    l.in_features = 1;
-    l.out_features = call->in;
-    l.dy = &call->mat[GMM__SOURCE];
-    l.dy_index = call->d.quant.src_index;
-    l.index_rows = call->d.quant.index_rows;
-    l.index_div = call->d.quant.index_div;
-    l.db = grad;
-    return l;
+/* The index of gathered rows of the source. */
+static gmm_row_index gmm__mma_quant_index(const gmm__call *call) {
+    gmm_row_index index;
+    index.at = call->d.quant.src_index;
+    index.fault = call->groups.fault;
+    index.div = call->d.quant.index_div;
+    index.rows = (int32_t)call->d.quant.index_rows;
+    return index;
 }
 
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
@@ -10810,30 +10849,15 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
     return 1;
 }
-/* The workspace of the bias gradient. Returns 0, and declines the plan, if no engine serves it. */
-static int gmm__mma_quant_bgrad_bytes(const gmm_linear *l, gmm__plan *plan, size_t *bytes) {
-    gmm__call step;
-    gmm__plan step_plan;
-    const gmm_error last_error = plan->call->ctx->error;
-    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, GMM_OP_LINEAR_BGRAD, plan->call->function, l, 1);
-    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
-    *bytes = step_plan.workspace_bytes;
-    return 1;
-}
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
-    const gmm_quantization *d = &call->d.quant;
-    size_t counts[3], bgrad_bytes = 0;
+    size_t counts[3];
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (d->db) {
-        gmm_options options;
-        gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mma_quant_bgrad_bytes(&l, plan, &bgrad_bytes)) return 0;
-    }
-    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
-    return 1;
+    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (!call->d.quant.db) return 1;
+    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
+    return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
 }
 
 /* Describes an operand with its tables in device memory. Host tables are copied to the tables `slot` (data) and
@@ -10903,7 +10927,7 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
-                    call->groups.tail == GMM_TAIL_KEEP;
+                    call->groups.tail == GMM_TAIL_KEEP && !call->d.quant.db;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -10928,6 +10952,24 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     return act;
 }
 
+/* Enqueues what is lacking of the column sums at `partials`, and the bias gradient that adds them up, if it is
+   wanted. */
+static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__mma_split split;
+    gmm_bgrad_args args;
+    gmm_status s;
+    if (has_partials && !call->d.quant.db) return GMM_OK;
+    s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+    if (s != GMM_OK) return s;
+    memset(&args, 0, sizeof args);
+    args.partials = partials;
+    args.has_partials = has_partials;
+    args.bias_scale = call->sum_scale;
+    args.dy_index = gmm__mma_quant_index(call);
+    return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -10939,6 +10981,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    float *sums = call->has_sums ? call->sums : d->db ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -10959,10 +11002,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    a.index.at = d->src_index;
-    a.index.fault = call->groups.fault;
-    a.index.div = d->index_div;
-    a.index.rows = (int32_t)d->index_rows;
+    a.index = gmm__mma_quant_index(call);
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
@@ -10970,6 +11010,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
+    if (a.vectorized) a.sums = sums;
+    a.sum_scale = call->sum_scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
@@ -10996,14 +11038,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && d->db) {
-        gmm_options options;
-        gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l,
-                               gmm__part(plan, GMM__MMA_QUANT_BGRAD),
-                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_BGRAD], stream);
-    }
+    if (e == cudaSuccess && sums) return gmm__mma_quant_bgrad(plan, sums, a.sums != NULL, stream);
     return gmm__cuda_status(call, e);
 }
 

@@ -667,7 +667,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 /* ............................................................................................... Split offsets ... */
 
 /* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
-enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 3 };
+enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 2 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
     int64_t *offsets;  /* [G + 1] */
@@ -718,7 +718,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
     const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
-    int64_t rows = 0, tiles[GMM_OFFSETS_TILES] = { 0, 0, 0 }, total;
+    int64_t rows = 0, tiles[GMM_OFFSETS_TILES] = { 0, 0 }, total;
     uint32_t fault = 0;
     int32_t first, k;
     gmm_pdl_wait();
@@ -5302,15 +5302,17 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
 
 /* ......................................................................................... Bias gradient ... */
 
-/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
-   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_bias_scale[r] = sum
-   over n of dy[r][n] bias_g[n]. */
-enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. A strip of GMM_TILE rows, counted from the start of the group,
+   has one partial sum per column: eight rows are added one after another, then 8, 16, 32 and 64 rows to the next 8, 16,
+   32 and 64. db adds the partial sums in the order of the strips. The vectorized casts compute partial sums in the same
+   order (gmm_cast_column_sums). d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+enum { GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
-    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. Without db only d_bias_scale is computed, which needs bias */
+    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. db needs partials, and d_bias_scale bias; each may be absent */
     const int64_t *offsets; /* [G + 1] */
-    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;        /* with db: [chunks][n] partial sums */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' strips */
+    float *partials;        /* [strips][n] partial sums; NULL: neither written nor read */
+    int32_t has_partials;   /* 1: an earlier kernel on the stream has written them */
     int32_t groups, n;
     int64_t capacity;
     const float *bias_scale; /* NULL: ones */
@@ -5342,7 +5344,7 @@ typedef struct gmm_bgrad_args {
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's chunks. One thread per element; no access to
+/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's strips. One thread per element; no access to
    frozen groups, nor to groups without rows whose beta is 1. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
@@ -5353,11 +5355,12 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
         char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        int32_t chunk;
+        int32_t strip;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
         dst = gmm_kmat_data(&args.db, g);
-        for (chunk = first; chunk < last; chunk++)
-            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)chunk * args.n + n]);
+#pragma unroll 8
+        for (strip = first; strip < last; strip++)
+            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)strip * args.n + n]);
         dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];
@@ -5436,11 +5439,10 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
-    if (args->db.dtype != GMM_NONE) {
+    if (args->partials && !args->has_partials)
         error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
-        if (error == cudaSuccess)
-            error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
-    }
+    if (error == cudaSuccess && args->db.dtype != GMM_NONE)
+        error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
         error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     return error;
@@ -6058,6 +6060,8 @@ typedef struct gmm__quant_args {
     int64_t step[3], scale_step[2];
     gmm__act_source act;
     gmm_row_index index;              /* of gathered rows of the source */
+    float *sums;                      /* vectorized, grouped: gmm_bgrad_args.partials of the source; NULL: not wanted */
+    const float *sum_scale;           /* [rows]: factors of the rows in these sums; NULL: ones */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {
@@ -6784,6 +6788,48 @@ GMM__DEVICE uint32_t gmm_cast_warp_max(gmm_dtype source, const uint32_t x[8][8])
 /* Raises an amax in device memory; it is read first, since most values do not raise it. */
 GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
     if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
+}
+
+/* --- column sums --- */
+
+/* Sums of a strip's columns for a bias gradient, of which each warp has those of 32 rows. */
+enum { GMM_CAST_SUM_ROWS = GMM_TILE / GMM_CAST_WARP_ROWS };
+
+/* Adds the rows of a warp, in the order that bgrad.cuh states, to smem[column], which has `pitch` columns for each of
+   the 32 rows of a strip. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
+GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int32_t cols, int32_t stride,
+                                      const uint32_t *x, int32_t pitch, float *smem) {
+    const float *scale = t->a->sum_scale;
+    float sum[8];
+    int32_t i, j, k;
+    if (scale) scale += t->p.source_row + t->p.row + t->row0;
+#pragma unroll
+    for (k = 0; k < rows; k += 8) {
+        float sum8[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
+#pragma unroll
+        for (i = k; i < k + 8; i++) {
+            const float s = scale && i < t->valid_rows ? scale[i] : 1.0f;
+#pragma unroll
+            for (j = 0; j < cols; j++) sum8[j] = __fmaf_rn(s, gmm__word_value(t->source, x + stride * i, j), sum8[j]);
+        }
+#pragma unroll
+        for (j = 0; j < cols; j++) sum[j] = k ? __fadd_rn(sum[j], sum8[j]) : sum8[j];
+    }
+#pragma unroll
+    for (i = rows; i < 32; i *= 2) /* the 32 / rows lanes above one another are 8 or 16 lanes apart */
+#pragma unroll
+        for (j = 0; j < cols; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(0xFFFFFFFFu, sum[j], i));
+    if ((t->row0 & (GMM_CAST_WARP_ROWS - 1)) == 0)
+#pragma unroll
+        for (j = 0; j < cols; j++) smem[t->row0 / GMM_CAST_WARP_ROWS * pitch + t->col0 + j] = sum[j];
+}
+/* Stores the strip's partial sums, behind a barrier. */
+GMM__DEVICE void gmm_cast_store_sums(const gmm_cast_tile *t, int32_t pitch, const float *smem) {
+    const int64_t strip = (t->p.padded_row + t->p.row) / GMM_TILE;
+    int32_t col;
+    for (col = (int32_t)threadIdx.x; col < min(pitch, t->cols - t->c0); col += GMM__QUANT_THREADS)
+        t->a->sums[strip * t->cols + t->c0 + col] =
+            __fadd_rn(__fadd_rn(smem[col], smem[pitch + col]), __fadd_rn(smem[2 * pitch + col], smem[3 * pitch + col]));
 }
 
 /* --- encode --- */
@@ -10616,11 +10662,11 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
 #define GMM__GATHERED GMM__COLUMN(4, GMM__ROW)
 
-/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
-   chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
+/* partials[strip][n] = sum over the rows of a strip of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   strip: 64 threads cover the columns, 4 each, and each of ROW_GROUPS groups of 64 threads sums 32 rows. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
-    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, ROWS = GMM_TILE / ROW_GROUPS, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
@@ -10630,31 +10676,37 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     int32_t g = 0;
     int64_t index;
     for (index = blockIdx.x; index < count; index += gridDim.x) {
-        const uint32_t chunk = (uint32_t)(index / blocks);
+        const uint32_t strip = (uint32_t)(index / blocks);
         const int32_t first = (int32_t)(index % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        float sum[ROWS / 8][4];
         int64_t row, end;
-        int i;
-        gmm_find_group32(args.tiles, args.groups, chunk, &g);
-        row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
-        end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
-#pragma unroll 8
-        for (row += row_group; row < end; row += ROW_GROUPS) {
-            const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
-            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
-            float v[4];
-            gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col, vec4,
-                      v);
+        int i, j, r;
+        gmm_find_group32(args.tiles, args.groups, strip, &g);
+        row = args.offsets[g] + (int64_t)(strip - (uint32_t)args.tiles[g]) * GMM_TILE + row_group * ROWS;
+        end = args.offsets[g + 1];
 #pragma unroll
-            for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
+        for (j = 0; j < ROWS / 8; j++) {
+#pragma unroll
+            for (i = 0; i < 4; i++) sum[j][i] = 0.0f;
+#pragma unroll
+            for (r = 0; r < 8; r++, row++) {
+                const int64_t at = GMM__GATHERED && row < end ? gmm_indexed_row(&args.dy_index, row) : row;
+                const float s = args.bias_scale && row < end ? args.bias_scale[row] : 1.0f;
+                float v[4];
+                gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, row < end && at >= 0 ? args.n - col : 0,
+                          vec4, v);
+#pragma unroll
+                for (i = 0; i < 4; i++) sum[j][i] = __fmaf_rn(s, v[i], sum[j][i]);
+            }
         }
-        *(float4 *)&sums[row_group][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+#pragma unroll
+        for (i = 0; i < 4; i++)
+            sums[row_group][tid % 64 * 4 + i] =
+                __fadd_rn(__fadd_rn(sum[0][i], sum[1][i]), __fadd_rn(sum[2][i], sum[3][i]));
         __syncthreads();
-        if (first + tid < args.n) {
-            float total = sums[0][tid];
-            for (i = 1; i < ROW_GROUPS; i++) total = __fadd_rn(total, sums[i][tid]);
-            args.partials[(int64_t)chunk * args.n + first + tid] = total;
-        }
+        if (first + tid < args.n)
+            args.partials[(int64_t)strip * args.n + first + tid] =
+                __fadd_rn(__fadd_rn(sums[0][tid], sums[1][tid]), __fadd_rn(sums[2][tid], sums[3][tid]));
         __syncthreads();
     }
     if (GMM__GATHERED)
@@ -13416,10 +13468,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
+    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
     /* columnwise codes; with GMM__ACT first the lanes' slots of the activation, which all lanes have read by then */
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
+    const int sums = !GMM__ACT && GMM__SCALING != GMM_SCALING_128X128 && a.sums; /* 128X128 serves weights alone */
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
@@ -13433,17 +13487,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, 1);
         if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
         else gmm_cast_load(&t, 0, x);
+        if (sums) gmm_cast_column_sums(&t, 8, 8, 8, x[0], GMM_TILE, smem_sums);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
-            if (GMM__ACT) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
+            if (GMM__ACT || sums) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
             if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(&c, &t, x);
             __syncthreads();
         }
+        if (sums) gmm_cast_store_sums(&t, GMM_TILE, smem_sums);
         if (GMM__SCALING == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(&c, &t);
         if (GMM__SCALING == GMM_SCALING_1X128) {
             gmm_cast_fp8_1x128_scales(&c, &t);
@@ -13485,6 +13541,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
@@ -13512,6 +13569,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             gmm_cast_tile next = t;
             const int32_t square = !GMM__HADAMARD && a.format.square;
             gmm_cast_tile_at(&t, t.c0);
+            if (a.sums) {
+                gmm_cast_column_sums(&t, 8, 8, 8, x[0], GMM_TILE, smem_sums);
+                __syncthreads();
+                gmm_cast_store_sums(&t, GMM_TILE, smem_sums);
+                __syncthreads();
+            }
             if (t.rowwise || !GMM__HADAMARD) {
                 has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
                 if (square) square_max = gmm_cast_nv16_square_max(&t, row);
@@ -13542,7 +13605,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
-/* MX32 in both directions from one load, without synchronization between warps. This variant serves aligned rows;
+/* MX32 in both directions from one load; warps synchronize for column sums alone. This variant serves aligned rows;
    gmm_quantize serves the rest, and E2M1. w: elements in 16 bytes of the source.
 
        load, encode   warp i: rows 32 (i % 4), columns 16 w (i / 4) on; lane l: 16 rows from 16 (l / 16), w columns from
@@ -13552,6 +13615,8 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
+    enum { COLS = 32 * (GMM__SOURCE == GMM_F32 ? 4 : 8) }; /* of a tile */
+    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * COLS];
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };
@@ -13564,6 +13629,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         if (strip >= split.total) break;
         gmm_cast_tile_move(&t, &split, strip, gmm__elems16(GMM__SOURCE) / 4);
         gmm_cast_load_rows(&t, 1, 16, 4, 4, x[0]);
+        if (a.sums) {
+            gmm_cast_column_sums(&t, 16, COLS / 32, 4, x[0], COLS, smem_sums);
+            __syncthreads();
+            gmm_cast_store_sums(&t, COLS, smem_sums);
+            __syncthreads();
+        }
         if (t.rowwise || a.format.square) {
             gmm_cast_mx32_row_maxima(GMM__SOURCE, x, row);
             if (a.format.square) square_max = gmm_cast_mx32_square_max(&t, row);

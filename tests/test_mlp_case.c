@@ -130,7 +130,11 @@ void (mlp_linear)(const gmm_mlp *d, gmm_param fc, gmm_op op, const gmm_mat *x, c
         if (second && d->config->prob_on_bias2) l.bias_scale = d->prob;
         l.y = result;
     } else if (op == GMM_OP_LINEAR_DGRAD) l.dx = result;
-    else l.dw = &grad;
+    else if (op == GMM_OP_LINEAR_WGRAD) l.dw = &grad;
+    else {
+        l.db = &grad;
+        if (second && d->config->prob_on_bias2) l.bias_scale = d->prob;
+    }
     T_OK(t_linear(T.ctx, op, &l));
 }
 

@@ -457,6 +457,59 @@ static void one_split(int arg) {
 }
 #endif
 
+/* Bias gradients have the bits of gmm_linear_bgrad, and a cast of dy or dz adds up the columns: no kernel reads either
+   again for them. */
+static void bias_gradients(int arg) {
+    for (int prob_on_bias2 = 0; prob_on_bias2 < 2; prob_on_bias2++) {
+        const t_mat b1 = t_mat_in(GMM_BF16, G, 1, 2 * FFN, T_REALS), b2 = t_mat_in(GMM_BF16, G, 1, HIDDEN, T_REALS);
+        const t_mat db1 = t_mat_out(GMM_F32, G, 1, 2 * FFN), db2 = t_mat_out(GMM_F32, G, 1, HIDDEN);
+        const t_mat DB1 = t_mat_out(GMM_F32, G, 1, 2 * FFN), DB2 = t_mat_out(GMM_F32, G, 1, HIDDEN);
+        const t_mat dh = t_mat_out(GMM_BF16, 1, ROWS, FFN), dz = t_mat_out(GMM_BF16, 1, ROWS, 2 * FFN);
+        gmm_mat dys[2], w2s[2], z;
+        gmm_grad g1 = GMM_ZERO, g2 = GMM_ZERO;
+        mlp_case c;
+        build(&c, arg, GMM_SAVE_PREACT);
+        c.config.bias1 = c.config.bias2 = 1;
+        c.config.prob_on_bias2 = prob_on_bias2;
+        c.d.b1 = &b1.mat;
+        c.d.b2 = &b2.mat;
+        mlp_forward(&c.d);
+        mlp_want_gradients(&c);
+        g1.mat = &db1.mat;
+        g2.mat = &db2.mat;
+        c.d.db1 = &g1;
+        c.d.db2 = &g2;
+        T_OK(mlp_call(GMM_OP_MLP_BWD, &c.d));
+        z = gmm_mat_packed(GMM_BF16, (const char *)c.d.saved + mlp_saved_part(&c.d, "preact").offset);
+        mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, mlp_cast(&c.d, GMM_SLOT_W2, &c.w2.mat, w2s),
+                   mlp_cast(&c.d, GMM_SLOT_DY, &c.dy.mat, dys), &dh.mat);
+        mlp_act_bwd(&c.d, &z, &dh.mat, &dz.mat, t_floats_out(ROWS));
+        mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_BGRAD, NULL, NULL, &c.dy.mat, &DB2.mat);
+        mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_BGRAD, NULL, NULL, &dz.mat, &DB1.mat);
+        t_same("db2", t_mat_bits(&db2), t_mat_bits(&DB2), G * HIDDEN * 4);
+        t_same("db1", t_mat_bits(&db1), t_mat_bits(&DB1), G * 2 * FFN * 4);
+#ifdef HAVE_CUDA
+        if (T.gpu) {
+            const gmm_format *f = &c.recipe.grad;
+            const int want = f->dtype == GMM_NONE || f->four_over_six || f->row_amax ? 2 : 0; /* general casts do not */
+            gmm_info info = GMM_ZERO;
+            const char *error;
+            gmm_status s;
+            void *workspace;
+            int kernels, sums;
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+            workspace = t_workspace(info.workspace_bytes);
+            error = device_begin_capture();
+            T_CHECK(!error, "begin: %s", error);
+            s = gmm_mlp_bwd(T.ctx, &c.d, workspace, info.workspace_bytes, T.stream);
+            error = device_end_capture_counted("gmm_linear_bgrad_partials", &kernels, &sums);
+            T_CHECK(s == GMM_OK && !error, "capture: %s %s", gmm_last_error(T.ctx), error ? error : "");
+            T_CHECK(sums == want, "%d of %d kernels read dy or dz for a bias gradient, not %d", sums, kernels, want);
+        }
+#endif
+    }
+}
+
 static void count_warning(void *user, gmm_log_level level, const char *message) {
     *(int *)user += level == GMM_LOG_WARN && strstr(message, "mlp.quant.scale is NULL");
 }
@@ -707,8 +760,10 @@ void tests_mlp_quant(void) {
         t_add(weight_cache, i, "mlp recipe %s weight cache", ref_recipe_of(i).name);
         t_add(saved_copies, i, "mlp recipe %s saved copies", ref_recipe_of(i).name);
     }
-    for (int i = 0; i < REF_RECIPES; i++)
+    for (int i = 0; i < REF_RECIPES; i++) {
         t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
+        t_add(bias_gradients, i, "mlp recipe %s bias gradients from its casts", ref_recipe_of(i).name);
+    }
     t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)

@@ -978,8 +978,8 @@ static void padded(int arg) {
     }
 }
 
-/* The skip word; column sums; poison beyond the used part of a buffer; thread counts. */
-static void skip_and_sums(int recipe) {
+/* The skip word; poison beyond the used part of a buffer; thread counts. */
+static void skips(int recipe) {
     static const int64_t sizes[4] = { 70, 0, 33, 150 };
     const gmm_recipe_kind kind = (gmm_recipe_kind)recipe;
     quant_case c = { .grouped = 1, .units = 4, .sizes = sizes, .cols = 96, .source = GMM_BF16, .extra = 30,
@@ -987,17 +987,14 @@ static void skip_and_sums(int recipe) {
     quant_run r;
     int32_t word = 1;
     int32_t *skip = (int32_t *)t_alloc(4);
-    t_mat sums = t_mat_out(GMM_F32, 4, 1, 96), want = t_mat_out(GMM_F32, 4, 1, 96);
-    gmm_grad db = GMM_ZERO, db2 = GMM_ZERO;
-    gmm_linear lin = GMM_ZERO;
-    gmm_info info = GMM_ZERO;
+    t_mat sums = t_mat_out(GMM_F32, 4, 1, 96);
+    gmm_grad db = GMM_ZERO;
     void *before[2];
     c.f = gmm_recipe_of(kind).grad;
     build(&r, &c);
     t_upload(skip, &word, 4);
     r.d.skip = skip;
     db.mat = &sums.mat;
-    db2.mat = &want.mat;
     for (int k = 0; k < 2; k++) before[k] = t_get(r.copy[k].data, (size_t)r.want[k].data_bytes);
     T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
     for (int k = 0; k < 2; k++)
@@ -1009,21 +1006,49 @@ static void skip_and_sums(int recipe) {
     check_copy(&r, 1);
     r.d.db = &db;
     T_REFUSED(GMM_E_CONFIG, gmm_quantize(T.ctx, &r.d, NULL, 0, T.stream), ": quantization.db goes with ", "skip", NULL);
-    r.d.skip = NULL;
-    T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
-    check_copy(&r, 0);
-    check_copy(&r, 1);
-    lin.groups = &r.groups;
-    lin.in_features = 32;
-    lin.out_features = 96;
-    lin.dy = r.d.src;
-    lin.dy_index = r.d.src_index;
-    lin.index_rows = r.d.index_rows;
-    lin.index_div = r.d.index_div;
-    lin.db = &db2;
-    T_OK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_BGRAD, &lin, &info));
-    T_OK(gmm_linear_bgrad(T.ctx, &lin, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
-    t_same("column sums", t_mat_bits(&sums), t_mat_bits(&want), 4 * 96 * 4);
+}
+
+/* Column sums beside the copies have the bits of gmm_linear_bgrad: strips of 128 rows, full and not, by the vectorized
+   casts (pad 0, at most 32 groups or more) and the general ones, added to what is there or not. */
+static void column_sums(int arg) {
+    static const int64_t sizes[] = { 70, 0, 129, 8, 300, 1, 128 };
+    static const gmm_dtype sources[] = { GMM_BF16, GMM_F16, GMM_F32 };
+    enum { G = sizeof sizes / sizeof sizes[0], MANY = 5 * G, COLS = 288 };
+    int64_t many[MANY];
+    variant v[VARIANTS];
+    (void)variants(v);
+    for (int i = 0; i < MANY; i++) many[i] = i % 5 ? i % 3 : sizes[i / 5];
+    for (int k = 0; k < (v[arg].format.hadamard ? 4 : 12); k++) {
+        const int32_t groups = k & 1 ? MANY : G;
+        const quant_case c = { .f = v[arg].format, .source = sources[k / 4], .grouped = 1, .units = groups,
+                               .sizes = k & 1 ? many : sizes, .cols = COLS, .extra = 30, .pad = k & 2 ? 1 : 0,
+                               .gathered = k % 4 == 3 };
+        t_mat sums = t_mat_make(GMM_F32, groups, 1, COLS, 0, 0, k & 1 ? T_TABLE_HOST : T_TABLE, T_POISON);
+        t_mat want = t_mat_out(GMM_F32, groups, 1, COLS);
+        gmm_grad db = GMM_ZERO, db2 = GMM_ZERO;
+        gmm_linear l = GMM_ZERO;
+        quant_run r;
+        build(&r, &c);
+        for (int64_t i = 0; i < (int64_t)groups * COLS; i++) sums.v[i] = want.v[i] = (float)t_real();
+        if (k & 1) t_mat_put(&sums), t_mat_put(&want);
+        db.main_grad = db2.main_grad = k & 1;
+        db.mat = &sums.mat;
+        db2.mat = &want.mat;
+        r.d.db = &db;
+        T_OK(quantize(&r.d, GMM_OP_QUANTIZE));
+        check_copy(&r, 0);
+        check_copy(&r, 1);
+        l.groups = &r.groups;
+        l.in_features = 32;
+        l.out_features = COLS;
+        l.dy = r.d.src;
+        l.dy_index = r.d.src_index;
+        l.index_rows = r.d.index_rows;
+        l.index_div = r.d.index_div;
+        l.db = &db2;
+        T_OK(t_linear(T.ctx, GMM_OP_LINEAR_BGRAD, &l));
+        t_same("column sums", t_mat_bits(&sums), t_mat_bits(&want), (size_t)groups * COLS * 4);
+    }
 }
 
 static void updates(int arg) {
@@ -1854,7 +1879,10 @@ void tests_quantize(void) {
             t_add(requantizes, i, "requantize %s", v[i].name);
     for (int i = 0; i < 2; i++) t_add(tables, i, "requantize tables%s", i ? "" : " on the host");
     for (int k = GMM_RECIPE_FP8_DELAYED; k <= GMM_RECIPE_NVFP4; k++)
-        t_add(skip_and_sums, k, "quantize skip word and sums, recipe %s", ref_recipe_name((gmm_recipe_kind)k));
+        t_add(skips, k, "quantize skip word, recipe %s", ref_recipe_name((gmm_recipe_kind)k));
+    for (int i = 0; i < n; i++)
+        if (of_groups(&v[i].format) && !v[i].format.row_amax)
+            t_add(column_sums, i, "quantize column sums, %s", v[i].name);
     for (int i = 0; i < 3; i++) t_add(updates, i, "scale update, margin %d", i);
     t_add(update_reduces, 0, "scale update reduces over ranks, refusals");
     for (int i = 0; i < n; i++) t_add(shards, i, "quantize sharded masters %s", v[i].name);

@@ -42,7 +42,7 @@ typedef struct gmm_quantization {
     const gmm_mat *src;
     const gmm_mat *rowwise;   /* NULL = not wanted. amax: TENSOR [G], only raised if delayed; NV16 [G] or [T] */
     const gmm_mat *columnwise;
-    const gmm_grad *db;       /* column sums of src, as gmm_linear_bgrad makes them; with groups, without skip */
+    const gmm_grad *db;       /* column sums of src with the bits of gmm_linear_bgrad; with groups, without skip */
     const int32_t *skip;      /* context memory, read when the work runs: nonzero writes nothing. NULL = 0 */
     const float *scale;       /* delayed: quantization scales, fp32, context memory; NULL = ones */
     const uint64_t *random;   /* stochastic: {seed, offset}, context memory; the caller advances the offset */

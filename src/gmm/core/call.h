@@ -34,7 +34,7 @@ typedef struct gmm__span {
 } gmm__span;
 
 /* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
-enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILES_512, GMM__TILE_KINDS };
+enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILE_KINDS };
 
 enum { GMM__SPANS = 96 }; /* more than any operation records */
 
@@ -91,6 +91,10 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
+    int has_sums;           /* 1: a quantization within an MLP writes partial sums of its source's columns to `sums`,
+                               which the bias gradient behind it reads instead of dy */
+    float *sums;
+    const float *sum_scale; /* quantization: factors of the rows in these sums; NULL = ones */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not

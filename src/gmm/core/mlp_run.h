@@ -16,6 +16,9 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
+    call->has_sums = step->has_sums;
+    call->sums = step->sums;
+    call->sum_scale = step->sum_scale;
     call->product_act = step->product_act;
     call->product_cast = step->product_cast;
     call->drops_preact = step->drops_preact;
@@ -131,8 +134,8 @@ static int32_t gmm__mlp_tile_kinds(const gmm__mlp_steps *steps) {
     int i;
     for (i = 0; i < steps->count; i++) {
         const gmm__mlp_step *step = &steps->step[i];
-        if (step->op == GMM_OP_QUANTIZE || step->op == GMM_OP_DEQUANTIZE) kinds |= 1 << GMM__TILES_128;
-        else if (step->op == GMM_OP_LINEAR_BGRAD) kinds |= 1 << GMM__TILES_512;
+        if (step->op == GMM_OP_QUANTIZE || step->op == GMM_OP_DEQUANTIZE || step->op == GMM_OP_LINEAR_BGRAD)
+            kinds |= 1 << GMM__TILES_128;
         else if (step->op != GMM_OP_ACT_FWD && step->op != GMM_OP_ACT_BWD) {
             const gmm_linear *l = (const gmm_linear *)step->descriptor;
             const gmm_scaling scaling = l->dy ? l->dy->scaling : l->x->scaling;

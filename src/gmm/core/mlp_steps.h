@@ -227,14 +227,34 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 }
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
-   later. */
-static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, int defer) {
+   later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
+static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
+                                   int defer) {
+    const int64_t cols = steps->operand[slot].cols, rows = steps->call->groups.capacity;
+    const int cast = steps->count; /* the step, if one is added */
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
+    steps->has_sums = directions && bgrad && steps->call->ctx->config.space == GMM_SPACE_CUDA;
+    if (steps->has_sums)
+        steps->sums = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
+                                              gmm_padded_capacity(steps->call->groups.count, rows) / GMM_TILE * cols *
+                                                  (int64_t)sizeof(float));
     gmm__mlp_cast(steps, slot, directions, NULL);
+    if (!steps->has_sums) return;
+    steps->step[cast].has_sums = 1;
+    steps->step[cast].sums = steps->sums;
+    steps->step[cast].sum_scale = bgrad->bias_scale;
+}
+/* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
+static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
+    gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
+    steps->step[steps->count - 1].has_sums = steps->has_sums;
+    steps->step[steps->count - 1].sums = steps->sums;
+    gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
+    steps->has_sums = 0;
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -343,19 +363,21 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (need.z) gmm__mlp_add_preact(steps, &need);
 
     if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
-    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, need.defer);
+    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL, need.defer);
     if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     gmm__mlp_add_act(steps, &need);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
     gmm__mlp_release(&steps->workspace, GMM__MLP_H);
-    if (d->db2) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2, GMM_PARAM_B2);
+    if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
-    if (d->dx || d->dw1) gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, need.defer);
+    if (d->dx || d->dw1)
+        gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                               need.defer);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
-    if (d->db1) gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad1, GMM_PARAM_B1);
+    if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
     return steps->status;
 }

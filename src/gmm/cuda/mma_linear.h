@@ -12,7 +12,7 @@ enum {
     GMM__MMA_MATRIX_TABLE,    /* [G] device copies of host tables: addresses of w, dw or db */
     GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
     GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
-    GMM__MMA_BGRAD_PARTIALS,  /* [chunks, out] float: partial sums of the bias gradient */
+    GMM__MMA_BGRAD_PARTIALS,  /* [strips, out] float: partial sums of the bias gradient */
     GMM__COPY_A,              /* copies of operands: gathered rows; WGMMA: quantized ones as 16-bit elements */
     GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
@@ -89,7 +89,7 @@ static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args
             }
             e = gmm_launch_copy(args->offsets + first, values, count, stream);
         }
-        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1] && !args->tiles[2]))
+        if (e != cudaSuccess || (!args->tiles[0] && !args->tiles[1]))
             return gmm__cuda_status(call, e);
         args->groups.splits = args->offsets; /* the kernel reads these offsets, and writes them back unchanged */
         args->groups.form = GMM_SPLIT_OFFSETS;
@@ -111,7 +111,7 @@ static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offse
 }
 
 /* Rows of a tile by gmm__tile_kind. */
-static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16, GMM_BGRAD_ROWS };
+static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16 };
 typedef char gmm__tile_kinds_fit[(int)GMM__TILE_KINDS == (int)GMM_OFFSETS_TILES ? 1 : -1];
 
 /* The offsets of a call's groups and the prefix sums of their tiles. */
@@ -479,20 +479,45 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
     return gmm__mma_launch_product(plan, gmm_gemm_wgrad, stream);
 }
 
-static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    const int64_t n = call->out, max_extent = GMM__MAX_EXTENT;
-    const int64_t chunks = call->rows / GMM_BGRAD_ROWS + call->groups.count;
-    const int32_t processors = call->ctx->device.processors;
+/* Reserves the partial sums of a bias gradient of n columns, unless a cast computes them. Returns 0 where they are too
+   many for the kernels. */
+static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int64_t n, int region) {
+    const int64_t strips = gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE;
+    const int64_t max_extent = GMM__MAX_EXTENT;
     int64_t size;
-    if (call->rows > max_extent || n > max_extent || chunks > max_extent ||
-        !gmm__mul(chunks, n * (int64_t)sizeof(float), &size))
+    if (call->rows > max_extent || n > max_extent || strips > max_extent ||
+        !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 8, INT32_MAX);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->has_sums) gmm__reserve(plan, region, (size_t)size);
+    return 1;
+}
+
+/* Enqueues the kernels of the bias gradient of a matrix `dy` with n columns. The rest of `args` is set. */
+static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__mma_split *split, int dy, int64_t n,
+                                         int table_region, gmm_bgrad_args *args, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    cudaError_t e = gmm__mma_operand(plan, dy, 0, 0, &args->dy, stream);
+    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, table_region, &args->db, stream);
+    if (e != cudaSuccess) return gmm__cuda_status(call, e);
+    args->offsets = split->offsets;
+    args->tiles = split->tiles[GMM__TILES_128];
+    args->groups = call->groups.count;
+    args->n = (int32_t)n;
+    args->capacity = call->rows;
+    args->beta = call->grad[GMM__DB].beta;
+    args->frozen = call->grad[GMM__DB].frozen;
+    args->beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
+    return gmm__cuda_status(call, gmm_launch_bgrad(args->dy.dtype,
+                                                   gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8,
+                                                             INT32_MAX), args, stream));
+}
+
+static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
     gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    if (call->mat[GMM__DB].dtype != GMM_NONE) gmm__reserve(plan, GMM__MMA_BGRAD_PARTIALS, (size_t)size);
-    return 1;
+    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    return gmm__mma_reserve_partials(call, plan, call->out, GMM__MMA_BGRAD_PARTIALS);
 }
 
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
@@ -500,34 +525,22 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     const gmm_linear *d = &call->d.linear;
     gmm__mma_split split;
     gmm_bgrad_args args;
-    gmm_status s;
+    const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
     cudaError_t e;
 
     memset(&args, 0, sizeof args);
-    s = gmm__mma_split_of(plan, GMM__TILES_512, NULL, &split, stream);
-    args.offsets = split.offsets;
-    args.tiles = split.tiles[GMM__TILES_512];
     if (s != GMM_OK) return s;
-    e = gmm__mma_operand(plan, GMM__DY, 0, 0, &args.dy, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, GMM__MMA_MATRIX_TABLE, &args.db, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
+    e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
-
-    if (args.db.dtype != GMM_NONE) {
-        args.partials = (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
-        args.beta = call->grad[GMM__DB].beta;
-        args.frozen = call->grad[GMM__DB].frozen;
-        args.beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
-    }
-    args.groups = call->groups.count;
-    args.n = (int32_t)call->out;
-    args.capacity = call->rows;
+    if (call->mat[GMM__DB].dtype != GMM_NONE)
+        args.partials = call->has_sums ? call->sums : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
+    args.has_partials = call->has_sums;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
     args.d_bias_scale_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    return gmm__cuda_status(call, gmm_launch_bgrad(args.dy.dtype, plan->grid[0], &args, stream));
+    return gmm__mma_enqueue_bgrad(plan, &split, GMM__DY, call->out, GMM__MMA_MATRIX_TABLE, &args, stream);
 }
 
 #endif /* __CUDACC__ */

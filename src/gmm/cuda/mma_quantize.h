@@ -5,7 +5,8 @@
 enum {
     GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
-    GMM__MMA_QUANT_BGRAD     /* workspace of the bias gradient (quantization.db) */
+    GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
+    GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
 };
 
 /* Number of amaxes in the workspace. counts[0]: one per unit for each of the two copies; counts[1]: one per row;
@@ -20,23 +21,14 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
-/* Describes the bias gradient of a quantization call (quantization.db) as a linear layer. */
-static gmm_linear gmm__mma_quant_bgrad(const gmm__call *call, gmm_options *options, gmm_grad *grad) {
-    gmm_linear l = GMM_ZERO;
-    *options = call->options;
-    options->engine = GMM_ENGINE_MMA;
-    *grad = call->grad[GMM__DB];
-    grad->mat = &call->mat[GMM__DB];
-    l.groups = &call->groups;
-    l.options = options;
-    l.in_features = 1;
-    l.out_features = call->in;
-    l.dy = &call->mat[GMM__SOURCE];
-    l.dy_index = call->d.quant.src_index;
-    l.index_rows = call->d.quant.index_rows;
-    l.index_div = call->d.quant.index_div;
-    l.db = grad;
-    return l;
+/* The index of gathered rows of the source. */
+static gmm_row_index gmm__mma_quant_index(const gmm__call *call) {
+    gmm_row_index index;
+    index.at = call->d.quant.src_index;
+    index.fault = call->groups.fault;
+    index.div = call->d.quant.index_div;
+    index.rows = (int32_t)call->d.quant.index_rows;
+    return index;
 }
 
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
@@ -49,30 +41,15 @@ static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
     return 1;
 }
-/* The workspace of the bias gradient. Returns 0, and declines the plan, if no engine serves it. */
-static int gmm__mma_quant_bgrad_bytes(const gmm_linear *l, gmm__plan *plan, size_t *bytes) {
-    gmm__call step;
-    gmm__plan step_plan;
-    const gmm_error last_error = plan->call->ctx->error;
-    const gmm_status s = gmm__linear_prepare(&step, plan->call->ctx, GMM_OP_LINEAR_BGRAD, plan->call->function, l, 1);
-    if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
-    *bytes = step_plan.workspace_bytes;
-    return 1;
-}
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
-    const gmm_quantization *d = &call->d.quant;
-    size_t counts[3], bgrad_bytes = 0;
+    size_t counts[3];
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (d->db) {
-        gmm_options options;
-        gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        if (!gmm__mma_quant_bgrad_bytes(&l, plan, &bgrad_bytes)) return 0;
-    }
-    gmm__reserve(plan, GMM__MMA_QUANT_BGRAD, bgrad_bytes);
-    return 1;
+    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (!call->d.quant.db) return 1;
+    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
+    return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
 }
 
 /* Describes an operand with its tables in device memory. Host tables are copied to the tables `slot` (data) and
@@ -142,7 +119,7 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
-                    call->groups.tail == GMM_TAIL_KEEP;
+                    call->groups.tail == GMM_TAIL_KEEP && !call->d.quant.db;
     a->record = f->delayed && a->phase != GMM_QUANT_AMAX && (a->rowwise.amax || a->columnwise.amax);
     a->backward = f->scaling == GMM_SCALING_ROW || f->scaling == GMM_SCALING_NV16 ||
                   (f->scaling == GMM_SCALING_TENSOR && !f->delayed);
@@ -167,6 +144,24 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     return act;
 }
 
+/* Enqueues what is lacking of the column sums at `partials`, and the bias gradient that adds them up, if it is
+   wanted. */
+static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm__mma_split split;
+    gmm_bgrad_args args;
+    gmm_status s;
+    if (has_partials && !call->d.quant.db) return GMM_OK;
+    s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+    if (s != GMM_OK) return s;
+    memset(&args, 0, sizeof args);
+    args.partials = partials;
+    args.has_partials = has_partials;
+    args.bias_scale = call->sum_scale;
+    args.dy_index = gmm__mma_quant_index(call);
+    return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -178,6 +173,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    float *sums = call->has_sums ? call->sums : d->db ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -198,10 +194,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    a.index.at = d->src_index;
-    a.index.fault = call->groups.fault;
-    a.index.div = d->index_div;
-    a.index.rows = (int32_t)d->index_rows;
+    a.index = gmm__mma_quant_index(call);
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
@@ -209,6 +202,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
+    if (a.vectorized) a.sums = sums;
+    a.sum_scale = call->sum_scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
@@ -235,14 +230,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && d->db) {
-        gmm_options options;
-        gmm_grad grad;
-        const gmm_linear l = gmm__mma_quant_bgrad(call, &options, &grad);
-        return gmm__linear_run(call->ctx, GMM_OP_LINEAR_BGRAD, call->function, &l,
-                               gmm__part(plan, GMM__MMA_QUANT_BGRAD),
-                               plan->workspace_bytes - plan->part[GMM__MMA_QUANT_BGRAD], stream);
-    }
+    if (e == cudaSuccess && sums) return gmm__mma_quant_bgrad(plan, sums, a.sums != NULL, stream);
     return gmm__cuda_status(call, e);
 }
 

@@ -45,11 +45,10 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, c
     const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
-    if (args->db.dtype != GMM_NONE) {
+    if (args->partials && !args->has_partials)
         error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
-        if (error == cudaSuccess)
-            error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
-    }
+    if (error == cudaSuccess && args->db.dtype != GMM_NONE)
+        error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
         error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
     return error;

@@ -20,7 +20,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 /* ............................................................................................... Split offsets ... */
 
 /* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */
-enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 3 };
+enum { GMM_OFFSETS_THREADS = 1024, GMM_OFFSETS_TILES = 2 };
 typedef struct gmm_offsets_args {
     gmm_groups groups; /* splits in device memory */
     int64_t *offsets;  /* [G + 1] */
@@ -71,7 +71,7 @@ GMM__KERNEL __launch_bounds__(GMM_OFFSETS_THREADS) gmm_split_offsets(const __gri
     const gmm_groups *s = &args.groups;
     const int64_t capacity = s->capacity;
     const int is_offsets = s->form == GMM_SPLIT_OFFSETS, tid = (int)threadIdx.x;
-    int64_t rows = 0, tiles[GMM_OFFSETS_TILES] = { 0, 0, 0 }, total;
+    int64_t rows = 0, tiles[GMM_OFFSETS_TILES] = { 0, 0 }, total;
     uint32_t fault = 0;
     int32_t first, k;
     gmm_pdl_wait();

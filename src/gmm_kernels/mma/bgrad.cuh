@@ -1,14 +1,16 @@
 /* ......................................................................................... Bias gradient ... */
 
-/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. Chunks of GMM_BGRAD_ROWS rows, counted from the start of the
-   group, are summed in a fixed order; then their partial sums are added in order of the chunks. d_bias_scale[r] = sum
-   over n of dy[r][n] bias_g[n]. */
-enum { GMM_BGRAD_ROWS = 512, GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
+/* db_g[n] = sum over the group's rows of s[r] dy[r][n]. A strip of GMM_TILE rows, counted from the start of the group,
+   has one partial sum per column: eight rows are added one after another, then 8, 16, 32 and 64 rows to the next 8, 16,
+   32 and 64. db adds the partial sums in the order of the strips. The vectorized casts compute partial sums in the same
+   order (gmm_cast_column_sums). d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+enum { GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
-    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. Without db only d_bias_scale is computed, which needs bias */
+    gmm_kmat dy, db, bias;  /* db, bias: [G][n]. db needs partials, and d_bias_scale bias; each may be absent */
     const int64_t *offsets; /* [G + 1] */
-    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' chunks */
-    float *partials;        /* with db: [chunks][n] partial sums */
+    const int32_t *tiles;   /* [G + 1] prefix sums of the groups' strips */
+    float *partials;        /* [strips][n] partial sums; NULL: neither written nor read */
+    int32_t has_partials;   /* 1: an earlier kernel on the stream has written them */
     int32_t groups, n;
     int64_t capacity;
     const float *bias_scale; /* NULL: ones */
@@ -40,7 +42,7 @@ typedef struct gmm_bgrad_args {
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's chunks. One thread per element; no access to
+/* db_g[n] = beta db_g[n] + sum over the partial sums of the group's strips. One thread per element; no access to
    frozen groups, nor to groups without rows whose beta is 1. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
@@ -51,11 +53,12 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __gr
         const int32_t first = args.tiles[g], last = args.tiles[g + 1];
         char *dst;
         float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        int32_t chunk;
+        int32_t strip;
         if ((args.frozen && args.frozen[g]) || (first == last && beta == 1.0f)) continue;
         dst = gmm_kmat_data(&args.db, g);
-        for (chunk = first; chunk < last; chunk++)
-            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)chunk * args.n + n]);
+#pragma unroll 8
+        for (strip = first; strip < last; strip++)
+            sum[0] = __fadd_rn(sum[0], args.partials[(int64_t)strip * args.n + n]);
         dst += n * gmm_kmat_size(&args.db);
         if (beta != 0.0f) {
             float old[4];

@@ -5,11 +5,11 @@
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
 #define GMM__GATHERED GMM__COLUMN(4, GMM__ROW)
 
-/* partials[chunk][n] = sum over the rows of a chunk of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
-   chunk: 64 threads cover the columns, 4 each, and ROW_GROUPS groups of 64 threads sum every fourth row each. */
+/* partials[strip][n] = sum over the rows of a strip of s[r] dy[r][n]. A CTA processes GMM_BGRAD_COLS columns of a
+   strip: 64 threads cover the columns, 4 each, and each of ROW_GROUPS groups of 64 threads sums 32 rows. */
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
-    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, ROWS = GMM_TILE / ROW_GROUPS, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
     const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
@@ -19,31 +19,37 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     int32_t g = 0;
     int64_t index;
     for (index = blockIdx.x; index < count; index += gridDim.x) {
-        const uint32_t chunk = (uint32_t)(index / blocks);
+        const uint32_t strip = (uint32_t)(index / blocks);
         const int32_t first = (int32_t)(index % blocks) * GMM_BGRAD_COLS, col = first + tid % 64 * 4;
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        float sum[ROWS / 8][4];
         int64_t row, end;
-        int i;
-        gmm_find_group32(args.tiles, args.groups, chunk, &g);
-        row = args.offsets[g] + (int64_t)(chunk - (uint32_t)args.tiles[g]) * GMM_BGRAD_ROWS;
-        end = args.offsets[g + 1] < row + GMM_BGRAD_ROWS ? args.offsets[g + 1] : row + GMM_BGRAD_ROWS;
-#pragma unroll 8
-        for (row += row_group; row < end; row += ROW_GROUPS) {
-            const float s = args.bias_scale ? args.bias_scale[row] : 1.0f;
-            const int64_t at = GMM__GATHERED ? gmm_indexed_row(&args.dy_index, row) : row;
-            float v[4];
-            gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, GMM__GATHERED && at < 0 ? 0 : args.n - col, vec4,
-                      v);
+        int i, j, r;
+        gmm_find_group32(args.tiles, args.groups, strip, &g);
+        row = args.offsets[g] + (int64_t)(strip - (uint32_t)args.tiles[g]) * GMM_TILE + row_group * ROWS;
+        end = args.offsets[g + 1];
 #pragma unroll
-            for (i = 0; i < 4; i++) sum[i] = __fmaf_rn(s, v[i], sum[i]);
+        for (j = 0; j < ROWS / 8; j++) {
+#pragma unroll
+            for (i = 0; i < 4; i++) sum[j][i] = 0.0f;
+#pragma unroll
+            for (r = 0; r < 8; r++, row++) {
+                const int64_t at = GMM__GATHERED && row < end ? gmm_indexed_row(&args.dy_index, row) : row;
+                const float s = args.bias_scale && row < end ? args.bias_scale[row] : 1.0f;
+                float v[4];
+                gmm_read4(GMM__DTYPE, dy + (at * args.dy.ld + col) * SIZE, row < end && at >= 0 ? args.n - col : 0,
+                          vec4, v);
+#pragma unroll
+                for (i = 0; i < 4; i++) sum[j][i] = __fmaf_rn(s, v[i], sum[j][i]);
+            }
         }
-        *(float4 *)&sums[row_group][tid % 64 * 4] = make_float4(sum[0], sum[1], sum[2], sum[3]);
+#pragma unroll
+        for (i = 0; i < 4; i++)
+            sums[row_group][tid % 64 * 4 + i] =
+                __fadd_rn(__fadd_rn(sum[0][i], sum[1][i]), __fadd_rn(sum[2][i], sum[3][i]));
         __syncthreads();
-        if (first + tid < args.n) {
-            float total = sums[0][tid];
-            for (i = 1; i < ROW_GROUPS; i++) total = __fadd_rn(total, sums[i][tid]);
-            args.partials[(int64_t)chunk * args.n + first + tid] = total;
-        }
+        if (first + tid < args.n)
+            args.partials[(int64_t)strip * args.n + first + tid] =
+                __fadd_rn(__fadd_rn(sums[0][tid], sums[1][tid]), __fadd_rn(sums[2][tid], sums[3][tid]));
         __syncthreads();
     }
     if (GMM__GATHERED)

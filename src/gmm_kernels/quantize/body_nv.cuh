@@ -16,6 +16,7 @@
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
@@ -43,6 +44,12 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
             gmm_cast_tile next = t;
             const int32_t square = !GMM__HADAMARD && a.format.square;
             gmm_cast_tile_at(&t, t.c0);
+            if (a.sums) {
+                gmm_cast_column_sums(&t, 8, 8, 8, x[0], GMM_TILE, smem_sums);
+                __syncthreads();
+                gmm_cast_store_sums(&t, GMM_TILE, smem_sums);
+                __syncthreads();
+            }
             if (t.rowwise || !GMM__HADAMARD) {
                 has_nan = gmm_cast_nv16_row_maxima(GMM__SOURCE, GMM__HADAMARD, x, row);
                 if (square) square_max = gmm_cast_nv16_square_max(&t, row);

@@ -19,10 +19,12 @@
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
+    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
     /* columnwise codes; with GMM__ACT first the lanes' slots of the activation, which all lanes have read by then */
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
+    const int sums = !GMM__ACT && GMM__SCALING != GMM_SCALING_128X128 && a.sums; /* 128X128 serves weights alone */
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
@@ -36,17 +38,19 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
         gmm_cast_tile_move(&t, &split, strip, 1);
         if (GMM__ACT) gmm_cast_load_act(&t, codes, x);
         else gmm_cast_load(&t, 0, x);
+        if (sums) gmm_cast_column_sums(&t, 8, 8, 8, x[0], GMM_TILE, smem_sums);
         if (GMM__SCALING == GMM_SCALING_TENSOR) {
             tile_scale = !GMM__ACT && !a.format.delayed ? gmm__quant_scale(&a, c.qmax, 0, a.amax[0][t.p.unit])
                          : a.scale         ? a.scale[t.p.unit] : 1.0f;
             if (a.record) amax = gmm_cast_fp8_warp_amax(&c, &t, x);
-            if (GMM__ACT) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
+            if (GMM__ACT || sums) __syncthreads(); /* where there are maxima of lines, a barrier follows them */
         } else {
             if (GMM__SCALING == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(&c, &t);
             if (GMM__SCALING == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(&c, &t, x);
             if (GMM__SCALING == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(&c, &t, x);
             __syncthreads();
         }
+        if (sums) gmm_cast_store_sums(&t, GMM_TILE, smem_sums);
         if (GMM__SCALING == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(&c, &t);
         if (GMM__SCALING == GMM_SCALING_1X128) {
             gmm_cast_fp8_1x128_scales(&c, &t);

@@ -49,6 +49,8 @@ typedef struct gmm__quant_args {
     int64_t step[3], scale_step[2];
     gmm__act_source act;
     gmm_row_index index;              /* of gathered rows of the source */
+    float *sums;                      /* vectorized, grouped: gmm_bgrad_args.partials of the source; NULL: not wanted */
+    const float *sum_scale;           /* [rows]: factors of the rows in these sums; NULL: ones */
 } gmm__quant_args;
 
 typedef struct gmm__dequant_args {

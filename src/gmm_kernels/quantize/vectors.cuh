@@ -241,6 +241,48 @@ GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
     if (bits > *(volatile uint32_t *)dst) atomicMax(dst, bits);
 }
 
+/* --- column sums --- */
+
+/* Sums of a strip's columns for a bias gradient, of which each warp has those of 32 rows. */
+enum { GMM_CAST_SUM_ROWS = GMM_TILE / GMM_CAST_WARP_ROWS };
+
+/* Adds the rows of a warp, in the order that bgrad.cuh states, to smem[column], which has `pitch` columns for each of
+   the 32 rows of a strip. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
+GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int32_t cols, int32_t stride,
+                                      const uint32_t *x, int32_t pitch, float *smem) {
+    const float *scale = t->a->sum_scale;
+    float sum[8];
+    int32_t i, j, k;
+    if (scale) scale += t->p.source_row + t->p.row + t->row0;
+#pragma unroll
+    for (k = 0; k < rows; k += 8) {
+        float sum8[8] = { 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f, 0.0f };
+#pragma unroll
+        for (i = k; i < k + 8; i++) {
+            const float s = scale && i < t->valid_rows ? scale[i] : 1.0f;
+#pragma unroll
+            for (j = 0; j < cols; j++) sum8[j] = __fmaf_rn(s, gmm__word_value(t->source, x + stride * i, j), sum8[j]);
+        }
+#pragma unroll
+        for (j = 0; j < cols; j++) sum[j] = k ? __fadd_rn(sum[j], sum8[j]) : sum8[j];
+    }
+#pragma unroll
+    for (i = rows; i < 32; i *= 2) /* the 32 / rows lanes above one another are 8 or 16 lanes apart */
+#pragma unroll
+        for (j = 0; j < cols; j++) sum[j] = __fadd_rn(sum[j], __shfl_xor_sync(0xFFFFFFFFu, sum[j], i));
+    if ((t->row0 & (GMM_CAST_WARP_ROWS - 1)) == 0)
+#pragma unroll
+        for (j = 0; j < cols; j++) smem[t->row0 / GMM_CAST_WARP_ROWS * pitch + t->col0 + j] = sum[j];
+}
+/* Stores the strip's partial sums, behind a barrier. */
+GMM__DEVICE void gmm_cast_store_sums(const gmm_cast_tile *t, int32_t pitch, const float *smem) {
+    const int64_t strip = (t->p.padded_row + t->p.row) / GMM_TILE;
+    int32_t col;
+    for (col = (int32_t)threadIdx.x; col < min(pitch, t->cols - t->c0); col += GMM__QUANT_THREADS)
+        t->a->sums[strip * t->cols + t->c0 + col] =
+            __fadd_rn(__fadd_rn(smem[col], smem[pitch + col]), __fadd_rn(smem[2 * pitch + col], smem[3 * pitch + col]));
+}
+
 /* --- encode --- */
 
 /* Where a column begins in codes that are transposed in shared memory, `bytes` per column. */

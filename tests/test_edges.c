@@ -133,7 +133,7 @@ static void fp8(int arg) {
     const int64_t in = op == GMM_OP_LINEAR_DGRAD ? N : K;
     operand a, b, columns;
     lin_run r;
-    const void *want;
+    const void *want = NULL;
     size_t bytes;
     lin_build(&r, &s);
     bytes = (size_t)(r.out.count * r.out.rows * r.out.cols * ref_bytes(r.out.dtype));

@@ -645,6 +645,39 @@ static void short_contractions(int arg) {
     }
 }
 
+/* The plan of an FP8 product takes lower and wider tiles where the height of the others does not divide the groups. */
+static void fp8_tiles(int arg) {
+    static const struct { int64_t rows; const char *tile; } cases[] = {
+        {384, "tile 192 x 128"}, {512, "tile 128 x 192"}, {4096, "tile 192 x 128"}};
+    const gmm_recipe recipe = gmm_recipe_of(GMM_RECIPE_FP8_BLOCK);
+    const gmm_mat y = gmm_mat_packed(GMM_BF16, NULL);
+    const gmm_mat x = gmm_mat_quantized(&recipe.input, GMM_ROWWISE, NULL, NULL, NULL);
+    const gmm_mat w = gmm_mat_quantized(&recipe.weight, GMM_ROWWISE, NULL, NULL, NULL);
+    gmm_groups groups = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_linear l = GMM_ZERO;
+    (void)arg;
+    groups.count = 64;
+    groups.dtype = GMM_I32;
+    options.engine = GMM_ENGINE_WGMMA;
+    l.groups = &groups;
+    l.options = &options;
+    l.x = &x;
+    l.w = &w;
+    l.y = &y;
+    l.in_features = 4096;
+    l.out_features = 3072;
+    for (int i = 0; i < T_COUNT(cases); i++) {
+        gmm_info info = GMM_ZERO;
+        gmm_status s;
+        groups.capacity = 64 * cases[i].rows;
+        s = gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &l, &info);
+        if (s == GMM_E_UNSUPPORTED) skip_without_engine();
+        T_CHECK(s == GMM_OK, "%s", gmm_last_error(T.ctx));
+        T_CHECK(strstr(info.note, cases[i].tile), "%d rows: \"%s\"", (int)cases[i].rows, info.note);
+    }
+}
+
 /* An MLP under AUTO is composed of the engines that AUTO chooses for its parts. */
 static void mlp_choice(int arg) {
     const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
@@ -799,6 +832,7 @@ void tests_wgmma(void) {
         if (i < 4) t_add_gpu_once(device_table, i, "wgmma odd address in a device table %s %s", op, dtype);
     }
     for (int i = 0; i < 3; i++) t_add_gpu_once(choice, i, "wgmma query and log %s", gmm_op_name(products[i]));
+    t_add_gpu_once(fp8_tiles, 0, "wgmma tiles of FP8 products");
     t_add_gpu_once(mlp_choice, 0, "wgmma products of an MLP");
     t_add_gpu_once(declines, 0, "wgmma declines with a reason");
 #endif

@@ -47,8 +47,9 @@ static const shape SHAPES[] = {{"dsv3", 8, 8, 32768, 7168, 2048},
                                {"mixtral", 8, 2, 16384, 4096, 14336},
                                {"qwen3", 128, 8, 65536, 2048, 768},
                                {"gptoss", 32, 4, 32768, 2880, 2880},
+                               {"odd", 24, 4, 22992, 3072, 1408},
                                {"dense", 1, 1, 8192, 8192, 4096}}; /* 8192^3, not a model's shape */
-enum { SHAPE_COUNT = 4, DENSE_SHAPE = 4 };
+enum { SHAPE_COUNT = 5, DENSE_SHAPE = 5 };
 enum { NEVER, ALWAYS, ASKED }; /* ASKED: only if --rows is given */
 /* Tokens per expert: the same for all or, with zipf, on average, in proportion to 1/rank with every fifth expert
    empty. */

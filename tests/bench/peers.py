@@ -14,7 +14,7 @@ from torch.autograd import DeviceType
 
 try:
     import deep_gemm
-    deep_gemm.set_pdl(True)  # programmatic dependent launch, as gmm's kernels have it
+    deep_gemm.set_pdl(True)  # programmatic dependent launch: its kernels begin before their predecessors end
 except (ImportError, AttributeError) as error:  # AttributeError: of a version without set_pdl
     deep_gemm = None
     print(f"peers.py: without DeepGEMM: {error}", file=sys.stderr)
@@ -111,7 +111,7 @@ class Padded:
 
 
 def deepgemm_contender(c):
-    """The call that a user of DeepGEMM would make for this row; None for weight gradients in bf16, which it lacks."""
+    """The call that a user of DeepGEMM would make for this row; None for bf16 weight gradients, which it only adds."""
     bf16, f32, e4m3, g, n, k = torch.bfloat16, torch.float32, torch.float8_e4m3fn, c.groups, c.n, c.k
     within, across = (k, n) if c.op == 0 else (n, k)
     if c.op == 2:

@@ -16,7 +16,8 @@ import matplotlib.pyplot as plt  # noqa: E402
 
 OPS = ("fwd", "dgrad", "wgrad", "wgrad f32+")
 PEERS = ("loop1", "loop4", "grouped", "strided", "ltgrouped", "torch", "deepgemm")
-COLORS = {"dsv3": "tab:blue", "mixtral": "tab:orange", "qwen3": "tab:green", "gptoss": "tab:red", "dense": "tab:gray"}
+COLORS = {"dsv3": "tab:blue", "mixtral": "tab:orange", "qwen3": "tab:green", "gptoss": "tab:red", "odd": "tab:purple",
+          "dense": "tab:gray"}
 
 
 def best(row):

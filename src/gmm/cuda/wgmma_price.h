@@ -53,14 +53,12 @@ static const double gmm__wgmma_wgrad_tall_slowdown = 1.02; /* of the store of ti
 static const double gmm__wgmma_wgrad_mainloop = 1.35;      /* slowdown of the mainloop */
 static const double gmm__wgmma_wgrad_pack = 63.0;          /* clocks per m16: accumulators to 16 bits */
 static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the shorter of the two that is not hidden */
-/* FP8 */
-static const double gmm__wgmma_fp8_mma_column = 2.0;       /* clocks per step, column and m64: wgmma */
-static const double gmm__wgmma_fp8_one_slowdown = 1.5;     /* one consumer alone: nothing overlaps its waits */
-static const double gmm__wgmma_fp8_one_m64 = 1.5;          /* m64 below which a tile has one consumer */
-static const double gmm__wgmma_fp8_three_slowdown = 1.2;   /* tiles of three consumers */
-static const double gmm__wgmma_fp8_two_slowdown = 1.3;     /* other tiles */
-static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
+/* FP8, fitted to 400 products by blocks in forward, each in both tiles. */
+static const double gmm__wgmma_fp8_step_128[] = { 580.0, 850.0, 920.0 }; /* clocks per step by m64, 128 columns */
+static const double gmm__wgmma_fp8_step_192[] = { 770.0, 965.0 };        /* the same of 192 columns */
+static const double gmm__wgmma_fp8_load_column = 6.6;      /* clocks per step and column: weights from device memory */
+static const double gmm__wgmma_fp8_fixed = 2100.0;         /* clocks per tile */
+static const double gmm__wgmma_fp8_idle = 0.87;            /* share that counts of the last wave's unused CTAs */
 static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
 static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
@@ -253,22 +251,26 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
 
 #ifndef GMM_NO_QUANT
 /* The price of an FP8 kernel. A step takes the clocks of its products or, where few rows share the weights, those of
-   loading them: *loads becomes 1. A glu tile has two passes, so that it covers twice its columns of D. */
+   loading them: *loads becomes 1. Clusters compute two tiles at once. A glu tile has two passes, and so covers twice
+   its columns of D. */
 static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shape *s, int *loads) {
-    const int32_t tile_n = k->tile_n * (1 + k->glu);
-    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, tile_n, s->processors,
-                                                     s->op != gmm_gemm_wgrad && k->tile_n == 192);
-    const double k_tiles = (double)gmm__ceil_div(s->contraction, 128);
-    const double m64 = (double)gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS) / (double)t.tiles_m;
-    const double cols = (double)s->n / (double)t.tiles_n;
-    const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
-    const double mma = gmm__wgmma_fp8_mma_column * tile_n * m64 *
-                       (m64 < gmm__wgmma_fp8_one_m64 ? gmm__wgmma_fp8_one_slowdown
-                        : k->consumers == 3 ? gmm__wgmma_fp8_three_slowdown : gmm__wgmma_fp8_two_slowdown);
+    const int32_t passes = 1 + k->glu;
+    const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n * passes,
+                                                     s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
+    const double *const step = k->tile_n == 128 ? gmm__wgmma_fp8_step_128 : gmm__wgmma_fp8_step_192;
+    const int64_t along = k->tile_n == 128 ? t.tiles_n : t.tiles_m, other = k->tile_n == 128 ? t.tiles_m : t.tiles_n;
+    const int64_t pairs = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2)); /* gmm_sm90_group_work */
+    const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS), lowest = m64 % k->consumers;
+    const double steps = (double)(m64 / k->consumers) * step[k->consumers - 1] + (lowest ? step[lowest - 1] : 0.0);
+    const double mma = passes * steps / (double)t.tiles_m;
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
-    const double load = gmm__wgmma_fp8_load_column * cols / (double)t.tiles_m;
+    const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
+    const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
+    const double waves = (double)pairs / (0.5 * s->processors), idle = ceil(waves) - waves;
     *loads = mma < load;
-    return (double)t.waves * (k_tiles * (mma > load ? mma : load) + epilogue * m64 + gmm__wgmma_fp8_fixed);
+    return (waves + gmm__wgmma_fp8_idle * idle) *
+           ((double)gmm__ceil_div(s->contraction, 128) * (mma > load ? mma : load) +
+            epilogue * (double)m64 / (double)t.tiles_m + gmm__wgmma_fp8_fixed);
 }
 
 /* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32

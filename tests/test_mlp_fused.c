@@ -584,7 +584,7 @@ static void product_late(int arg) {
 static void product_chosen(int arg) {
     static const struct { int64_t hidden, ffn, rows; int joined, recipe; } rows[] = { { 512, 1024, 64, 1, 0 },
                                                                                     { 7168, 2048, 4096, 0, 0 },
-                                                                                    { 7168, 4096, 16, 1, 1 },
+                                                                                    { 1024, 4096, 16, 1, 1 },
                                                                                     { 7168, 2048, 4096, 0, 1 } };
     const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
     gmm_mlp_config config = { .hidden = rows[arg].hidden, .ffn = rows[arg].ffn,

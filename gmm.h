@@ -2156,7 +2156,8 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-/* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
+/* Tiles of which an MLP's steps need the prefix sums: strips of casts and bias gradients, and blocks of 16 rows of
+   transposed dequantizations. */
 enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILE_KINDS };
 
 enum { GMM__SPANS = 96 }; /* more than any operation records */
@@ -2168,6 +2169,14 @@ typedef struct gmm__text {
     size_t bytes, used;
     int depth;
 } gmm__text;
+
+/* Partial sums of the columns of dy or dz: within an MLP the quantization that reads the matrix writes them, and the
+   bias gradient behind it reads them instead of the matrix. */
+typedef struct gmm__column_sums {
+    int wanted;         /* 0: there are none */
+    float *partials;    /* [gmm__group_strips][columns]; NULL in a plan */
+    const float *scale; /* [rows]: factors of the rows; NULL = ones */
+} gmm__column_sums;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
@@ -2214,10 +2223,7 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
-    int has_sums;           /* 1: a quantization within an MLP writes partial sums of its source's columns to `sums`,
-                               which the bias gradient behind it reads instead of dy */
-    float *sums;
-    const float *sum_scale; /* quantization: factors of the rows in these sums; NULL = ones */
+    gmm__column_sums sums;  /* within an MLP: what a quantization writes besides, and a bias gradient reads */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
@@ -2844,6 +2850,11 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     const uintptr_t base = (uintptr_t)(m->table ? m->table[g] : m->data);
     const int64_t element = (m->table ? 0 : g * m->group_stride) + row * m->ld + col;
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
+}
+
+/* The strips of GMM_TILE rows of all groups, at most; a strip is within a group. */
+static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
+    return gmm_padded_capacity(groups->count, groups->capacity) / GMM_TILE;
 }
 
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
@@ -5143,9 +5154,7 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
-    int has_sums;           /* gmm__call.has_sums, sums and sum_scale of a quantization or bias gradient */
-    float *sums;
-    const float *sum_scale;
+    gmm__column_sums sums;  /* gmm__call.sums of a quantization or bias gradient */
     const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
     const gmm_format *product_cast;
     int drops_preact;       /* gmm__call.drops_preact */
@@ -5182,8 +5191,7 @@ typedef struct gmm__mlp_steps {
                            their copies by direction with these amaxes */
     float *amax;
     gmm_mat scaled[2];
-    int has_sums;       /* 1: the cast of dy or dz has written column sums to `sums`, for its bias gradient */
-    float *sums;
+    gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
@@ -5971,31 +5979,30 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
    later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
 static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
                                    int defer) {
-    const int64_t cols = steps->operand[slot].cols, rows = steps->call->groups.capacity;
+    const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
+    gmm__column_sums *sums = &steps->sums;
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
+    sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
+                   steps->call->ctx->config.space == GMM_SPACE_CUDA;
+    if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
+        sums->partials = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
+                                                 gmm__group_strips(&steps->call->groups) * o->cols * 4);
+        sums->scale = bgrad->bias_scale;
+    }
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    steps->has_sums = directions && bgrad && steps->call->ctx->config.space == GMM_SPACE_CUDA;
-    if (steps->has_sums)
-        steps->sums = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
-                                              gmm_padded_capacity(steps->call->groups.count, rows) / GMM_TILE * cols *
-                                                  (int64_t)sizeof(float));
     gmm__mlp_cast(steps, slot, directions, NULL);
-    if (!steps->has_sums) return;
-    steps->step[cast].has_sums = 1;
-    steps->step[cast].sums = steps->sums;
-    steps->step[cast].sum_scale = bgrad->bias_scale;
+    if (sums->wanted) steps->step[cast].sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].has_sums = steps->has_sums;
     steps->step[steps->count - 1].sums = steps->sums;
+    steps->sums.wanted = 0;
     gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
-    steps->has_sums = 0;
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -6180,9 +6187,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
-    call->has_sums = step->has_sums;
     call->sums = step->sums;
-    call->sum_scale = step->sum_scale;
     call->product_act = step->product_act;
     call->product_cast = step->product_cast;
     call->drops_preact = step->drops_preact;
@@ -8972,8 +8977,7 @@ static gmm__extents gmm__unit_extents(const gmm__call *call) {
 }
 /* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
 static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
-    return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
-                              : call->units * gmm__ceil_div(call->rows, GMM_TILE);
+    return gmm__grouped(call) ? gmm__group_strips(&call->groups) : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
 /* Checks that a quantized operand has the call's format. */
@@ -10276,13 +10280,13 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 /* Reserves the partial sums of a bias gradient of n columns, unless a cast computes them. Returns 0 where they are too
    many for the kernels. */
 static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int64_t n, int region) {
-    const int64_t strips = gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE;
+    const int64_t strips = gmm__group_strips(&call->groups);
     const int64_t max_extent = GMM__MAX_EXTENT;
     int64_t size;
     if (call->rows > max_extent || n > max_extent || strips > max_extent ||
         !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->has_sums) gmm__reserve(plan, region, (size_t)size);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->sums.wanted) gmm__reserve(plan, region, (size_t)size);
     return 1;
 }
 
@@ -10310,7 +10314,7 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
     gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
     return gmm__mma_reserve_partials(call, plan, call->out, GMM__MMA_BGRAD_PARTIALS);
 }
 
@@ -10327,8 +10331,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = call->has_sums ? call->sums : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
-    args.has_partials = call->has_sums;
+        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
+    args.has_partials = call->sums.wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
@@ -10854,7 +10858,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -10952,8 +10956,8 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     return act;
 }
 
-/* Enqueues what is lacking of the column sums at `partials`, and the bias gradient that adds them up, if it is
-   wanted. */
+/* Enqueues the kernel of the partial sums unless the cast has written them, and quantization.db, which adds them up, if
+   it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
     const gmm__call *call = plan->call;
     gmm__mma_split split;
@@ -10965,7 +10969,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
-    args.bias_scale = call->sum_scale;
+    args.bias_scale = call->sums.scale;
     args.dy_index = gmm__mma_quant_index(call);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
@@ -10981,7 +10985,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
-    float *sums = call->has_sums ? call->sums : d->db ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
+    float *partials = call->sums.wanted ? call->sums.partials
+                      : d->db           ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -11010,8 +11015,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    if (a.vectorized) a.sums = sums;
-    a.sum_scale = call->sum_scale;
+    if (a.vectorized) a.sums = partials;
+    a.sum_scale = call->sums.scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
@@ -11038,7 +11043,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && sums) return gmm__mma_quant_bgrad(plan, sums, a.sums != NULL, stream);
+    if (e == cudaSuccess && partials) return gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -11399,7 +11404,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
                                                      s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
     const double *const step = k->tile_n == 128 ? gmm__wgmma_fp8_step_128 : gmm__wgmma_fp8_step_192;
     const int64_t along = k->tile_n == 128 ? t.tiles_n : t.tiles_m, other = k->tile_n == 128 ? t.tiles_m : t.tiles_n;
-    const int64_t pairs = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2)); /* gmm_sm90_group_work */
+    /* gmm_sm90_group_work in 64 bits */
+    const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS), lowest = m64 % k->consumers;
     const double steps = (double)(m64 / k->consumers) * step[k->consumers - 1] + (lowest ? step[lowest - 1] : 0.0);
     const double mma = passes * steps / (double)t.tiles_m;
@@ -11407,7 +11413,7 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
     *loads = mma < load;
-    return ceil((double)pairs / (0.5 * s->processors)) *
+    return ceil((double)work / (0.5 * s->processors)) *
            ((double)gmm__ceil_div(s->contraction, 128) * (mma > load ? mma : load) +
             epilogue * (double)m64 / (double)t.tiles_m + gmm__wgmma_fp8_fixed);
 }

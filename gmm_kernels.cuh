@@ -5303,9 +5303,10 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
 /* ......................................................................................... Bias gradient ... */
 
 /* db_g[n] = sum over the group's rows of s[r] dy[r][n]. A strip of GMM_TILE rows, counted from the start of the group,
-   has one partial sum per column: eight rows are added one after another, then 8, 16, 32 and 64 rows to the next 8, 16,
-   32 and 64. db adds the partial sums in the order of the strips. The vectorized casts compute partial sums in the same
-   order (gmm_cast_column_sums). d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+   has one partial sum per column. Its rows are added in runs of 8, one row after another; then two neighbouring runs
+   each become one of 16 rows, two of these one of 32, and so on. db adds the partial sums in the order of the strips.
+   The vectorized casts compute partial sums in the same order (gmm_cast_column_sums), so that the bits of db do not
+   depend on which kernel did. d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;  /* db, bias: [G][n]. db needs partials, and d_bias_scale bias; each may be absent */
@@ -6792,11 +6793,12 @@ GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
 
 /* --- column sums --- */
 
-/* Sums of a strip's columns for a bias gradient, of which each warp has those of 32 rows. */
-enum { GMM_CAST_SUM_ROWS = GMM_TILE / GMM_CAST_WARP_ROWS };
+/* A strip's partial sums for a bias gradient, in the order that bgrad.cuh states. Warps leave the sums of their 32 rows
+   in shared memory, float [GMM_CAST_SUM_PARTS][pitch]: part i has rows 32 i to 32 i + 31, and pitch is the number of
+   columns of the tile. */
+enum { GMM_CAST_SUM_PARTS = GMM_TILE / GMM_CAST_WARP_ROWS };
 
-/* Adds the rows of a warp, in the order that bgrad.cuh states, to smem[column], which has `pitch` columns for each of
-   the 32 rows of a strip. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
+/* Writes the warp's part. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
 GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int32_t cols, int32_t stride,
                                       const uint32_t *x, int32_t pitch, float *smem) {
     const float *scale = t->a->sum_scale;
@@ -6823,7 +6825,7 @@ GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int3
 #pragma unroll
         for (j = 0; j < cols; j++) smem[t->row0 / GMM_CAST_WARP_ROWS * pitch + t->col0 + j] = sum[j];
 }
-/* Stores the strip's partial sums, behind a barrier. */
+/* Adds up the parts and stores the strip's partial sums. All threads call it after a barrier. */
 GMM__DEVICE void gmm_cast_store_sums(const gmm_cast_tile *t, int32_t pitch, const float *smem) {
     const int64_t strip = (t->p.padded_row + t->p.row) / GMM_TILE;
     int32_t col;
@@ -13468,7 +13470,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * GMM_TILE];
     /* columnwise codes; with GMM__ACT first the lanes' slots of the activation, which all lanes have read by then */
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
@@ -13541,7 +13543,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
@@ -13616,7 +13618,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
     enum { COLS = 32 * (GMM__SOURCE == GMM_F32 ? 4 : 8) }; /* of a tile */
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * COLS];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * COLS];
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };

@@ -510,6 +510,28 @@ static void bias_gradients(int arg) {
     }
 }
 
+/* The column sums of bias gradients lie where they take no room from larger blocks: backward's workspace grows by them
+   alone. */
+static void bias_workspace(int arg) {
+    const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL), sum = gmm_mat_packed(GMM_F32, NULL);
+    const gmm_recipe recipe = ref_recipe_of(arg).recipe;
+    gmm_groups groups = { .count = 32, .capacity = 32768, .dtype = GMM_I32 };
+    gmm_mlp_config config = { .hidden = 2880, .ffn = 2880, .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU), .bias1 = 1,
+                              .bias2 = 1, .save = GMM_SAVE_QUANTIZED, .recipe = recipe.kind };
+    gmm_mlp_quant quant = { .recipe = &recipe };
+    gmm_grad grad = { .mat = &sum };
+    gmm_mlp d = { .config = &config, .groups = &groups, .quant = &quant, .x = &m, .w1 = &m, .w2 = &m, .b1 = &m,
+                  .b2 = &m, .dy = &m, .dx = &m, .dw1 = &grad, .dw2 = &grad };
+    const size_t sums = (32768 / 128 + 32) * 2 * 2880 * sizeof(float);
+    gmm_info info = GMM_ZERO, with = GMM_ZERO;
+    if (recipe.input.dtype == GMM_NONE) config.save = GMM_SAVE_PREACT;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &d, &info));
+    d.db1 = d.db2 = &grad;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &d, &with));
+    T_CHECK(with.workspace_bytes <= info.workspace_bytes + sums, "%zu bytes, without bias gradients %zu",
+            with.workspace_bytes, info.workspace_bytes);
+}
+
 static void count_warning(void *user, gmm_log_level level, const char *message) {
     *(int *)user += level == GMM_LOG_WARN && strstr(message, "mlp.quant.scale is NULL");
 }
@@ -763,6 +785,7 @@ void tests_mlp_quant(void) {
     for (int i = 0; i < REF_RECIPES; i++) {
         t_add(casts_once, i, "mlp recipe %s casts each operand once", ref_recipe_of(i).name);
         t_add(bias_gradients, i, "mlp recipe %s bias gradients from its casts", ref_recipe_of(i).name);
+        t_add(bias_workspace, i, "mlp recipe %s workspace of bias gradients", ref_recipe_of(i).name);
     }
     t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA

@@ -1009,8 +1009,8 @@ static void skips(int recipe) {
 }
 
 /* Column sums beside the copies have the bits of gmm_linear_bgrad: strips of 128 rows, full and not, by the vectorized
-   casts (pad 0, at most 32 groups or more) and the general ones, added to what is there or not. The CPU engine, which
-   has one way to them, takes three of the twelve. */
+   casts (pad 0, at most 32 groups or more), which launch no kernel that reads the source again, and the general ones,
+   added to what is there or not. The CPU engine, which has one way to them, takes three of the twelve. */
 static void column_sums(int arg) {
     static const int64_t sizes[] = { 70, 0, 129, 8, 300, 1, 128 };
     static const gmm_dtype sources[] = { GMM_BF16, GMM_F16, GMM_F32 };
@@ -1049,6 +1049,25 @@ static void column_sums(int arg) {
         l.db = &db2;
         T_OK(t_linear(T.ctx, GMM_OP_LINEAR_BGRAD, &l));
         t_same("column sums", t_mat_bits(&sums), t_mat_bits(&want), (size_t)groups * COLS * 4);
+#ifdef HAVE_CUDA
+        if (T.gpu) {
+            const gmm_format *f = &c.f;
+            const int general = c.pad || f->four_over_six || (f->stochastic && c.source != GMM_BF16) ||
+                                (f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+            gmm_info info = GMM_ZERO;
+            const char *error;
+            gmm_status s;
+            void *workspace;
+            int kernels, passes;
+            T_OK(gmm_quantize_query(T.ctx, GMM_OP_QUANTIZE, &r.d, &info));
+            workspace = t_workspace(info.workspace_bytes);
+            T_CHECK(!(error = device_begin_capture()), "begin: %s", error);
+            s = gmm_quantize(T.ctx, &r.d, workspace, info.workspace_bytes, T.stream);
+            error = device_end_capture_counted("gmm_linear_bgrad_partials", &kernels, &passes);
+            T_CHECK(s == GMM_OK && !error, "capture: %s %s", gmm_last_error(T.ctx), error ? error : "");
+            T_CHECK(passes == general, "%d of %d kernels read the source again, not %d", passes, kernels, general);
+        }
+#endif
     }
 }
 

@@ -645,7 +645,7 @@ static void short_contractions(int arg) {
     }
 }
 
-/* The plan of an FP8 product takes lower and wider tiles where the height of the others does not divide the groups. */
+/* The plan of an FP8 product takes tiles of 128 x 192 where those of 192 x 128 reach far past the ends of groups. */
 static void fp8_tiles(int arg) {
     static const struct { int64_t rows; const char *tile; } cases[] = {
         {384, "tile 192 x 128"}, {512, "tile 128 x 192"}, {4096, "tile 192 x 128"}};

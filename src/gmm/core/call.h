@@ -33,7 +33,8 @@ typedef struct gmm__span {
     uint64_t size, low, high;
 } gmm__span;
 
-/* Tiles of which an MLP's steps need the prefix sums: of casts, of transposed dequantizations and of bias gradients. */
+/* Tiles of which an MLP's steps need the prefix sums: strips of casts and bias gradients, and blocks of 16 rows of
+   transposed dequantizations. */
 enum gmm__tile_kind { GMM__TILES_128, GMM__TILES_16, GMM__TILE_KINDS };
 
 enum { GMM__SPANS = 96 }; /* more than any operation records */
@@ -45,6 +46,14 @@ typedef struct gmm__text {
     size_t bytes, used;
     int depth;
 } gmm__text;
+
+/* Partial sums of the columns of dy or dz: within an MLP the quantization that reads the matrix writes them, and the
+   bias gradient behind it reads them instead of the matrix. */
+typedef struct gmm__column_sums {
+    int wanted;         /* 0: there are none */
+    float *partials;    /* [gmm__group_strips][columns]; NULL in a plan */
+    const float *scale; /* [rows]: factors of the rows; NULL = ones */
+} gmm__column_sums;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
@@ -91,10 +100,7 @@ typedef struct gmm__call {
                                cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
     float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
                                writes. NULL = not wanted */
-    int has_sums;           /* 1: a quantization within an MLP writes partial sums of its source's columns to `sums`,
-                               which the bias gradient behind it reads instead of dy */
-    float *sums;
-    const float *sum_scale; /* quantization: factors of the rows in these sums; NULL = ones */
+    gmm__column_sums sums;  /* within an MLP: what a quantization writes besides, and a bias gradient reads */
     const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
                                product computes and writes too. NULL = there is none */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not

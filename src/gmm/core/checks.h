@@ -440,6 +440,11 @@ static GMM__UNUSED void *gmm__at(const gmm_mat *m, int64_t g, int64_t row, int64
     return (void *)(base + (uintptr_t)(element * (gmm_dtype_bits(m->dtype) / 8)));
 }
 
+/* The strips of GMM_TILE rows of all groups, at most; a strip is within a group. */
+static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
+    return gmm_padded_capacity(groups->count, groups->capacity) / GMM_TILE;
+}
+
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;

@@ -66,9 +66,7 @@ typedef struct gmm__mlp_step {
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
     const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
     float *act_amax;        /* gmm__call.act_amax of an activation */
-    int has_sums;           /* gmm__call.has_sums, sums and sum_scale of a quantization or bias gradient */
-    float *sums;
-    const float *sum_scale;
+    gmm__column_sums sums;  /* gmm__call.sums of a quantization or bias gradient */
     const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
     const gmm_format *product_cast;
     int drops_preact;       /* gmm__call.drops_preact */
@@ -105,8 +103,7 @@ typedef struct gmm__mlp_steps {
                            their copies by direction with these amaxes */
     float *amax;
     gmm_mat scaled[2];
-    int has_sums;       /* 1: the cast of dy or dz has written column sums to `sums`, for its bias gradient */
-    float *sums;
+    gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;

@@ -16,9 +16,7 @@ static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__
     call->split_tiles = steps->tiles;
     call->act_amax = step->act_amax;
     call->act_source = step->act_source;
-    call->has_sums = step->has_sums;
     call->sums = step->sums;
-    call->sum_scale = step->sum_scale;
     call->product_act = step->product_act;
     call->product_cast = step->product_cast;
     call->drops_preact = step->drops_preact;

@@ -230,31 +230,30 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
    later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
 static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
                                    int defer) {
-    const int64_t cols = steps->operand[slot].cols, rows = steps->call->groups.capacity;
+    const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
+    gmm__column_sums *sums = &steps->sums;
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
+    sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
+                   steps->call->ctx->config.space == GMM_SPACE_CUDA;
+    if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
+        sums->partials = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
+                                                 gmm__group_strips(&steps->call->groups) * o->cols * 4);
+        sums->scale = bgrad->bias_scale;
+    }
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    steps->has_sums = directions && bgrad && steps->call->ctx->config.space == GMM_SPACE_CUDA;
-    if (steps->has_sums)
-        steps->sums = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
-                                              gmm_padded_capacity(steps->call->groups.count, rows) / GMM_TILE * cols *
-                                                  (int64_t)sizeof(float));
     gmm__mlp_cast(steps, slot, directions, NULL);
-    if (!steps->has_sums) return;
-    steps->step[cast].has_sums = 1;
-    steps->step[cast].sums = steps->sums;
-    steps->step[cast].sum_scale = bgrad->bias_scale;
+    if (sums->wanted) steps->step[cast].sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].has_sums = steps->has_sums;
     steps->step[steps->count - 1].sums = steps->sums;
+    steps->sums.wanted = 0;
     gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
-    steps->has_sums = 0;
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and

@@ -39,8 +39,7 @@ static gmm__extents gmm__unit_extents(const gmm__call *call) {
 }
 /* Upper bound on the number of strips; a strip is GMM_TILE rows of a unit. */
 static GMM__UNUSED int64_t gmm__strips(const gmm__call *call) {
-    return gmm__grouped(call) ? gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE
-                              : call->units * gmm__ceil_div(call->rows, GMM_TILE);
+    return gmm__grouped(call) ? gmm__group_strips(&call->groups) : call->units * gmm__ceil_div(call->rows, GMM_TILE);
 }
 
 /* Checks that a quantized operand has the call's format. */

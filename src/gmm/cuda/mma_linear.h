@@ -482,13 +482,13 @@ static gmm_status gmm__mma_launch_linear_wgrad(const gmm__plan *plan, gmm_stream
 /* Reserves the partial sums of a bias gradient of n columns, unless a cast computes them. Returns 0 where they are too
    many for the kernels. */
 static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int64_t n, int region) {
-    const int64_t strips = gmm_padded_capacity(call->groups.count, call->rows) / GMM_TILE;
+    const int64_t strips = gmm__group_strips(&call->groups);
     const int64_t max_extent = GMM__MAX_EXTENT;
     int64_t size;
     if (call->rows > max_extent || n > max_extent || strips > max_extent ||
         !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->has_sums) gmm__reserve(plan, region, (size_t)size);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->sums.wanted) gmm__reserve(plan, region, (size_t)size);
     return 1;
 }
 
@@ -516,7 +516,7 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__mma_reserve_groups(call, plan);
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
     gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
     return gmm__mma_reserve_partials(call, plan, call->out, GMM__MMA_BGRAD_PARTIALS);
 }
 
@@ -533,8 +533,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = call->has_sums ? call->sums : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
-    args.has_partials = call->has_sums;
+        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
+    args.has_partials = call->sums.wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__row_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;

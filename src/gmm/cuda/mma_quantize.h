@@ -46,7 +46,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->has_sums) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
     gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -144,8 +144,8 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     return act;
 }
 
-/* Enqueues what is lacking of the column sums at `partials`, and the bias gradient that adds them up, if it is
-   wanted. */
+/* Enqueues the kernel of the partial sums unless the cast has written them, and quantization.db, which adds them up, if
+   it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
     const gmm__call *call = plan->call;
     gmm__mma_split split;
@@ -157,7 +157,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
-    args.bias_scale = call->sum_scale;
+    args.bias_scale = call->sums.scale;
     args.dy_index = gmm__mma_quant_index(call);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
@@ -173,7 +173,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
-    float *sums = call->has_sums ? call->sums : d->db ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
+    float *partials = call->sums.wanted ? call->sums.partials
+                      : d->db           ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -202,8 +203,8 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
-    if (a.vectorized) a.sums = sums;
-    a.sum_scale = call->sum_scale;
+    if (a.vectorized) a.sums = partials;
+    a.sum_scale = call->sums.scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
     if (e == cudaSuccess && call->act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
@@ -230,7 +231,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && sums) return gmm__mma_quant_bgrad(plan, sums, a.sums != NULL, stream);
+    if (e == cudaSuccess && partials) return gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
     return gmm__cuda_status(call, e);
 }
 

@@ -258,7 +258,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
                                                      s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
     const double *const step = k->tile_n == 128 ? gmm__wgmma_fp8_step_128 : gmm__wgmma_fp8_step_192;
     const int64_t along = k->tile_n == 128 ? t.tiles_n : t.tiles_m, other = k->tile_n == 128 ? t.tiles_m : t.tiles_n;
-    const int64_t pairs = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2)); /* gmm_sm90_group_work */
+    /* gmm_sm90_group_work in 64 bits */
+    const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS), lowest = m64 % k->consumers;
     const double steps = (double)(m64 / k->consumers) * step[k->consumers - 1] + (lowest ? step[lowest - 1] : 0.0);
     const double mma = passes * steps / (double)t.tiles_m;
@@ -266,7 +267,7 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
     *loads = mma < load;
-    return ceil((double)pairs / (0.5 * s->processors)) *
+    return ceil((double)work / (0.5 * s->processors)) *
            ((double)gmm__ceil_div(s->contraction, 128) * (mma > load ? mma : load) +
             epilogue * (double)m64 / (double)t.tiles_m + gmm__wgmma_fp8_fixed);
 }

@@ -1,9 +1,10 @@
 /* ......................................................................................... Bias gradient ... */
 
 /* db_g[n] = sum over the group's rows of s[r] dy[r][n]. A strip of GMM_TILE rows, counted from the start of the group,
-   has one partial sum per column: eight rows are added one after another, then 8, 16, 32 and 64 rows to the next 8, 16,
-   32 and 64. db adds the partial sums in the order of the strips. The vectorized casts compute partial sums in the same
-   order (gmm_cast_column_sums). d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
+   has one partial sum per column. Its rows are added in runs of 8, one row after another; then two neighbouring runs
+   each become one of 16 rows, two of these one of 32, and so on. db adds the partial sums in the order of the strips.
+   The vectorized casts compute partial sums in the same order (gmm_cast_column_sums), so that the bits of db do not
+   depend on which kernel did. d_bias_scale[r] = sum over n of dy[r][n] bias_g[n]. */
 enum { GMM_BGRAD_COLS = 256, GMM_BGRAD_THREADS = 256 };
 typedef struct gmm_bgrad_args {
     gmm_kmat dy, db, bias;  /* db, bias: [G][n]. db needs partials, and d_bias_scale bias; each may be absent */

@@ -15,7 +15,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, 2)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_tile t = gmm_cast_mx32_tile_init(&a, GMM__SOURCE);
     enum { COLS = 32 * (GMM__SOURCE == GMM_F32 ? 4 : 8) }; /* of a tile */
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * COLS];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * COLS];
     const int32_t e5m2 = a.format.dtype == GMM_E5M2;
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };

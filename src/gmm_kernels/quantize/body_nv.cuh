@@ -16,7 +16,7 @@
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 || GMM__HADAMARD ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ float encodes[2][GMM_TILE];
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * GMM_TILE];
     __shared__ __align__(16) uint8_t codes[GMM_CAST_NV16_CODES];
     __shared__ __align__(16) uint8_t scales[GMM_TILE * GMM_TILE_BLOCKS];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);

@@ -19,7 +19,7 @@
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__SOURCE == GMM_F32 ? 2 : 3)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ gmm_cast_fp8_scales smem_scales[2];
-    __shared__ float smem_sums[GMM_CAST_SUM_ROWS * GMM_TILE];
+    __shared__ float smem_sums[GMM_CAST_SUM_PARTS * GMM_TILE];
     /* columnwise codes; with GMM__ACT first the lanes' slots of the activation, which all lanes have read by then */
     __shared__ __align__(16) uint8_t codes[GMM__ACT ? GMM_CAST_ACT_SLOTS : GMM_CAST_FP8_CODES];
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);

@@ -243,11 +243,12 @@ GMM__DEVICE void gmm_cast_raise_amax(uint32_t *dst, uint32_t bits) {
 
 /* --- column sums --- */
 
-/* Sums of a strip's columns for a bias gradient, of which each warp has those of 32 rows. */
-enum { GMM_CAST_SUM_ROWS = GMM_TILE / GMM_CAST_WARP_ROWS };
+/* A strip's partial sums for a bias gradient, in the order that bgrad.cuh states. Warps leave the sums of their 32 rows
+   in shared memory, float [GMM_CAST_SUM_PARTS][pitch]: part i has rows 32 i to 32 i + 31, and pitch is the number of
+   columns of the tile. */
+enum { GMM_CAST_SUM_PARTS = GMM_TILE / GMM_CAST_WARP_ROWS };
 
-/* Adds the rows of a warp, in the order that bgrad.cuh states, to smem[column], which has `pitch` columns for each of
-   the 32 rows of a strip. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
+/* Writes the warp's part. A lane has `rows` rows, 8 or 16, of `cols` elements at x[stride i]: these are constants. */
 GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int32_t cols, int32_t stride,
                                       const uint32_t *x, int32_t pitch, float *smem) {
     const float *scale = t->a->sum_scale;
@@ -274,7 +275,7 @@ GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int3
 #pragma unroll
         for (j = 0; j < cols; j++) smem[t->row0 / GMM_CAST_WARP_ROWS * pitch + t->col0 + j] = sum[j];
 }
-/* Stores the strip's partial sums, behind a barrier. */
+/* Adds up the parts and stores the strip's partial sums. All threads call it after a barrier. */
 GMM__DEVICE void gmm_cast_store_sums(const gmm_cast_tile *t, int32_t pitch, const float *smem) {
     const int64_t strip = (t->p.padded_row + t->p.row) / GMM_TILE;
     int32_t col;

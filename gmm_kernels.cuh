@@ -4245,6 +4245,10 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
    rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
 
+   Two tiles. The kernels by blocks for many tokens have the tiles 192x128 and 128x192, whose results have the same
+   bits. The scheduler chooses one for the split before it writes the first tile to the ring, and all other warps wait
+   for that. In 128x192 the third consumer is idle: it gives registers to the other two, and consumer 0 arrives for it.
+
    glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). They take twice the
    stages, and pass their slot twice: TMA stores the gate columns of D from it, then h takes their memory, and then the
    linear columns. */
@@ -4257,9 +4261,14 @@ typedef struct gmm_fp8_args {
     int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
     gmm_fp8_glu glu;          /* tiles with `glu` */
+    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
+enum { GMM_FP8_MAX_CONSUMERS = 3 };
+enum { GMM_FP8_IDLE_REGS = 24 }; /* registers of a consumer without rows */
+/* Roles of the four warps behind those of the consumers. */
+enum { GMM_FP8_PRODUCER_WARP, GMM_FP8_SCALE_WARP, GMM_FP8_SCHEDULER_WARP, GMM_FP8_STORE_WARP };
 enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
 /* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
@@ -4271,7 +4280,7 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
-    X(128x192, 2, 192, 4, 3, 256, 224, 56, 0, 1, 0) \
+    X(128x192, 2, 192, 4, 3, 256, 216, 56, 0, 1, 0) \
     X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1, 0) \
     X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0, 0) \
     X(192x128_glu, 3, 128, 4, 2, 256, 152, 56, 1, 0, 1)
@@ -4293,20 +4302,27 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM__FP8_HAS_STAGE_SCALES_1d2d 1
 #define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
-/* Instances: X(dtype of A, tag, scaling, tile, kernel). The includes in fp8_kernels.cuh follow the same list. A kernel
-   serves fwd, dgrad and wgrad, so its name has no operation but glu. */
+/* Instances: X(dtype of A, tag, scaling, tile, first tile of the kernel, tile_choice, kernel). The includes in
+   fp8_kernels.cuh follow the same list. A kernel serves fwd, dgrad and wgrad, so its name has no operation but glu. A
+   kernel with two tiles has the threads and the shared memory of its first one, and a row for each: tile_choice 0 and
+   1. In a row of GMM_FP8_SPLIT_LIST, tile_choice 2, it chooses between them by the split (gmm_fp8_choose_tile). */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128, gmm_gemm_e4m3_1d2d_192x128x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128, gmm_gemm_e5m2_1d2d_192x128x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x128, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d1d, 128x128, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
-    X(GMM_E4M3, e4m3, fast, 128x192, gmm_gemm_e4m3_fast_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, fast, 128x192, gmm_gemm_e5m2_fast_128x192x128_sm90)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 0, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 0, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192, 192x128, 1, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192, 192x128, 1, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, 192x128_glu, 0, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x128, 128x128, 0, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x128, 128x128, 0, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
+    X(GMM_E4M3, e4m3, fast, 128x192, 128x192, 0, gmm_gemm_e4m3_fast_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, fast, 128x192, 128x192, 0, gmm_gemm_e5m2_fast_128x192x128_sm90)
+#define GMM_FP8_SPLIT_LIST(X) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 2, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 2, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90)
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
@@ -4346,6 +4362,8 @@ typedef struct gmm_fp8_tile {
 typedef struct gmm_fp8_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
     uint64_t tile_begun[GMM_SM90_TILE_RING]; /* the producer has begun tile n: the scheduler may write tile n + 8 */
+    int32_t second_tile; /* a kernel with two tiles computes the second; tile_full[0] completes behind the choice */
+    int32_t reserved;
 } gmm_fp8_barriers;
 /* Of kernels with a predicted first tile. */
 typedef struct gmm_fp8_prediction {
@@ -4375,7 +4393,7 @@ GMM_FP8_TILE_LIST(GMM__X)
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
-        gmm_sm90_slot_barriers slot_bars[consumers_]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
+        gmm_sm90_slot_barriers slot_bars[GMM_FP8_MAX_CONSUMERS]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
         int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
@@ -4392,7 +4410,7 @@ enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
    of 128 and of those behind it; with 1d1d an operand of wgmma (gmm_fp8_store_column_scale). */
-#define GMM__X(dtype, tag, scaling, tile_, kernel) \
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
         char col[GMM__FP8(tile_scales, scaling) + GMM__FP8(column_scales, scaling) * GMM__FP8(tile_n, tile_)]; \
@@ -4401,7 +4419,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* unread: wgmma reads every line of column scales twice, which compute-sanitizer takes for one read of twice as many
    bytes; behind the last stage these are within the struct. */
-#define GMM__X(dtype, tag, scaling, tile_, kernel) \
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     typedef struct GMM__FP8_INSTANCE(smem, tag, scaling, tile_) { \
         GMM__FP8(tile_smem, tile_) tile; \
         GMM__IF(GMM__FP8_HAS_STAGE_SCALES_##scaling, \
@@ -4410,14 +4428,40 @@ GMM_FP8_KERNEL_LIST(GMM__X)
     } GMM__FP8_INSTANCE(smem, tag, scaling, tile_);
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, tile_, kernel) \
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
                   #kernel ": a CTA has at most 227 KiB of shared memory");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling_, tile_, kernel) \
+#define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
     static_assert(!GMM__FP8(glu, tile_) || (int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D, \
                   #kernel ": a glu product is by blocks");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+/* Tiles of one kernel. Warps that do not know the choice yet find the barriers, the ring and the tables at the same
+   places. The kernel has the threads and the shared memory of its first tile. */
+#define GMM__SAME_OFFSET(first, second, member) \
+    (offsetof(GMM__FP8(tile_smem, first), member) == offsetof(GMM__FP8(tile_smem, second), member))
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
+    static_assert(GMM__SAME_OFFSET(first_, tile_, slot) && GMM__SAME_OFFSET(first_, tile_, stage_bars) && \
+                  GMM__SAME_OFFSET(first_, tile_, bars) && GMM__SAME_OFFSET(first_, tile_, slot_bars) && \
+                  GMM__SAME_OFFSET(first_, tile_, ring) && GMM__SAME_OFFSET(first_, tile_, ends) && \
+                  GMM__SAME_OFFSET(first_, tile_, line_scales), #kernel ": places of what its tiles have in common");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#undef GMM__SAME_OFFSET
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
+    static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= \
+                      sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, first_)) && \
+                  (int)GMM__FP8(stages, tile_) == (int)GMM__FP8(stages, first_) && \
+                  (int)GMM__FP8(consumers, tile_) <= (int)GMM__FP8(consumers, first_), #kernel ": size of its tiles");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
+    static_assert((tile_choice) == 0 || \
+                      128 * ((int)GMM__FP8(consumers, tile_) * (int)GMM__FP8(consumer_regs, tile_) + \
+                             GMM_FP8_IDLE_REGS + (int)GMM__FP8(other_regs, first_)) <= 65536, \
+                  #kernel ": registers of its second tile, beside an idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
@@ -4494,10 +4538,49 @@ GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint
                                 : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
     return f;
 }
+/* ................................................................. Grouped FP8 products: planning of work tiles ... */
 
 /* Stages of a tile. An empty contraction takes one stage without a load: a tile has at least one stage, because stages
    bound how far the producer, and with it the scheduler, is ahead of the consumers. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
+
+/* Clocks of a stage of a tile with `blocks` blocks of 64 rows. idle: consumers of the kernel without rows in any tile.
+   Host (gmm__wgmma_fp8_cost) and device choose tiles by them. Fitted on one H200 to products by blocks in forward, each
+   in both tiles: 400 of even splits, and 450 of skewed ones in the kernel with two tiles. */
+GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks, int32_t idle) {
+    if (blocks == 0) return 0;
+    if (tile_n == 128) return blocks == 1 ? 580 : blocks == 2 ? 850 : 920;
+    return (blocks == 1 ? 770 : 965) + 20 * idle;
+}
+enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
+
+/* The price of fwd or dgrad of the split in a tile of `consumers` blocks of rows and tile_n columns: the rounds of the
+   busiest cluster times the clocks of a mean tile. Whole warp. */
+GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, const int32_t consumers,
+                                     const int32_t tile_n, const int32_t idle) {
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
+    const int32_t min_tiles = (s->p->n + tile_n - 1) / tile_n;
+    const int32_t tiles_n = tile_n == 128 ? min_tiles
+                                          : gmm_sm90_tiles_n(s->p, min_tiles, 64, GMM_FP8_BLOCK_ROWS * consumers,
+                                                             cluster_size, stats);
+    int32_t work = 0, tiles = 0, g;
+    float clocks = 0.0f; /* of a stage, summed over row tiles */
+#pragma unroll 1
+    for (g = (int32_t)threadIdx.x & 31; g < s->p->groups; g += 32) {
+        const int32_t blocks = (s->ends[g + 1] - s->ends[g] + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+        const int32_t tiles_m = (blocks + consumers - 1) / consumers;
+        tiles += tiles_m;
+        work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
+        clocks += (float)(blocks / consumers * gmm_fp8_stage_clocks(tile_n, consumers, idle) +
+                          gmm_fp8_stage_clocks(tile_n, blocks % consumers, idle));
+    }
+    work = __reduce_add_sync(0xFFFFFFFFu, work);
+    tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
+#pragma unroll
+    for (g = 16; g > 0; g /= 2) clocks += __shfl_xor_sync(0xFFFFFFFFu, clocks, g);
+    return (float)((work + clusters - 1) / clusters) *
+           ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
+}
 
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
@@ -4590,6 +4673,42 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
         f->d_flags |= (int32_t)(gmm_f32_bits(second) >> 23) << GMM_FP8_SECOND_SCALE_SHIFT;
     }
     f->outer_scale = scale;
+}
+
+/* Initialises the barriers of store slots with their arrivals per phase. store_lanes: that store a slot, a TMA box
+   each. One thread. */
+GMM__DEVICE void gmm_fp8_init_slots(uint32_t slot_bars, int consumers, int store_lanes) {
+    int i;
+    for (i = 0; i < consumers; i++) {
+        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, (uint32_t)i), (uint32_t)store_lanes);
+        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, (uint32_t)i), 128);
+    }
+    gmm_fence_mbarrier_init();
+}
+
+/* Waits until the scheduler has chosen one of the kernel's two tiles. Returns whether it is the second. The vote makes
+   the answer uniform for the compiler, which would else keep no wgmma descriptor in uniform registers. Whole warp. */
+GMM__DEVICE int gmm_fp8_wait_choice(const gmm_fp8_barriers *barriers, uint32_t bars) {
+    gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
+    return __any_sync(0xFFFFFFFFu, *(const volatile int32_t *)&barriers->second_tile);
+}
+
+/* Releases a stage to the producers of the cluster's CTAs. lane: of the thread. arrivals: lanes of the warp that
+   arrive, as many for each CTA: the cluster's size, or a multiple of it where the warp arrives for an idle consumer
+   too. */
+GMM__DEVICE void gmm_fp8_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index, uint32_t lane,
+                                       uint32_t arrivals) {
+    if (lane < arrivals)
+        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane & (pipe->cluster_size - 1));
+}
+/* Releases the stages of a tile of which the warp multiplies nothing, unread. */
+GMM__DEVICE void gmm_fp8_skip_stages(uint32_t k_tiles, uint32_t arrivals, gmm_sm90_pipeline *pipe) {
+    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
+        const uint32_t s = pipe->iter % pipe->stages;
+        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / pipe->stages & 1);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        gmm_fp8_release_stage(pipe, s, threadIdx.x & 31, arrivals);
+    }
 }
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
@@ -4794,53 +4913,61 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, tile, tiles of the kernel (0: functions of a tile without a
+   kernel, which the next row calls), second tile */
 #if GMM__HOLDS(2)
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128)
+#define GMM__ROW (gmm_no_kernel, e4m3, 1d2d, 128x192, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90, e4m3, 1d2d, 192x128, 2, 128x192)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(3)
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 192x128)
+#define GMM__ROW (gmm_no_kernel, e5m2, 1d2d, 128x192, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90, e5m2, 1d2d, 192x128, 2, 128x192)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu)
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile, glu;
+    int32_t scaling, consumers, tile_n, smem_groups, predicts_first_tile, glu;
+    int32_t tile_choice;         /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t threads, smem_bytes; /* of the launch */
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
-#define GMM__X(dtype, tag, scaling, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
+#define GMM__X(dtype, tag, scaling, tile, first, tile_choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling_, tile, kernel) \
+#define GMM__X(dtype, tag, scaling_, tile, first, tile_choice, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
+      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), tile_choice, \
+      GMM__FP8(threads, first), (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
+    GMM_FP8_SPLIT_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
@@ -4879,7 +5006,8 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
             mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, columns, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
-    return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
+    args->tile_choice = row->tile_choice;
+    return gmm_launch_clusters(row->function, blocks, row->threads, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */
@@ -12244,10 +12372,23 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILES GMM__COLUMN(5, GMM__ROW)
+#define GMM__SECOND_TILE GMM__COLUMN(6, GMM__ROW)
 #define GMM__IS_FAST GMM__CAT(GMM__FP8_IS_FAST_, GMM__SCALING)
 #define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALING)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _), GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _)
+#define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
+/* A kernel with two tiles calls the functions of both; those of the second tile are defined by a row before, which
+   defines no kernel. */
+#if GMM__TILES == 2
+#define GMM__SECOND_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__SECOND_TILE)
+#define GMM__SECOND_SMEM GMM__FP8(tile_smem, GMM__SECOND_TILE)
+#define GMM__IDLE_CONSUMERS (GMM__CFG(consumers) - (int)GMM__FP8(consumers, GMM__SECOND_TILE)) /* in the second tile */
+#define GMM__CFG_OF(second_tile, name) ((second_tile) ? (int)GMM__FP8(name, GMM__SECOND_TILE) : GMM__CFG(name))
+#else
+#define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
+#endif
 #define GMM__SCALING_VALUE (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALING)
 /* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
 #define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
@@ -12258,24 +12399,30 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
 /* Tiles of fwd and dgrad begin at multiples of so many columns: one of 192 columns may begin in the middle of a block
    of 128. Those of wgrad begin at multiples of their width. */
-#define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
+#define GMM__COL_ALIGN(tile_n) ((tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__PASSES (1 + GMM__CFG(glu))       /* over the contraction, per tile */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
-GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
+/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. With 1d2d
+   it returns the thread's lane: to read it takes the time between the first and the second product with which three
+   consumers are fastest (KERNELS.md, "Sensitive loop"). */
+GMM__DEVICE uint32_t GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
     const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
+    uint32_t lane = 0;
     int kk;
     gmm_wgmma_fence();
 #pragma unroll
-    for (kk = 0; kk < 4; kk++)
+    for (kk = 0; kk < 4; kk++) {
         if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
             GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
                             gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
         else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
+        if (GMM__SCALING_VALUE == GMM_FP8_1D2D && kk == 0) lane = (uint32_t)gmm_tid_x() & 31;
+    }
     gmm_wgmma_commit();
+    return lane;
 }
 
 #if GMM__IS_1D1D
@@ -12392,13 +12539,16 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
 
 /* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
    the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. arrivals: see
+   gmm_fp8_release_stage. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
+                                              uint32_t row_scales_at, int n0_at_64, uint32_t arrivals,
+                                              gmm_sm90_pipeline *pipe) {
     const uint32_t end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
 #if GMM__IS_FAST
     const uint32_t lane = threadIdx.x & 31;
+    (void)arrivals;
     (void)row_scales_at;
     (void)n0_at_64;
 #pragma unroll 1
@@ -12416,6 +12566,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
     float partial[GMM__ACC];
+    uint32_t lane;
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
@@ -12423,7 +12574,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
+        lane = GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
@@ -12445,7 +12596,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         __syncwarp(); /* all lanes have read the stage's scales */
-        gmm_sm90_release_stage(pipe, s);
+        gmm_fp8_release_stage(pipe, s, lane, arrivals);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll
@@ -12467,6 +12618,23 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
     return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
 }
+
+#if GMM__TILES > 0
+#if GMM__TILES == 2
+/* Chooses the kernel's tile for the split that s->ends describe. */
+GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
+                                                 gmm_sm90_split_stats stats) {
+    int second = args->tile_choice;
+    if (second == 2)
+        second = gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n), GMM__IDLE_CONSUMERS) <
+                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n), 0);
+    s->max_blocks = GMM__CFG_OF(second, consumers);
+    s->col_align = GMM__COL_ALIGN(GMM__CFG_OF(second, tile_n));
+    s->cluster_along_n = GMM__CFG_OF(second, tile_n) == 128;
+    if ((threadIdx.x & 31) == 0) smem->bars.second_tile = second;
+    __syncwarp();
+}
+#endif
 
 /* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
@@ -12501,10 +12669,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
             if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
             {
                 const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
-                s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+#if GMM__TILES == 2
+                GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
+#endif
+                /* divisions by constants: a division by a variable would delay the first tile */
+                s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
+                                                                                : (args->p.n + 191) / 192;
                 if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__COL_ALIGN,
-                                                  GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align,
+                                                  GMM_FP8_BLOCK_ROWS * s->max_blocks,
                                                   (int32_t)gmm_cluster_nctarank(), stats);
                 s->k_grouped = args->wgrad;
                 if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
@@ -12530,17 +12703,24 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     const int32_t stride = (int32_t)(gridDim.x / cluster);
-    const int cluster_along_n = GMM__CFG(tile_n) == 128;
-    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0, cluster_along_n,
-                             /* tiles_n */ 0, /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+    /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
+                             /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
+                             /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
                              /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
-                             /* col_align */ GMM__COL_ALIGN };
+                             /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
     int mispredicted = 0, unresolved = predicts;
     int32_t work = (int32_t)(blockIdx.x / cluster);
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
     GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    if (GMM__TILES == 2) { /* no other warp touches the slots before the first tile is in the ring */
+        if (lane == 0)
+            gmm_fp8_init_slots(GMM__SMEM_AT(slot_bars), GMM__CFG_OF(smem->bars.second_tile, consumers),
+                               GMM__CFG_OF(smem->bars.second_tile, store_boxes));
+        __syncwarp();
+    }
     f.t.g = 0;
     for (;; work += stride, tile_index++) {
         const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
@@ -12571,8 +12751,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         }
         if (in_group >= 0) {
             s.k_grouped = args->wgrad;
-            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
-            gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
+            s.col_align = args->wgrad ? GMM__CFG_OF(smem->bars.second_tile, tile_n)
+                                      : GMM__COL_ALIGN(GMM__CFG_OF(smem->bars.second_tile, tile_n));
+            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128, group_work, in_group,
                                    !args->wgrad ? 0
                                                 : gmm_sm90_wgrad_rotation(stride, group_work,
                                                                           gmm_sm90_tile_count(args->p.m, s.block_rows,
@@ -12605,6 +12786,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     }
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args->groups, &args->p, ends);
 }
+#endif
 #endif
 
 /* Body 11, continued: the warps that load operands and scales. */
@@ -13077,43 +13259,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
 
 /* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Initialises the barriers with their arrivals per phase, and the scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
-    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
-    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
-                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
-    const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
-    uint32_t i;
-    /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
-        ((float *)smem->line_scales)[i] = 1.0f;
-    if (threadIdx.x != 0) return;
-#pragma unroll
-    for (i = 0; i < GMM__CFG(stages); i++) {
-        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
-        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), consumer_warps);
-    }
-#pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
-#pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
-#pragma unroll
-    for (i = 0; i < GMM__CFG(consumers); i++) {
-        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
-        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
-    }
-    if (GMM__CFG(predicts_first_tile)) {
-        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
-        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
-    }
-    gmm_fence_mbarrier_init();
-    gmm_prefetch_tensormap(&args->a);
-    gmm_prefetch_tensormap(&args->b);
-}
-
-/* A consumer warp group: mainloop and epilogue, pass by pass. */
-GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+/* A consumer warp group: mainloop and epilogue, pass by pass. idle_consumers: of the kernel, for which consumer 0
+   releases stages. */
+GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
+                                                   const int idle_consumers) {
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
@@ -13132,6 +13281,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
         const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
+        const uint32_t arrivals = pipe.cluster_size << (wg == 0 ? idle_consumers : 0);
         /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
            scheduler may overwrite the entry. */
         __syncwarp();
@@ -13139,7 +13289,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
+            gmm_fp8_skip_stages(gmm_fp8_k_tiles(t->k), arrivals, &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
                 if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
@@ -13158,7 +13308,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 #else
             GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                          has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                         t->n0 % 128 != 0, &pipe);
+                                         t->n0 % 128 != 0, arrivals, &pipe);
 #endif
         }
 #pragma unroll
@@ -13184,42 +13334,104 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
     }
 }
+
+/* Producer, scale loader and store warp. role: number of the warp behind the consumers. */
+GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
+                                                int role) {
+    const uint32_t bars = GMM__SMEM_AT(bars);
+    if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
+    else if (role == GMM_FP8_SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(args))
+#if GMM__IS_1D1D
+        GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
+                                             base + (uint32_t)sizeof(GMM__SMEM));
+#else
+        GMM__PART(gmm_fp8_load_scales_)(args, smem, base);
+#endif
+    else if (role == GMM_FP8_STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        gmm_fp8_store_tiles(args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, bars, GMM__SMEM_AT(slot_bars),
+                            GMM__SMEM_AT(slot));
+}
+
+#if GMM__TILES > 0
+/* Initialises the barriers with their arrivals per phase, and the scales per line. The barriers of slots depend on the
+   tile: where a kernel has two, the scheduler initialises them behind its choice. */
+GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
+                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
+    const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
+    uint32_t i;
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
+        ((float *)smem->line_scales)[i] = 1.0f;
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), consumer_warps);
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
+    if (GMM__TILES == 1) gmm_fp8_init_slots(slot_bars, GMM__CFG(consumers), GMM__CFG(store_boxes));
+    if (GMM__CFG(predicts_first_tile)) {
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
+    }
+    gmm_fence_mbarrier_init();
+    gmm_prefetch_tensormap(&args->a);
+    gmm_prefetch_tensormap(&args->b);
+}
+#endif
 #endif
 
+#if GMM__TILES > 0
 GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const int warp = (int)threadIdx.x >> 5, predicts = GMM__PART(gmm_fp8_predicts_)(&args);
+    const int role = ((int)threadIdx.x >> 5) - 4 * GMM__CFG(consumers), predicts = GMM__PART(gmm_fp8_predicts_)(&args);
     GMM__PART(gmm_fp8_init_)(&args, smem, base);
     gmm_cluster_arrive_release();
-    if (!predicts || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
-    if (warp != SCHEDULER_WARP && !(predicts && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
+    if (!predicts || role != GMM_FP8_SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (role != GMM_FP8_SCHEDULER_WARP && !(predicts && role == GMM_FP8_PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp < PRODUCER_WARP) {
+    if (role < 0) {
+#if GMM__TILES == 2
+        /* keeps addresses and wgmma descriptors in uniform registers; without it stages take 1% longer */
+        const uint32_t base_of_consumers = __shfl_sync(0xFFFFFFFFu, base, 0);
+        if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars))) {
+            if (role >= -4 * GMM__IDLE_CONSUMERS) {
+                GMM__SETMAXNREG_DEC((int)GMM_FP8_IDLE_REGS);
+                return;
+            }
+            GMM__SETMAXNREG_INC(GMM__CFG_OF(1, consumer_regs));
+            GMM__SECOND_PART(gmm_fp8_consume_tiles_)(&args, (GMM__SECOND_SMEM *)gmm_shared, base_of_consumers,
+                                                     GMM__IDLE_CONSUMERS);
+            return;
+        }
+#else
+        const uint32_t base_of_consumers = base;
+#endif
         if (GMM__SCALING_VALUE == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_arrive(0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
-        GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
+        GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base_of_consumers, 0);
         return;
     }
     GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
-    if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
-    else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
-    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))
-#if GMM__IS_1D1D
-        GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(stage_bars),
-                                             base + (uint32_t)sizeof(GMM__SMEM));
-#else
-        GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
+    if (role == GMM_FP8_SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
+#if GMM__TILES == 2
+    else if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars)))
+        GMM__SECOND_PART(gmm_fp8_move_tiles_)(&args, (GMM__SECOND_SMEM *)gmm_shared, base, role);
 #endif
-    else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, GMM__SMEM_AT(bars),
-                            GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
+    else GMM__PART(gmm_fp8_move_tiles_)(&args, smem, base, role);
 #endif
 }
+#endif
 #undef GMM__WGMMA
 #undef GMM__PASSES
 #undef GMM__ACC
@@ -13231,9 +13443,16 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
 #undef GMM__SCALING_VALUE
+#undef GMM__CFG_OF
+#undef GMM__IDLE_CONSUMERS
+#undef GMM__SECOND_SMEM
+#undef GMM__SECOND_PART
 #undef GMM__PART
+#undef GMM__INSTANCE
 #undef GMM__CFG
 #undef GMM__TILE
+#undef GMM__TILES
+#undef GMM__SECOND_TILE
 #undef GMM__SCALING
 #undef GMM__IS_FAST
 #undef GMM__IS_1D1D

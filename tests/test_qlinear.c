@@ -1185,12 +1185,12 @@ static void multiplied(int arg) {
             T_OK(run(&r.d, c.op));
             check(&r, &c);
             first = t_mat_bits(&r.out);
-            for (int way = 1; way < 8; way++) {
+            for (int way = 1; way < 9; way++) { /* five tiles, the last by the split */
                 restore(&r, &c);
-                r.options.tile = way < 5 && !c.fast ? way : 0;
-                r.options.sm_limit = way < 5 ? 0 : way - 4;
+                r.options.tile = way < 6 && !c.fast ? way : 0;
+                r.options.sm_limit = way < 6 ? 0 : way - 5;
                 T_OK(run(&r.d, c.op));
-                t_same(way < 5 ? "another tile" : "sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
+                t_same(way < 6 ? "another tile" : "sm_limit", first, t_mat_bits(&r.out), out_bytes(&r));
             }
         }
     }
@@ -1242,7 +1242,7 @@ static void late_splits(int arg) {
         workspace = t_workspace(info.workspace_bytes);
         each = (int64_t *)t_in(sizes, sizeof sizes);
         r.groups.splits = t_alloc(sizeof sizes[0]);
-        for (int32_t tile = 1; tile < 5; tile++)
+        for (int32_t tile = 1; tile < 6; tile++)
             for (int l = 0; l < (emulated ? 1 : 2); l++)
                 for (int to = 0; to < (emulated ? 2 : 4); to++) {
                     const void *want = NULL;

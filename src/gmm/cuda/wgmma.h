@@ -98,9 +98,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d, %d blocks%s", gmm_dtype_name(a->dtype),
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d%s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n, plan->grid[0],
+                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n,
+                   k->tile_choice == 2 ? " or 128 x 192, by the split" : "", plan->grid[0],
                    call->product_act ? ", with the activation and its cast" : "");
     return 1;
 }

@@ -53,11 +53,8 @@ static const double gmm__wgmma_wgrad_tall_slowdown = 1.02; /* of the store of ti
 static const double gmm__wgmma_wgrad_mainloop = 1.35;      /* slowdown of the mainloop */
 static const double gmm__wgmma_wgrad_pack = 63.0;          /* clocks per m16: accumulators to 16 bits */
 static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the shorter of the two that is not hidden */
-/* FP8, fitted to 400 products by blocks in forward, each in both tiles. */
-static const double gmm__wgmma_fp8_step_128[] = { 580.0, 850.0, 920.0 }; /* clocks per step by m64, 128 columns */
-static const double gmm__wgmma_fp8_step_192[] = { 770.0, 965.0 };        /* the same of 192 columns */
+/* FP8. Clocks of steps and tiles: gmm_fp8_stage_clocks, GMM_FP8_TILE_CLOCKS. */
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_fixed = 2000.0;         /* clocks per tile */
 static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
 static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 230e3; /* clocks of a product below which prefetch pays */
@@ -256,12 +253,13 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     const int32_t passes = 1 + k->glu;
     const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n * passes,
                                                      s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
-    const double *const step = k->tile_n == 128 ? gmm__wgmma_fp8_step_128 : gmm__wgmma_fp8_step_192;
     const int64_t along = k->tile_n == 128 ? t.tiles_n : t.tiles_m, other = k->tile_n == 128 ? t.tiles_m : t.tiles_n;
     /* gmm_sm90_group_work in 64 bits */
     const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
-    const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS), lowest = m64 % k->consumers;
-    const double steps = (double)(m64 / k->consumers) * step[k->consumers - 1] + (lowest ? step[lowest - 1] : 0.0);
+    const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
+    const int32_t idle = k->threads / 128 - 1 - k->consumers;
+    const double steps = (double)(m64 / k->consumers) * gmm_fp8_stage_clocks(k->tile_n, k->consumers, idle) +
+                         gmm_fp8_stage_clocks(k->tile_n, (int32_t)(m64 % k->consumers), idle);
     const double mma = passes * steps / (double)t.tiles_m;
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
@@ -269,11 +267,12 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     *loads = mma < load;
     return ceil((double)work / (0.5 * s->processors)) *
            ((double)gmm__ceil_div(s->contraction, 128) * (mma > load ? mma : load) +
-            epilogue * (double)m64 / (double)t.tiles_m + gmm__wgmma_fp8_fixed);
+            epilogue * (double)m64 / (double)t.tiles_m + GMM_FP8_TILE_CLOCKS);
 }
 
 /* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32
-   give the same bits. glu: among glu tiles; *least becomes the price. */
+   give the same bits. Where forward or dgrad takes a kernel with two tiles, the device chooses between them by the
+   group sizes, which the host does not know. glu: among glu tiles; *least becomes the price. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling, int glu,
                                      int32_t processors, double *least) {
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
@@ -285,10 +284,14 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
         if (op == gmm_gemm_wgrad && k->tile_n == 192) continue; /* rarely the faster one: 11 of 200 products */
-        /* The tile 192 x 128 has two instances, but one of glu, which is for few tokens. The one with prefetch of the
-           first tile saves 4 us per launch, and is up to 4% slower in long products. */
+        if (k->tile_choice == 2) {
+            if (op != gmm_gemm_wgrad && choice >= 0 && gmm_fp8_kernels[choice].function == k->function) choice = i;
+            continue;
+        }
+        /* Tiles of products by blocks have two instances, but one of glu, which is for few tokens. The one with
+           prefetch of the first tile saves 4 us per launch, and is up to 4% slower in long products. */
         prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
-        if (k->consumers == 3 && !k->glu && k->predicts_first_tile != prefetch) continue;
+        if (scaling == GMM_FP8_1D2D && !k->glu && k->predicts_first_tile != prefetch) continue;
         if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;
         *least = cost;
         choice = i;

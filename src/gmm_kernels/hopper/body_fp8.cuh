@@ -5,10 +5,23 @@
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
 #define GMM__TILE GMM__COLUMN(4, GMM__ROW)
+#define GMM__TILES GMM__COLUMN(5, GMM__ROW)
+#define GMM__SECOND_TILE GMM__COLUMN(6, GMM__ROW)
 #define GMM__IS_FAST GMM__CAT(GMM__FP8_IS_FAST_, GMM__SCALING)
 #define GMM__IS_1D1D GMM__CAT(GMM__FP8_IS_1D1D_, GMM__SCALING)
 #define GMM__CFG(name) (int)GMM__FP8(name, GMM__TILE)
-#define GMM__PART(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _), GMM__TILE)
+#define GMM__INSTANCE(part) GMM__CAT(GMM__CAT(GMM__CAT(GMM__CAT(part, GMM__TAG), _), GMM__SCALING), _)
+#define GMM__PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__TILE)
+/* A kernel with two tiles calls the functions of both; those of the second tile are defined by a row before, which
+   defines no kernel. */
+#if GMM__TILES == 2
+#define GMM__SECOND_PART(part) GMM__CAT(GMM__INSTANCE(part), GMM__SECOND_TILE)
+#define GMM__SECOND_SMEM GMM__FP8(tile_smem, GMM__SECOND_TILE)
+#define GMM__IDLE_CONSUMERS (GMM__CFG(consumers) - (int)GMM__FP8(consumers, GMM__SECOND_TILE)) /* in the second tile */
+#define GMM__CFG_OF(second_tile, name) ((second_tile) ? (int)GMM__FP8(name, GMM__SECOND_TILE) : GMM__CFG(name))
+#else
+#define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
+#endif
 #define GMM__SCALING_VALUE (int)GMM__CAT(gmm_fp8_scaling_, GMM__SCALING)
 /* The struct in shared memory, and the address of a member; base: of the struct. The scales of stages follow it. */
 #define GMM__SMEM GMM__FP8(tile_smem, GMM__TILE)
@@ -19,24 +32,30 @@
 #define GMM__LINE_SCALES GMM__FP8(line_scales, GMM__TILE)
 /* Tiles of fwd and dgrad begin at multiples of so many columns: one of 192 columns may begin in the middle of a block
    of 128. Those of wgrad begin at multiples of their width. */
-#define GMM__COL_ALIGN (GMM__CFG(tile_n) == 128 ? 128 : 64)
+#define GMM__COL_ALIGN(tile_n) ((tile_n) == 128 ? 128 : 64)
 #define GMM__ACC (GMM__CFG(tile_n) / 2)       /* accumulators per thread: 64 rows by the tile's columns */
 #define GMM__PASSES (1 + GMM__CFG(glu))       /* over the contraction, per tile */
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
-GMM__DEVICE void GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
+/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. With 1d2d
+   it returns the thread's lane: to read it takes the time between the first and the second product with which three
+   consumers are fastest (KERNELS.md, "Sensitive loop"). */
+GMM__DEVICE uint32_t GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
     const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
+    uint32_t lane = 0;
     int kk;
     gmm_wgmma_fence();
 #pragma unroll
-    for (kk = 0; kk < 4; kk++)
+    for (kk = 0; kk < 4; kk++) {
         if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
             GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
                             gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
         else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
+        if (GMM__SCALING_VALUE == GMM_FP8_1D2D && kk == 0) lane = (uint32_t)gmm_tid_x() & 31;
+    }
     gmm_wgmma_commit();
+    return lane;
 }
 
 #if GMM__IS_1D1D
@@ -153,13 +172,16 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t
 
 /* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
    the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. */
+   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. arrivals: see
+   gmm_fp8_release_stage. */
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, gmm_sm90_pipeline *pipe) {
+                                              uint32_t row_scales_at, int n0_at_64, uint32_t arrivals,
+                                              gmm_sm90_pipeline *pipe) {
     const uint32_t end = pipe->iter + k_tiles;
     uint32_t k = pipe->iter, s;
 #if GMM__IS_FAST
     const uint32_t lane = threadIdx.x & 31;
+    (void)arrivals;
     (void)row_scales_at;
     (void)n0_at_64;
 #pragma unroll 1
@@ -177,6 +199,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
     const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
                                       GMM__ROW_SCALE_BYTES;
     float partial[GMM__ACC];
+    uint32_t lane;
     int u, e;
 #pragma unroll 1
     for (; k != end; k++) {
@@ -184,7 +207,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
         float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
         s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
         gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
+        lane = GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
         /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
         GMM__WGMMA_WAIT(1);
         if (row_scales_at) {
@@ -206,7 +229,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_ti
 #pragma unroll
         for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
         __syncwarp(); /* all lanes have read the stage's scales */
-        gmm_sm90_release_stage(pipe, s);
+        gmm_fp8_release_stage(pipe, s, lane, arrivals);
 #pragma unroll
         for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
 #pragma unroll

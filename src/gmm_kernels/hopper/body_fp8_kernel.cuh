@@ -1,43 +1,10 @@
 
 /* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Initialises the barriers with their arrivals per phase, and the scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
-    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
-    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
-                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
-    const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
-    uint32_t i;
-    /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
-        ((float *)smem->line_scales)[i] = 1.0f;
-    if (threadIdx.x != 0) return;
-#pragma unroll
-    for (i = 0; i < GMM__CFG(stages); i++) {
-        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
-        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), consumer_warps);
-    }
-#pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
-#pragma unroll
-    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
-#pragma unroll
-    for (i = 0; i < GMM__CFG(consumers); i++) {
-        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, i), GMM__CFG(store_boxes));
-        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, i), 128);
-    }
-    if (GMM__CFG(predicts_first_tile)) {
-        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
-        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
-    }
-    gmm_fence_mbarrier_init();
-    gmm_prefetch_tensormap(&args->a);
-    gmm_prefetch_tensormap(&args->b);
-}
-
-/* A consumer warp group: mainloop and epilogue, pass by pass. */
-GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
+/* A consumer warp group: mainloop and epilogue, pass by pass. idle_consumers: of the kernel, for which consumer 0
+   releases stages. */
+GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
+                                                   const int idle_consumers) {
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
@@ -56,6 +23,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
         const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
         const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
+        const uint32_t arrivals = pipe.cluster_size << (wg == 0 ? idle_consumers : 0);
         /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
            scheduler may overwrite the entry. */
         __syncwarp();
@@ -63,7 +31,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         t = &f->t;
         if (t->row_blocks == 0) break;
         if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            gmm_sm90_skip_stages(gmm_fp8_k_tiles(t->k), &pipe);
+            gmm_fp8_skip_stages(gmm_fp8_k_tiles(t->k), arrivals, &pipe);
             if (t->cols <= 0 || t->row_blocks <= wg) {
                 if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
                 continue;
@@ -82,7 +50,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 #else
             GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
                                          has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                         t->n0 % 128 != 0, &pipe);
+                                         t->n0 % 128 != 0, arrivals, &pipe);
 #endif
         }
 #pragma unroll
@@ -108,42 +76,104 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
         else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
     }
 }
+
+/* Producer, scale loader and store warp. role: number of the warp behind the consumers. */
+GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
+                                                int role) {
+    const uint32_t bars = GMM__SMEM_AT(bars);
+    if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
+    else if (role == GMM_FP8_SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(args))
+#if GMM__IS_1D1D
+        GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
+                                             base + (uint32_t)sizeof(GMM__SMEM));
+#else
+        GMM__PART(gmm_fp8_load_scales_)(args, smem, base);
+#endif
+    else if (role == GMM_FP8_STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
+        gmm_fp8_store_tiles(args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, bars, GMM__SMEM_AT(slot_bars),
+                            GMM__SMEM_AT(slot));
+}
+
+#if GMM__TILES > 0
+/* Initialises the barriers with their arrivals per phase, and the scales per line. The barriers of slots depend on the
+   tile: where a kernel has two, the scheduler initialises them behind its choice. */
+GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
+    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
+    const uint32_t loader_arrivals = GMM__PART(gmm_fp8_has_stage_scales_)(args)
+                                     ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
+    const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
+    uint32_t i;
+    /* line scales that the call does not have stay 1 */
+    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
+        ((float *)smem->line_scales)[i] = 1.0f;
+    if (threadIdx.x != 0) return;
+#pragma unroll
+    for (i = 0; i < GMM__CFG(stages); i++) {
+        gmm_mbarrier_init(gmm_sm90_full(stage_bars, i), 1 + loader_arrivals);
+        gmm_mbarrier_init(gmm_sm90_empty(stage_bars, i), consumer_warps);
+    }
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_full(bars, i), 1);
+#pragma unroll
+    for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_fp8_tile_begun(bars, i), 1);
+    if (GMM__TILES == 1) gmm_fp8_init_slots(slot_bars, GMM__CFG(consumers), GMM__CFG(store_boxes));
+    if (GMM__CFG(predicts_first_tile)) {
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, full), 1);
+        gmm_mbarrier_init(prediction + GMM__OFFSET(gmm_fp8_prediction, peer_full), 1);
+    }
+    gmm_fence_mbarrier_init();
+    gmm_prefetch_tensormap(&args->a);
+    gmm_prefetch_tensormap(&args->b);
+}
+#endif
 #endif
 
+#if GMM__TILES > 0
 GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8_args args) {
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
     extern __shared__ __align__(1024) char gmm_shared[];
-    enum { PRODUCER_WARP = 4 * GMM__CFG(consumers), SCALE_WARP, SCHEDULER_WARP, STORE_WARP };
     GMM__SMEM *const smem = (GMM__SMEM *)gmm_shared;
     const uint32_t base = (uint32_t)__cvta_generic_to_shared(gmm_shared);
-    const int warp = (int)threadIdx.x >> 5, predicts = GMM__PART(gmm_fp8_predicts_)(&args);
+    const int role = ((int)threadIdx.x >> 5) - 4 * GMM__CFG(consumers), predicts = GMM__PART(gmm_fp8_predicts_)(&args);
     GMM__PART(gmm_fp8_init_)(&args, smem, base);
     gmm_cluster_arrive_release();
-    if (!predicts || warp != SCHEDULER_WARP) gmm_cluster_wait_acquire();
-    if (warp != SCHEDULER_WARP && !(predicts && warp == PRODUCER_WARP)) gmm_griddepcontrol_wait();
+    if (!predicts || role != GMM_FP8_SCHEDULER_WARP) gmm_cluster_wait_acquire();
+    if (role != GMM_FP8_SCHEDULER_WARP && !(predicts && role == GMM_FP8_PRODUCER_WARP)) gmm_griddepcontrol_wait();
     gmm_griddepcontrol_launch_dependents();
 
-    if (warp < PRODUCER_WARP) {
+    if (role < 0) {
+#if GMM__TILES == 2
+        /* keeps addresses and wgmma descriptors in uniform registers; without it stages take 1% longer */
+        const uint32_t base_of_consumers = __shfl_sync(0xFFFFFFFFu, base, 0);
+        if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars))) {
+            if (role >= -4 * GMM__IDLE_CONSUMERS) {
+                GMM__SETMAXNREG_DEC((int)GMM_FP8_IDLE_REGS);
+                return;
+            }
+            GMM__SETMAXNREG_INC(GMM__CFG_OF(1, consumer_regs));
+            GMM__SECOND_PART(gmm_fp8_consume_tiles_)(&args, (GMM__SECOND_SMEM *)gmm_shared, base_of_consumers,
+                                                     GMM__IDLE_CONSUMERS);
+            return;
+        }
+#else
+        const uint32_t base_of_consumers = base;
+#endif
         if (GMM__SCALING_VALUE == GMM_FP8_1D1D && threadIdx.x >= 128) gmm_order_arrive(0); /* consumer 0 begins */
         GMM__SETMAXNREG_INC(GMM__CFG(consumer_regs));
-        GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base);
+        GMM__PART(gmm_fp8_consume_tiles_)(&args, smem, base_of_consumers, 0);
         return;
     }
     GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
-    if (warp == SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
-    else if (warp == PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(&args, smem, base);
-    else if (warp == SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(&args))
-#if GMM__IS_1D1D
-        GMM__PART(gmm_fp8_load_scales_1d1d_)(&args, smem->ring, GMM__SMEM_AT(bars), GMM__SMEM_AT(stage_bars),
-                                             base + (uint32_t)sizeof(GMM__SMEM));
-#else
-        GMM__PART(gmm_fp8_load_scales_)(&args, smem, base);
+    if (role == GMM_FP8_SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
+#if GMM__TILES == 2
+    else if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars)))
+        GMM__SECOND_PART(gmm_fp8_move_tiles_)(&args, (GMM__SECOND_SMEM *)gmm_shared, base, role);
 #endif
-    else if (warp == STORE_WARP && ((int)threadIdx.x & 31) < GMM__CFG(consumers) * GMM__CFG(store_boxes))
-        gmm_fp8_store_tiles(&args, GMM__CFG(store_boxes), GMM__PASSES, smem->ring, GMM__SMEM_AT(bars),
-                            GMM__SMEM_AT(slot_bars), GMM__SMEM_AT(slot));
+    else GMM__PART(gmm_fp8_move_tiles_)(&args, smem, base, role);
 #endif
 }
+#endif
 #undef GMM__WGMMA
 #undef GMM__PASSES
 #undef GMM__ACC
@@ -155,9 +185,16 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 #undef GMM__SMEM_AT
 #undef GMM__SMEM
 #undef GMM__SCALING_VALUE
+#undef GMM__CFG_OF
+#undef GMM__IDLE_CONSUMERS
+#undef GMM__SECOND_SMEM
+#undef GMM__SECOND_PART
 #undef GMM__PART
+#undef GMM__INSTANCE
 #undef GMM__CFG
 #undef GMM__TILE
+#undef GMM__TILES
+#undef GMM__SECOND_TILE
 #undef GMM__SCALING
 #undef GMM__IS_FAST
 #undef GMM__IS_1D1D

@@ -6,6 +6,23 @@ GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
     return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
 }
 
+#if GMM__TILES > 0
+#if GMM__TILES == 2
+/* Chooses the kernel's tile for the split that s->ends describe. */
+GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
+                                                 gmm_sm90_split_stats stats) {
+    int second = args->tile_choice;
+    if (second == 2)
+        second = gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n), GMM__IDLE_CONSUMERS) <
+                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n), 0);
+    s->max_blocks = GMM__CFG_OF(second, consumers);
+    s->col_align = GMM__COL_ALIGN(GMM__CFG_OF(second, tile_n));
+    s->cluster_along_n = GMM__CFG_OF(second, tile_n) == 128;
+    if ((threadIdx.x & 31) == 0) smem->bars.second_tile = second;
+    __syncwarp();
+}
+#endif
+
 /* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
                                                 gmm_sm90_scheduler *s) {
@@ -39,10 +56,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
             if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
             {
                 const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
-                s->tiles_n = (args->p.n + GMM__CFG(tile_n) - 1) / GMM__CFG(tile_n);
+#if GMM__TILES == 2
+                GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
+#endif
+                /* divisions by constants: a division by a variable would delay the first tile */
+                s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
+                                                                                : (args->p.n + 191) / 192;
                 if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, GMM__COL_ALIGN,
-                                                  GMM_FP8_BLOCK_ROWS * GMM__CFG(consumers),
+                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align,
+                                                  GMM_FP8_BLOCK_ROWS * s->max_blocks,
                                                   (int32_t)gmm_cluster_nctarank(), stats);
                 s->k_grouped = args->wgrad;
                 if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
@@ -68,17 +90,24 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     const int32_t stride = (int32_t)(gridDim.x / cluster);
-    const int cluster_along_n = GMM__CFG(tile_n) == 128;
-    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0, cluster_along_n,
-                             /* tiles_n */ 0, /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+    /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
+    gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
+                             /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
+                             /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
                              /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
-                             /* col_align */ GMM__COL_ALIGN };
+                             /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
     int mispredicted = 0, unresolved = predicts;
     int32_t work = (int32_t)(blockIdx.x / cluster);
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
     GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    if (GMM__TILES == 2) { /* no other warp touches the slots before the first tile is in the ring */
+        if (lane == 0)
+            gmm_fp8_init_slots(GMM__SMEM_AT(slot_bars), GMM__CFG_OF(smem->bars.second_tile, consumers),
+                               GMM__CFG_OF(smem->bars.second_tile, store_boxes));
+        __syncwarp();
+    }
     f.t.g = 0;
     for (;; work += stride, tile_index++) {
         const uint32_t oldest = tile_index - GMM_SM90_TILE_RING / 2;
@@ -109,8 +138,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
         }
         if (in_group >= 0) {
             s.k_grouped = args->wgrad;
-            s.col_align = args->wgrad ? GMM__CFG(tile_n) : GMM__COL_ALIGN;
-            gmm_sm90_schedule_tile(&s, cluster_along_n, group_work, in_group,
+            s.col_align = args->wgrad ? GMM__CFG_OF(smem->bars.second_tile, tile_n)
+                                      : GMM__COL_ALIGN(GMM__CFG_OF(smem->bars.second_tile, tile_n));
+            gmm_sm90_schedule_tile(&s, GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128, group_work, in_group,
                                    !args->wgrad ? 0
                                                 : gmm_sm90_wgrad_rotation(stride, group_work,
                                                                           gmm_sm90_tile_count(args->p.m, s.block_rows,
@@ -143,4 +173,5 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     }
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args->groups, &args->p, ends);
 }
+#endif
 #endif

@@ -47,53 +47,61 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 #ifndef GMM_NO_QUANT
 #define GMM__BODY 11
-/* kernel, tag of the dtype of A, scaling of partial sums, tile */
+/* kernel, tag of the dtype of A, scaling of partial sums, tile, tiles of the kernel (0: functions of a tile without a
+   kernel, which the next row calls), second tile */
 #if GMM__HOLDS(2)
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128)
+#define GMM__ROW (gmm_no_kernel, e4m3, 1d2d, 128x192, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90, e4m3, 1d2d, 192x128, 2, 128x192)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90, e4m3, 1d2d, 192x128_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128)
+#define GMM__ROW (gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90, e4m3, 1d2d, 128x192_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192)
+#define GMM__ROW (gmm_gemm_e4m3_1d1d_128x128x128_sm90, e4m3, 1d1d, 128x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_e4m3_fast_128x192x128_sm90, e4m3, fast, 128x192, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(3)
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_sm90, e5m2, 1d2d, 192x128)
+#define GMM__ROW (gmm_no_kernel, e5m2, 1d2d, 128x192, 0, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90, e5m2, 1d2d, 192x128, 2, 128x192)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90, e5m2, 1d2d, 192x128_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128)
+#define GMM__ROW (gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90, e5m2, 1d2d, 128x192_small_m, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192)
+#define GMM__ROW (gmm_gemm_e5m2_1d1d_128x128x128_sm90, e5m2, 1d1d, 128x128, 1, none)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu)
+#define GMM__ROW (gmm_gemm_e5m2_fast_128x192x128_sm90, e5m2, fast, 128x192, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90, e4m3, 1d2d, 192x128_glu, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_bytes, smem_groups, predicts_first_tile, glu;
+    int32_t scaling, consumers, tile_n, smem_groups, predicts_first_tile, glu;
+    int32_t tile_choice;         /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t threads, smem_bytes; /* of the launch */
     const void *function;
     const char *name;
 } gmm_fp8_kernel;
 
 #if GMM__HOLDS(0)
-#define GMM__X(dtype, tag, scaling, tile, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
+#define GMM__X(dtype, tag, scaling, tile, first, tile_choice, kernel) GMM__DECLARE_KERNEL(kernel, gmm_fp8_args)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
-#define GMM__X(dtype, tag, scaling_, tile, kernel) \
+#define GMM__X(dtype, tag, scaling_, tile, first, tile_choice, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, tile)), GMM__FP8(smem_groups, tile), \
-      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
+      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), tile_choice, \
+      GMM__FP8(threads, first), (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
+    GMM_FP8_SPLIT_LIST(GMM__X)
 #undef GMM__X
 };
 enum { GMM_FP8_KERNELS = (int)(sizeof gmm_fp8_kernels / sizeof gmm_fp8_kernels[0]) };
@@ -132,7 +140,8 @@ static GMM__UNUSED cudaError_t gmm_launch_fp8(PFN_cuTensorMapEncodeTiled_v12000 
             mapped = gmm_sm90_map_tokens(encode, &args->d, &p->d, columns, GMM_FP8_BLOCK_ROWS);
     }
     if (!mapped) return cudaErrorInvalidValue;
-    return gmm_launch_clusters(row->function, blocks, 128 * row->consumers + 128, row->smem_bytes, args, stream);
+    args->tile_choice = row->tile_choice;
+    return gmm_launch_clusters(row->function, blocks, row->threads, row->smem_bytes, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 #endif /* GMM_NO_QUANT */

@@ -2108,7 +2108,7 @@ typedef struct gmm_sm90_scheduler {
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
                                row tiles of the same columns (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: max_blocks is constant */
+    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
@@ -4198,7 +4198,7 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
    D's columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
    Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
-   scheduler, store. The tile list has the registers of consumers and of the other warps.
+   scheduler, store (GMM_FP8_*_WARP). The tile list has the registers of consumers and of the other warps.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
        scheduler    --tile_full[16]-->  all others;  producer  --tile_begun[16]-->  scheduler
@@ -4214,7 +4214,7 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
                            with scales also the scale loader: 1d2d its lanes
                            (33), 1d1d lane 0 (2)
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
-                           x cluster size)                                          scale loader
+                           x cluster size; consumer 0 arrives for an idle one)      scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
        tile_begun[n % 16]  producer lane 0, when it begins tile n (1). No reader    scheduler, for       n / 16
                            releases an entry: see gmm_fp8_store_tiles               tile n + 8

@@ -76,7 +76,7 @@ typedef struct gmm_sm90_scheduler {
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
                                row tiles of the same columns (gmm_sm90_group_work) */
-    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: max_blocks is constant */
+    int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;

@@ -329,6 +329,8 @@ int device_early_reads(void *at, const void *early, size_t bytes) {
     if (emulated_early_reads) emulated_early_reads(at, early, bytes);
     return emulated_early_reads != NULL;
 }
+extern int64_t emulated_wgmmas(int n8) __attribute__((weak));
+int64_t device_wgmmas(int n8) { return emulated_wgmmas ? emulated_wgmmas(n8) : -1; }
 int device_prices(void) {
     int processors = 0;
     (void)cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, 0);

@@ -72,5 +72,7 @@ const char *device_late_copy(void *to, const void *from, int words, uint64_t nan
 /* On the emulator alone, else 0: until it is called with NULL, kernels that may begin before their predecessor has
    ended find `early` at `at` until they wait for it. */
 int device_early_reads(void *at, const void *early, size_t bytes);
+/* On the emulator alone, else -1: wgmmas of N = 8 n8 so far, each as often as a warp group has threads. */
+int64_t device_wgmmas(int n8);
 
 #endif

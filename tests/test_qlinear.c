@@ -1221,6 +1221,33 @@ static void skewed(int arg) {
     }
 }
 
+/* The device chooses the tile by the split: on one cluster 384 rows take three rounds in either tile, and those of
+   192x128 are shorter; groups of 128 and 256 rows take five rounds in 192x128 and three in 128x192. wgmmas of 128 and
+   of 192 columns tell which tile was computed. */
+static void chosen(int arg) {
+    static const int64_t sizes[2][2] = { { 384, 0 }, { 128, 256 } };
+    for (int by = 0; by < 2; by++)
+        for (int want = 0; want < 2; want++) { /* the second tile */
+            const qcase c = { .op = by ? GMM_OP_LINEAR_DGRAD : GMM_OP_LINEAR_FWD, .setup = arg, .groups = 2,
+                              .sizes = sizes[want], .K = by ? 384 : 256, .N = by ? 256 : 384, .out = GMM_BF16,
+                              .fill = T_REALS };
+            int64_t before[2];
+            gmm_info info = GMM_ZERO;
+            qrun r;
+            build(&r, &c);
+            T_CHECK(wgmma_takes(&r, c.op, &info), "%s", gmm_last_error(T.ctx));
+            r.options.tile = 5;
+            r.options.sm_limit = 2;
+            for (int tile = 0; tile < 2; tile++) before[tile] = device_wgmmas(tile ? 24 : 16);
+            if (before[0] < 0) t_skip("the emulator alone counts wgmmas");
+            T_OK(run(&r.d, c.op));
+            check(&r, &c);
+            for (int tile = 0; tile < 2; tile++)
+                T_CHECK((device_wgmmas(tile ? 24 : 16) > before[tile]) == (tile == want), "%s, split %d: tile %d",
+                        by ? "dgrad" : "forward", want, tile);
+        }
+}
+
 /* Splits that the preceding kernel changes while CTAs already read them (programmatic dependent launch), so that each
    CTA may see either: the result has the bits of the final split. */
 static void late_splits(int arg) {
@@ -1735,6 +1762,8 @@ void tests_qlinear(void) {
             if (has(i, GMM_OP_LINEAR_WGRAD))
                 t_add_gpu_once(skewed, i, "qlinear wgmma skewed splits %s", setups[i].name);
             t_add_gpu_once(late_splits, i, "qlinear wgmma splits that change late %s", setups[i].name);
+            if (i == FP8_CURRENT || i == FP8_BLOCK)
+                t_add_gpu_once(chosen, i, "qlinear wgmma tile by the split %s", setups[i].name);
             continue;
         }
         t_add_gpu_once(converted, i, "qlinear wgmma converted %s", setups[i].name);

@@ -509,10 +509,13 @@ static void wgmma_happen(const fiber *f, const wgmma *p) {
         for (j = 0; j < 2 * p->n8; j++) p->d[4 * (j / 2) + 2 * row + j % 2] = sums[j];
     }
 }
+static int64_t wgmmas_by_n8[33];
+int64_t emulated_wgmmas(int n8) { return wgmmas_by_n8[n8]; }
 /* Lane l holds columns 2 (l % 4), the next, and both 8 further of rows l / 4 (registers 0, 2) and 8 further (1, 3). */
 void emulated_wgmma(int n8, float *d, const emulated_tile *a, const uint32_t *regs, const emulated_tile *b, int adds) {
     fiber *f = self();
     wgmma p = {};
+    wgmmas_by_n8[n8]++;
     p.d = d;
     p.b = *b;
     p.n8 = n8;

@@ -87,6 +87,8 @@ void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uin
    group: shared memory is read, and d is written, only then. `regs`: the registers of a, or NULL for `a`. */
 typedef struct emulated_tile { uint64_t desc; int mn_major; emulated_type type; } emulated_tile;
 void emulated_wgmma(int n8, float *d, const emulated_tile *a, const uint32_t *regs, const emulated_tile *b, int adds);
+/* Calls of emulated_wgmma so far with `n8`: one per thread of the warp group. */
+extern "C" int64_t emulated_wgmmas(int n8);
 void emulated_wgmma_commit(void);
 void emulated_wgmma_wait(int groups);
 

@@ -11386,6 +11386,20 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
+#ifndef GMM_NO_QUANT
+/* The same of an FP8 kernel. */
+static const char *gmm__wgmma_fp8_tile_note(int32_t kernel, char text[64]) {
+    const gmm_fp8_kernel *k = &gmm_fp8_kernels[kernel], *second = gmm_fp8_kernels;
+    const int rows = GMM_FP8_BLOCK_ROWS;
+    if (k->tile_choice == 2) {
+        while (second->function != k->function || second->tile_choice != 1) second++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", rows * k->consumers, (int)k->tile_n,
+                       rows * second->consumers, (int)second->tile_n);
+    } else (void)snprintf(text, 64, "tile %d x %d", rows * k->consumers, (int)k->tile_n);
+    return text;
+}
+#endif
+
 /* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
@@ -11403,10 +11417,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     /* gmm_sm90_group_work in 64 bits */
     const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
-    const int32_t idle = k->threads / 128 - 1 - k->consumers;
-    const double steps = (double)(m64 / k->consumers) * gmm_fp8_stage_clocks(k->tile_n, k->consumers, idle) +
-                         gmm_fp8_stage_clocks(k->tile_n, (int32_t)(m64 % k->consumers), idle);
-    const double mma = passes * steps / (double)t.tiles_m;
+    const double mma = passes * (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)m64, (int32_t)t.tiles_m) /
+                       (double)t.tiles_m;
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
@@ -11632,6 +11644,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                             : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
+    char text[64];
     double price = 0.0;
     int64_t tiles;
     if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
@@ -11659,10 +11672,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d%s, %d blocks%s", gmm_dtype_name(a->dtype),
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n,
-                   k->tile_choice == 2 ? " or 128 x 192, by the split" : "", plan->grid[0],
+                   gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
                    call->product_act ? ", with the activation and its cast" : "");
     return 1;
 }

@@ -137,6 +137,7 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
+#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))         /* x has some value */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
 /* Keeps the computation of a box that nothing else uses. */
@@ -160,6 +161,13 @@ GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
                      " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     } while (!done);
 }
+/* Whether it has; does not wait. */
+GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) {
+    int done;
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    return done;
+}
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -169,6 +177,15 @@ GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+}
+/* The address of `smem` in the shared memory of CTA `rank` of the cluster, and an arrival at a barrier by it. */
+GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) {
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem), "r"(rank));
+    return at;
+}
+GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 /* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
    barrier. */
@@ -875,6 +892,13 @@ GMM__DEVICE int gmm_epilogue_reads_cols(const gmm_epilogue_step step) {
 }
 GMM__DEVICE int gmm_epilogue_present(const gmm_epilogue_step step, const gmm_gemm_args *args) {
 #define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return gmm_epilogue_##name##_present(args);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return 0;
+}
+/* Whether the call has any. */
+GMM__DEVICE int gmm_epilogue_steps_present(const gmm_gemm_args *args) {
+#define GMM__X(name, rows, cols) if (gmm_epilogue_##name##_present(args)) return 1;
     GMM_EPILOGUE_STEP_LIST(GMM__X)
 #undef GMM__X
     return 0;
@@ -2881,10 +2905,9 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
+#define GMM__W(x) "+f"(x) /* of set too: ptxas keeps what is read and written in the same registers in a loop */
 
 #define GMM__BODY 8
-#define GMM__WGMMA_CONSTRAINT "+"
 #define GMM__WGMMA_SCALE_D(c) c
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
@@ -2924,17 +2947,14 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #endif
 }
 
-#undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #ifndef GMM_NO_QUANT
-#define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (e4m3, set, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
 #define GMM__ROW (e5m2, set, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #endif
 #undef GMM__BODY
@@ -4220,7 +4240,8 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
                            releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
-       slot[c].full        threads of consumer c (128)                              store lanes of c     n
+       slot[c].full        threads of consumer c (128); of 16-bit D behind the      store lanes of c     n
+                           first products of their next tile
        prediction.full     scheduler lane 0 (1)                                     producer, scale      0
                                                                                     loader, consumers
        prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
@@ -4245,9 +4266,11 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
    rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
 
-   Two tiles. The kernels by blocks for many tokens have the tiles 192x128 and 128x192, whose results have the same
-   bits. The scheduler chooses one for the split before it writes the first tile to the ring, and all other warps wait
-   for that. In 128x192 the third consumer is idle: it gives registers to the other two, and consumer 0 arrives for it.
+   Two tiles. The 1d2d kernels for many tokens have the tiles 192x128 and 128x192, whose results have the same bits. The
+   scheduler chooses one for the split, writes second_tile and initialises the barriers of slots before tile_full[0]
+   completes, for which all other warps wait. In 128x192 the third consumer is idle: it gives registers to the other
+   two, and at every empty barrier consumer 0 arrives twice, for itself and for it. Tables and barriers lie at the same
+   places with either tile.
 
    glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). They take twice the
    stages, and pass their slot twice: TMA stores the gate columns of D from it, then h takes their memory, and then the
@@ -4276,7 +4299,7 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
    predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
    _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
    the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
-   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
@@ -4350,11 +4373,11 @@ enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
 enum { GMM_FP8_REDUCE_K = 768 }; /* least contraction whose products hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
-typedef struct gmm_fp8_tile {
+typedef struct alignas(16) gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t padded_row;    /* where its group starts in padded copies */
     float outer_scale;     /* what all of its sums are multiplied by */
     int32_t d_flags;       /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
+    int32_t padded_row;    /* where its group starts in padded copies */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
@@ -4362,7 +4385,7 @@ typedef struct gmm_fp8_tile {
 typedef struct gmm_fp8_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
     uint64_t tile_begun[GMM_SM90_TILE_RING]; /* the producer has begun tile n: the scheduler may write tile n + 8 */
-    int32_t second_tile; /* a kernel with two tiles computes the second; tile_full[0] completes behind the choice */
+    int32_t second_tile; /* a kernel with two tiles computes the second; written before tile_full[0] completes */
     int32_t reserved;
 } gmm_fp8_barriers;
 /* Of kernels with a predicted first tile. */
@@ -4464,6 +4487,14 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                   #kernel ": registers of its second tile, beside an idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
+#define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
+    static_assert((tile_choice) == 0 || ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
+                                         !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_)), \
+                  #kernel ": the choice between two tiles is written for plain tiles by blocks"); \
+    static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
+                  #kernel ": consumer 0 arrives for one idle consumer");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
 /* What addresses and TMA assume of the layout. */
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
@@ -4538,26 +4569,125 @@ GMM__DEVICE const gmm_fp8_tile *gmm_fp8_wait_tile(const gmm_fp8_tile *ring, uint
                                 : gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
     return f;
 }
+/* ............................................................ Grouped FP8 products: the pipeline of a consumer ... */
+
+/* Where a consumer warp stands in the pipeline: what it needs of the next stage. It is computed while the products of
+   the stage before run, so that the first product of a stage waits for the full barrier alone. */
+typedef struct gmm_fp8_pipeline {
+    uint32_t stage, parity;             /* number of the next stage in shared memory; parity of its phase */
+    uint32_t desc_a, desc_b;            /* low words of descriptors: of the consumer's rows, of the tile's columns */
+    uint32_t full;                      /* its full barrier */
+    uint32_t empty;                     /* its empty barrier, in the CTA of the cluster at which this lane arrives */
+    uint32_t row_scales, column_scales; /* its scales: of the thread's first row; of the tile's columns */
+    int arrives;                        /* this lane arrives at empty barriers */
+} gmm_fp8_pipeline;
+
+/* That of the first stage. Addresses are those of stage 0. idle: consumers for which this one arrives too. */
+GMM__DEVICE gmm_fp8_pipeline gmm_fp8_begin_pipeline(uint32_t a, uint32_t b, uint32_t stage_bars, uint32_t row_scales,
+                                                    uint32_t column_scales, const int idle) {
+    const uint32_t lane = (uint32_t)gmm_tid_x() & 31, ctas = gmm_cluster_nctarank();
+    const uint32_t empty = gmm_mapa(gmm_sm90_empty(stage_bars, 0), lane & (ctas - 1));
+    const gmm_fp8_pipeline p = { 0, 0, (uint32_t)gmm_wgmma_desc(a, 0), (uint32_t)gmm_wgmma_desc(b, 0),
+                                 gmm_sm90_full(stage_bars, 0), empty, row_scales, column_scales, lane < ctas << idle };
+    return p;
+}
+/* Waits until the next stage is full; gmm_fp8_test_stage says, without waiting, whether it is. */
+GMM__DEVICE void gmm_fp8_wait_stage(const gmm_fp8_pipeline *p) { gmm_mbarrier_wait(p->full, p->parity); }
+GMM__DEVICE int gmm_fp8_test_stage(const gmm_fp8_pipeline *p) { return gmm_mbarrier_test(p->full, p->parity); }
+/* Releases the stage with this empty barrier to the producers of the cluster's CTAs. Whole warp, which has read the
+   stage. */
+GMM__DEVICE void gmm_fp8_release_stage(const gmm_fp8_pipeline *p, uint32_t empty) {
+    if (p->arrives) gmm_mbarrier_arrive_mapped(empty);
+}
+/* Moves on by a stage. The sizes are constants, of the tile. */
+GMM__DEVICE void gmm_fp8_next_stage(gmm_fp8_pipeline *p, const int stages, const int stage_bytes,
+                                    const int scale_bytes) {
+    const int wraps = ++p->stage == (uint32_t)stages;
+    const uint32_t desc = (uint32_t)(wraps ? (1 - stages) * (stage_bytes >> 4) : stage_bytes >> 4);
+    const uint32_t bars = (uint32_t)(wraps ? 1 - stages : 1) * (uint32_t)sizeof(gmm_sm90_stage_barriers);
+    const uint32_t scales = (uint32_t)(wraps ? (1 - stages) * scale_bytes : scale_bytes);
+    p->stage = wraps ? 0 : p->stage;
+    p->parity ^= (uint32_t)wraps;
+    p->desc_a += desc;
+    p->desc_b += desc;
+    p->full += bars;
+    p->empty += bars;
+    p->row_scales += scales;
+    p->column_scales += scales;
+}
+
+/* How far a consumer has stored D. */
+typedef struct gmm_fp8_store {
+    uint32_t parts;   /* parts of D that it has written to its slot */
+    uint32_t written; /* the slot's full barrier while the last part has not been passed to the store warp, else 0 */
+} gmm_fp8_store;
+/* Passes a written slot to the store warp. For 16-bit D a consumer does so behind the first products of its next tile,
+   which then run while the fence waits for the writes. */
+GMM__DEVICE void gmm_fp8_pass_slot(gmm_fp8_store *store) {
+    if (!store->written) return;
+    gmm_fence_proxy_async();
+    gmm_mbarrier_arrive(store->written);
+    store->written = 0;
+}
+/* Waits until the slot of consumer `wg` may be written, for its next part. */
+GMM__DEVICE void gmm_fp8_wait_slot(gmm_fp8_store *store, uint32_t slot_bars, int wg) {
+    gmm_fp8_pass_slot(store);
+    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, (uint32_t)wg), store->parts++ & 1);
+    store->written = gmm_sm90_slot_full(slot_bars, (uint32_t)wg);
+}
+
+/* What a consumer reads of a tile's entry in the ring. */
+typedef struct gmm_fp8_consumer_tile {
+    const gmm_fp8_tile *f; /* for what most tiles do not need */
+    int32_t row_blocks, k, n0, cols, d_flags;
+    float outer_scale;
+} gmm_fp8_consumer_tile;
+GMM__DEVICE gmm_fp8_consumer_tile gmm_fp8_read_tile(const gmm_fp8_tile *f) {
+    const gmm_fp8_consumer_tile tile = { f, f->t.row_blocks, f->t.k, f->t.n0, f->t.cols, f->d_flags, f->outer_scale };
+    return tile;
+}
+
+/* Initialises the barriers of store slots with their arrivals per phase. store_lanes: that store a slot, a TMA box
+   each. One thread. */
+GMM__DEVICE void gmm_fp8_init_slots(uint32_t slot_bars, int consumers, int store_lanes) {
+    int i;
+    for (i = 0; i < consumers; i++) {
+        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, (uint32_t)i), (uint32_t)store_lanes);
+        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, (uint32_t)i), 128);
+    }
+    gmm_fence_mbarrier_init();
+}
+
+/* Waits until the scheduler has chosen one of the kernel's two tiles. Returns whether it is the second. The vote makes
+   the answer uniform for the compiler, which would else keep no wgmma descriptor in uniform registers. Whole warp. */
+GMM__DEVICE int gmm_fp8_wait_choice(const gmm_fp8_barriers *barriers, uint32_t bars) {
+    gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
+    return __any_sync(0xFFFFFFFFu, *(const volatile int32_t *)&barriers->second_tile);
+}
 /* ................................................................. Grouped FP8 products: planning of work tiles ... */
 
 /* Stages of a tile. An empty contraction takes one stage without a load: a tile has at least one stage, because stages
    bound how far the producer, and with it the scheduler, is ahead of the consumers. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Clocks of a stage of a tile with `blocks` blocks of 64 rows. idle: consumers of the kernel without rows in any tile.
-   Host (gmm__wgmma_fp8_cost) and device choose tiles by them. Fitted on one H200 to products by blocks in forward, each
-   in both tiles: 400 of even splits, and 450 of skewed ones in the kernel with two tiles. */
-GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks, int32_t idle) {
-    if (blocks == 0) return 0;
-    if (tile_n == 128) return blocks == 1 ? 580 : blocks == 2 ? 850 : 920;
-    return (blocks == 1 ? 770 : 965) + 20 * idle;
+/* Clocks of a stage of a tile with `blocks` blocks of 64 rows. Host (gmm__wgmma_fp8_cost) and device choose tiles by
+   them. Fitted on one H200 to 500 products by blocks in forward, even and skewed, each in both tiles. */
+GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks) {
+    if (tile_n == 128) return blocks == 1 ? 640 : blocks == 2 ? 830 : 920;
+    return blocks == 1 ? 890 : 970;
+}
+/* The same, summed over the `tiles` tiles that divide `blocks` blocks of a group evenly. tiles > 0. */
+GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, int32_t tiles) {
+    const int32_t each = blocks / tiles, rest = blocks % tiles;
+    return (float)(tiles - rest) * (float)gmm_fp8_stage_clocks(tile_n, each) +
+           (float)rest * (float)gmm_fp8_stage_clocks(tile_n, each + 1);
 }
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
 /* The price of fwd or dgrad of the split in a tile of `consumers` blocks of rows and tile_n columns: the rounds of the
    busiest cluster times the clocks of a mean tile. Whole warp. */
 GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, const int32_t consumers,
-                                     const int32_t tile_n, const int32_t idle) {
+                                     const int32_t tile_n) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
     const int32_t min_tiles = (s->p->n + tile_n - 1) / tile_n;
     const int32_t tiles_n = tile_n == 128 ? min_tiles
@@ -4571,8 +4701,7 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
-        clocks += (float)(blocks / consumers * gmm_fp8_stage_clocks(tile_n, consumers, idle) +
-                          gmm_fp8_stage_clocks(tile_n, blocks % consumers, idle));
+        if (tiles_m > 0) clocks += gmm_fp8_group_clocks(tile_n, blocks, tiles_m);
     }
     work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
@@ -4673,42 +4802,6 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
         f->d_flags |= (int32_t)(gmm_f32_bits(second) >> 23) << GMM_FP8_SECOND_SCALE_SHIFT;
     }
     f->outer_scale = scale;
-}
-
-/* Initialises the barriers of store slots with their arrivals per phase. store_lanes: that store a slot, a TMA box
-   each. One thread. */
-GMM__DEVICE void gmm_fp8_init_slots(uint32_t slot_bars, int consumers, int store_lanes) {
-    int i;
-    for (i = 0; i < consumers; i++) {
-        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, (uint32_t)i), (uint32_t)store_lanes);
-        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, (uint32_t)i), 128);
-    }
-    gmm_fence_mbarrier_init();
-}
-
-/* Waits until the scheduler has chosen one of the kernel's two tiles. Returns whether it is the second. The vote makes
-   the answer uniform for the compiler, which would else keep no wgmma descriptor in uniform registers. Whole warp. */
-GMM__DEVICE int gmm_fp8_wait_choice(const gmm_fp8_barriers *barriers, uint32_t bars) {
-    gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
-    return __any_sync(0xFFFFFFFFu, *(const volatile int32_t *)&barriers->second_tile);
-}
-
-/* Releases a stage to the producers of the cluster's CTAs. lane: of the thread. arrivals: lanes of the warp that
-   arrive, as many for each CTA: the cluster's size, or a multiple of it where the warp arrives for an idle consumer
-   too. */
-GMM__DEVICE void gmm_fp8_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index, uint32_t lane,
-                                       uint32_t arrivals) {
-    if (lane < arrivals)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane & (pipe->cluster_size - 1));
-}
-/* Releases the stages of a tile of which the warp multiplies nothing, unread. */
-GMM__DEVICE void gmm_fp8_skip_stages(uint32_t k_tiles, uint32_t arrivals, gmm_sm90_pipeline *pipe) {
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % pipe->stages;
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / pipe->stages & 1);
-        __syncwarp(); /* a lane's arrival is that of the warp */
-        gmm_fp8_release_stage(pipe, s, threadIdx.x & 31, arrivals);
-    }
 }
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before
@@ -4865,8 +4958,8 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) 
 }
 
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
-   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
-   waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
+   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (slot.empty),
+   waits until the consumer has written it (slot.full) and stores it. Tiles that have no rows for a consumer pass
    through the barriers once. A glu tile has two passes, whose parts are apart in D. slots: address of the first slot;
    passes: a constant, of the tile. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int passes,
@@ -12405,24 +12498,26 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. With 1d2d
-   it returns the thread's lane: to read it takes the time between the first and the second product with which three
-   consumers are fastest (KERNELS.md, "Sensitive loop"). */
-GMM__DEVICE uint32_t GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
-    const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
-    uint32_t lane = 0;
-    int kk;
-    gmm_wgmma_fence();
-#pragma unroll
-    for (kk = 0; kk < 4; kk++) {
-        if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
-            GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
-                            gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
-        else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
-        if (GMM__SCALING_VALUE == GMM_FP8_1D2D && kk == 0) lane = (uint32_t)gmm_tid_x() & 31;
+/* Issues wgmma number `kk` of a stage's four: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_issue_)(float *acc, uint32_t desc_a, uint32_t desc_b, const int kk) {
+    const uint64_t a = gmm_wgmma_desc_k_major(desc_a + kk * (32 >> 4));
+    const uint64_t b = gmm_wgmma_desc_k_major(desc_b + kk * (32 >> 4));
+    if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0) GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, a, b);
+    else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, a, b);
+}
+/* Moves on by a stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_advance_)(gmm_fp8_pipeline *pipe) {
+    gmm_fp8_next_stage(pipe, GMM__CFG(stages), GMM__CFG(stage_bytes), GMM__STAGE_SCALE_BYTES);
+}
+/* Releases the stages of a tile of which the consumer multiplies nothing, unread. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_fp8_pipeline *pipe) {
+#pragma unroll 1
+    for (; k_tiles > 0; k_tiles--) {
+        gmm_fp8_wait_stage(pipe);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        gmm_fp8_release_stage(pipe, pipe->empty);
+        GMM__PART(gmm_fp8_advance_)(pipe);
     }
-    gmm_wgmma_commit();
-    return lane;
 }
 
 #if GMM__IS_1D1D
@@ -12494,120 +12589,139 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 #undef GMM__LANE_ROWS
 #undef GMM__LANE_COLS
 
-/* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
-   products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order_wg: this consumer's number where two alternate, else -1. Each of two issues the products of a
-   stage after the other has issued its own, so that one's additions and the other's products run side by side. */
-GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
-                                                   uint32_t desc_b, uint32_t row_scales_at, int order_wg,
-                                                   gmm_sm90_pipeline *pipe) {
-    const uint32_t end = pipe->iter + k_tiles;
-    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES;
-    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_BLOCK_BYTES, 0);
-    uint32_t k = pipe->iter, s;
-    float partial[GMM__ACC], scales[GMM__ACC];
+/* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
+   The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
+   need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
+   additions and the other's products run side by side. */
+GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
+                                                    const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
+                                                    int *is_full, gmm_fp8_store *store) {
+    const uint32_t empty = pipe->empty;
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(pipe->column_scales, GMM_FP8_SCALE_BLOCK_BYTES, 0);
+    const int alternates = tile->row_blocks > 1;
+    float of_rows[2], scales[GMM__ACC];
+    uint32_t rows[4];
     int u;
-#pragma unroll 1
-    for (; k != end; k++) {
-        float of_rows[2];
-        uint32_t rows[4];
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (order_wg >= 0) gmm_order_wait(order_wg);
-        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
-        of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-        gmm_fp8_scale_fragment(of_rows, rows);
-        gmm_wgmma_fence();
-        gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
-        gmm_wgmma_commit();
-        if (order_wg >= 0) gmm_order_arrive(order_wg ^ 1);
-        GMM__WGMMA_WAIT(0);
-        __syncwarp();
-        gmm_sm90_release_stage(pipe, s);
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    if (alternates) gmm_order_wait(wg);
+    gmm_wgmma_fence();
 #pragma unroll
-        for (u = 0; u < GMM__ACC; u++) {
-            GMM__PIN_F32(partial[u]);
-            GMM__PIN_F32(scales[u]);
-            acc[u] = __fmaf_rn(partial[u], scales[u], acc[u]);
+    for (u = 0; u < 4; u++) GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, u);
+    gmm_wgmma_commit();
+    of_rows[0] = gmm_ld_shared_f32(pipe->row_scales);
+    of_rows[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
+    gmm_fp8_scale_fragment(of_rows, rows);
+    gmm_wgmma_fence();
+    gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales, 0);
+    gmm_wgmma_commit();
+    if (alternates) gmm_order_arrive(wg ^ 1);
+    if (first) gmm_fp8_pass_slot(store);
+    GMM__PART(gmm_fp8_advance_)(pipe);
+    GMM__WGMMA_WAIT(0);
+    __syncwarp();
+    gmm_fp8_release_stage(pipe, empty);
+    *is_full = gmm_fp8_test_stage(pipe);
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) {
+        GMM__PIN_F32(partial[u]);
+        GMM__PIN_F32(scales[u]);
+        acc[u] = __fmaf_rn(partial[u], scales[u], first ? 0.0f : acc[u]);
+    }
+}
+#elif !GMM__IS_FAST
+
+/* Multiplies a stage and adds the sum, times its scales, to acc. Scales are multiplied between the first and the second
+   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "Sensitive loop").
+   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
+GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
+                                                    const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
+                                                    int *is_full, gmm_fp8_store *store) {
+    const uint32_t empty = pipe->empty;
+    /* The second block of 128 columns begins at the tile's column 64, else at column 128. */
+    const int n0_at_64 = tile->n0 % 128 != 0;
+    /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns, the
+       first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
+    float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
+    int u, e;
+    (void)wg;
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
+    a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
+    gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
+    gmm_wgmma_fence();
+    GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, 0);
+#pragma unroll
+    for (e = 0; e < 2; e++)
+#pragma unroll
+        for (u = 0; u < GMM__CFG(tile_n) / 64; u += 2) {
+            scales[u][e] = __fmul_rn(a_scales[e], block_scales[u / 2]);
+            GMM__PIN_F32(scales[u][e]);
+        }
+#pragma unroll
+    for (u = 1; u < 4; u++) GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, u);
+    gmm_wgmma_commit();
+    if (first) gmm_fp8_pass_slot(store);
+    GMM__PART(gmm_fp8_advance_)(pipe);
+    if (GMM__CFG(tile_n) != 128)
+#pragma unroll
+        for (e = 0; e < 2; e++)
+            scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
+    GMM__WGMMA_WAIT(0);
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
+    __syncwarp(); /* all lanes have read the stage's scales */
+    gmm_fp8_release_stage(pipe, empty);
+    *is_full = gmm_fp8_test_stage(pipe);
+#pragma unroll
+    for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
+#pragma unroll
+        for (e = 0; e < 8; e++) {
+            const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
+            acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, first ? 0.0f : acc[8 * u + e]);
         }
     }
-    pipe->iter = end;
 }
-#else
+#endif
 
-/* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
-   the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. arrivals: see
-   gmm_fp8_release_stage. */
-GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, uint32_t arrivals,
-                                              gmm_sm90_pipeline *pipe) {
-    const uint32_t end = pipe->iter + k_tiles;
-    uint32_t k = pipe->iter, s;
+/* Mainloop of a consumer: multiplies the tile's stages, at least one. acc is set. */
 #if GMM__IS_FAST
-    const uint32_t lane = threadIdx.x & 31;
-    (void)arrivals;
-    (void)row_scales_at;
-    (void)n0_at_64;
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
+                                              gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
+    const uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
+    uint32_t k, multiplied = 0; /* empty barrier of the stage before */
+    int is_full = 0, u;
+    (void)wg;
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
 #pragma unroll 1
-    for (; k != end; k++) {
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
+    for (k = 0; k < k_tiles; k++) {
+        if (!is_full) gmm_fp8_wait_stage(pipe);
+        gmm_wgmma_fence();
+#pragma unroll
+        for (u = 0; u < 4; u++) GMM__PART(gmm_fp8_issue_)(acc, pipe->desc_a, pipe->desc_b, u);
+        gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
-        if (k != pipe->iter && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
+        if (k == 0) gmm_fp8_pass_slot(store);
+        else gmm_fp8_release_stage(pipe, multiplied);
+        multiplied = pipe->empty;
+        GMM__PART(gmm_fp8_advance_)(pipe);
+        is_full = gmm_fp8_test_stage(pipe);
     }
     GMM__WGMMA_WAIT(0);
-    gmm_sm90_release_stage(pipe, (k - 1) % GMM__CFG(stages));
+    gmm_fp8_release_stage(pipe, multiplied);
+}
 #else
-    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES;
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
+                                              gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
+    uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
     float partial[GMM__ACC];
-    uint32_t lane;
-    int u, e;
+    int is_full = 0, u;
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) GMM__UNDEFINED_F32(partial[u]);
+    GMM__PART(gmm_fp8_multiply_stage_)(acc, partial, 1, tile, wg, pipe, &is_full, store);
 #pragma unroll 1
-    for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
-        float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        lane = GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
-        GMM__WGMMA_WAIT(1);
-        if (row_scales_at) {
-            a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
-            a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
-        }
-        /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns,
-           the first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
-#pragma unroll
-        for (e = 0; e < 2; e++) {
-            scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
-            if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] = __fmul_rn(a_scales[e], block_scales[1]);
-                scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
-            }
-        }
-        GMM__WGMMA_WAIT(0);
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        __syncwarp(); /* all lanes have read the stage's scales */
-        gmm_fp8_release_stage(pipe, s, lane, arrivals);
-#pragma unroll
-        for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
-#pragma unroll
-            for (e = 0; e < 8; e++) {
-                const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, acc[8 * u + e]);
-            }
-        }
-    }
-#endif
-    pipe->iter = end;
+    while (--k_tiles > 0)
+        GMM__PART(gmm_fp8_multiply_stage_)(acc, partial, 0, tile, wg, pipe, &is_full, store);
 }
 #endif
 #endif
@@ -12625,9 +12739,9 @@ GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
 GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
                                                  gmm_sm90_split_stats stats) {
     int second = args->tile_choice;
-    if (second == 2)
-        second = gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n), GMM__IDLE_CONSUMERS) <
-                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n), 0);
+    if (second == 2) /* wgrad takes the first tile */
+        second = !args->wgrad && gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n)) <
+                                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n));
     s->max_blocks = GMM__CFG_OF(second, consumers);
     s->col_align = GMM__COL_ALIGN(GMM__CFG_OF(second, tile_n));
     s->cluster_along_n = GMM__CFG_OF(second, tile_n) == 128;
@@ -12749,7 +12863,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             in_group = next_work - work_ends[f.t.g];
             group_work = work_ends[f.t.g + 1] - work_ends[f.t.g];
         }
-        if (in_group >= 0) {
+        if (in_group >= 0) { /* what follows from the arguments and the tile is set anew, and takes no registers */
             s.k_grouped = args->wgrad;
             s.col_align = args->wgrad ? GMM__CFG_OF(smem->bars.second_tile, tile_n)
                                       : GMM__COL_ALIGN(GMM__CFG_OF(smem->bars.second_tile, tile_n));
@@ -12945,15 +13059,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_request_line_scales_)(const gmm_fp8_args *arg
                              x < t->cols);
 }
 
-/* Multiplies the accumulators by the outer scale and by scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, uint32_t base,
-                                                        int wg, float acc[GMM__ACC]) {
+/* Multiplies the accumulators by the outer scale and, where by_line is set, by scales per line. */
+GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
+                                                        int by_line, uint32_t base, int wg, float acc[GMM__ACC]) {
     const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4;
-    const int second_exponent = f->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
-    const int by_line = args->a_scale.scaling == GMM_SCALING_ROW || args->b_scale.scaling == GMM_SCALING_ROW;
-    const float outer_scale = f->outer_scale;
+    const int second_exponent = tile->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
+    const float outer_scale = tile->outer_scale;
     int u;
+    (void)args;
     if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
         const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
         float scale0 = second, scale1 = second;
@@ -13006,6 +13120,16 @@ GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, co
         acc[u + 2] = gmm_epilogue_apply(step, acc[u + 2], row8, v[0]);
         acc[u + 3] = gmm_epilogue_apply(step, acc[u + 3], row8, v[1]);
     }
+}
+
+/* Applies those that the call has. */
+GMM__DEVICE void GMM__PART(gmm_fp8_apply_steps_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, int pass, int wg,
+                                                 float acc[GMM__ACC]) {
+#define GMM__X(name, rows, cols) \
+    if (gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+        GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 }
 
 /* Writes TMA boxes of D from number `first` on, as many as a slot holds, to the slot at `slot`: as 16-bit elements. */
@@ -13088,36 +13212,37 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_slot_)(const gmm_fp8_args *args, const 
     }
 }
 
-/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. *part:
-   parts that this warp group has stored. */
-GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f,
+/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
                                                         const GMM__SMEM *smem, uint32_t base, int wg,
-                                                        const float acc[GMM__ACC], uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
-    const int d_flags = f->d_flags, box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of 128 bytes */
+                                                        const float acc[GMM__ACC], gmm_fp8_store *store) {
+    const uint32_t slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const int d_flags = tile->d_flags, box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of 128 bytes */
     int i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first TMA box of a part */
         const int c0 = i * box_cols;
-        if (c0 >= f->t.cols || c0 >= GMM__CFG(tile_n)) break;
-        gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-        if (d_flags & GMM_FP8_D_16BIT) GMM__PART(gmm_fp8_write_slot_16_)(args->p.d.dtype, slot, i, acc);
-        else {
+        if (c0 >= tile->cols || c0 >= GMM__CFG(tile_n)) break;
+        gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+        if (d_flags & GMM_FP8_D_16BIT) { /* the dtype is a constant, since a predicate would double the conversions */
+            if (args->p.d.dtype == GMM_BF16) GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, slot, i, acc);
+            else GMM__PART(gmm_fp8_write_slot_16_)(GMM_F16, slot, i, acc);
+        } else {
             const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
-            GMM__PART(gmm_fp8_write_slot_f32_)(slot, i, loaded, loaded ? gmm_gemm_beta(&args->p, f->t.g) : 0.0f, acc);
+            GMM__PART(gmm_fp8_write_slot_f32_)(slot, i, loaded, loaded ? gmm_gemm_beta(&args->p, tile->f->t.g) : 0.0f,
+                                               acc);
         }
         if (!(d_flags & GMM_FP8_D_TMA))
-            GMM__PART(gmm_fp8_store_slot_)(args, f, (const char *)smem->slot[wg], c0, wg);
-        gmm_fence_proxy_async();
-        gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+            GMM__PART(gmm_fp8_store_slot_)(args, tile->f, (const char *)smem->slot[wg], c0, wg);
     }
+    /* stores of fp32 take longer than the mainloop where groups have few rows: they begin at once */
+    if (!(d_flags & GMM_FP8_D_16BIT)) gmm_fp8_pass_slot(store);
 }
 /* Completes one phase of the slot's barriers for a tile without rows or columns of this warp group, since the store
    warp waits for at least one part per tile. */
-GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars);
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, gmm_fp8_store *store) {
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+    gmm_fp8_pass_slot(store);
 }
 #endif
 /* Body 11, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first pass on.
@@ -13133,12 +13258,9 @@ GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
 }
 
 /* Passes the gate columns of D to the slot, where they stay. */
-GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-    GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, slot, 0, acc);
-    gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+    GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg, 0, acc);
 }
 
 /* Replaces the warp's gate values in the slot by h. linear: the linear columns of D, two accumulators per word.
@@ -13222,10 +13344,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_codes_)(const gmm_fp8_args *args, c
 /* Computes and stores h from the gate columns in the slot and the accumulators of the linear columns, which
    follow them in the slot. */
 GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, const GMM__SMEM *smem,
-                                               uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
+                                               uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
     const gmm_fp8_glu *const glu = &args->glu;
     const gmm_sm90_tile *const t = &f->t;
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const uint32_t slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
     const int tid = gmm_tid_x() & 127, first = 64 * wg + tid / 32 * 16;
     uint32_t linear[GMM__ACC / 2], maxima[2];
     float probs[2], scales[2];
@@ -13237,7 +13359,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
     }
 #pragma unroll
     for (u = 0; u < GMM__ACC / 2; u++) linear[u] = gmm_pack2(GMM_BF16, acc[2 * u], acc[2 * u + 1]);
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1); /* TMA has read the gate columns */
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg); /* TMA has read the gate columns */
     GMM__PART(gmm_fp8_glu_activate_)(glu, slot, linear, probs, maxima);
 #pragma unroll
     for (u = 0; u < 2; u++)
@@ -13252,8 +13374,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
         for (u = 0; u < GMM__CFG(tile_n) / 16; u++)
             gmm_stmatrix_x4(GMM__PART(gmm_fp8_glu_block_)(slot, u), linear[4 * u], linear[4 * u + 1],
                             linear[4 * u + 2], linear[4 * u + 3]);
-    gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
 }
 #endif
 
@@ -13266,73 +13386,62 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    const int has_stage_scales = GMM__PART(gmm_fp8_has_stage_scales_)(args);
-    gmm_sm90_pipeline pipe = { GMM__SMEM_AT(stage_bars), GMM__CFG(stages), GMM__CFG(stage_bytes),
-                               gmm_cluster_nctarank(), 0 };
-    uint32_t tile_index = 0, part = 0;
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args), tid = gmm_tid_x();
+    const int wg = __shfl_sync(0xFFFFFFFFu, tid >> 7, 0);
+    int by_line = args->a_scale.scaling == GMM_SCALING_ROW || args->b_scale.scaling == GMM_SCALING_ROW;
+    int has_steps = !args->wgrad && gmm_epilogue_steps_present(&args->p);
+    const uint32_t row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+    gmm_fp8_pipeline pipe = gmm_fp8_begin_pipeline(base + GMM__CFG(a_offset) + 8192 * wg, base,
+                                                   GMM__SMEM_AT(stage_bars), stage_scales_at + 4 * row,
+                                                   stage_scales_at + GMM__ROW_SCALE_BYTES,
+                                                   wg == 0 ? idle_consumers : 0);
+    gmm_fp8_store store = { 0, 0 };
+    gmm_fp8_consumer_tile tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, predicts)), next;
+    uint32_t tile_index = 0;
     float acc[GMM__ACC];
     int pass = 0, u;
-    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0) {
-        const int predicted = predicts && tile_index == 0 && pass == 0;
-        const gmm_fp8_tile *f;
-        const gmm_sm90_tile *t;
-        /* recomputed for every tile, so that the mainloop has their registers */
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
-        const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
-        const uint32_t arrivals = pipe.cluster_size << (wg == 0 ? idle_consumers : 0);
+    GMM__PIN_U32(by_line); /* as words: the mainloop needs the predicates */
+    GMM__PIN_U32(has_steps);
+    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
+        int present = tile.cols > 0 && tile.row_blocks > wg;
         /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
            scheduler may overwrite the entry. */
         __syncwarp();
-        f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
-        t = &f->t;
-        if (t->row_blocks == 0) break;
-        if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            gmm_fp8_skip_stages(gmm_fp8_k_tiles(t->k), arrivals, &pipe);
-            if (t->cols <= 0 || t->row_blocks <= wg) {
-                if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
-                continue;
+        if (tile.row_blocks == 0) break;
+        if (!present || tile.k == 0) {
+            gmm_fp8_pass_slot(&store);
+            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(tile.k), &pipe);
+        }
+        if (present) {
+            if (by_line) GMM__PART(gmm_fp8_request_line_scales_)(args, &tile.f->t, base, wg);
+            if (tile.k > 0) GMM__PART(gmm_fp8_mainloop_)(acc, &tile, wg, &pipe, &store);
+            else
+#pragma unroll
+                for (u = 0; u < GMM__ACC; u++) {
+                    acc[u] = 0.0f;
+                    GMM__PIN_F32(acc[u]); /* keeps the zeros out of the other branch */
+                }
+            if (predicts && tile_index == 0 && pass == 0) { /* the scheduler has read the split again meanwhile */
+                tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, 0));
+                present = tile.cols > 0;
+                if (!present) gmm_cp_async_wait_all();
             }
         }
-        GMM__PART(gmm_fp8_request_line_scales_)(args, t, base, wg);
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
-        if (t->k > 0) {
-            const int tid = gmm_tid_x(), row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-#if GMM__IS_1D1D
-            (void)has_stage_scales;
-            GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                              stage_scales_at + 4 * (uint32_t)row,
-                                              t->row_blocks > 1 ? wg : -1, &pipe);
-#else
-            GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                         has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                         t->n0 % 128 != 0, arrivals, &pipe);
-#endif
+        /* read here, so that the next tile begins without a wait for its entry */
+        next = tile;
+        if (pass == GMM__PASSES - 1)
+            next = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, tile_index + 1, 0));
+        if (!present) {
+            if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &store);
+            continue;
         }
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-        if (predicted) { /* the scheduler has read the split again meanwhile */
-            gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
-            f = ring;
-            t = &f->t;
-            if (t->cols <= 0) {
-                gmm_cp_async_wait_all();
-                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
-                continue;
-            }
-        }
-        GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
-#define GMM__X(name, rows, cols) \
-        if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
-        GMM_EPILOGUE_STEP_LIST(GMM__X)
-#undef GMM__X
-        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
-        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &part);
-        else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
+        GMM__PART(gmm_fp8_scale_accumulators_)(args, &tile, by_line, base, wg, acc);
+        if (has_steps) GMM__PART(gmm_fp8_apply_steps_)(args, &tile.f->t, pass, wg, acc);
+        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, &tile, smem, base, wg, acc, &store);
+        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &store);
+        else GMM__PART(gmm_fp8_store_glu_)(args, tile.f, smem, base, wg, acc, &store);
     }
+    gmm_fp8_pass_slot(&store);
 }
 
 /* Producer, scale loader and store warp. role: number of the warp behind the consumers. */
@@ -13340,7 +13449,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const 
                                                 int role) {
     const uint32_t bars = GMM__SMEM_AT(bars);
     if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
-    else if (role == GMM_FP8_SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(args))
+    else if (role == GMM_FP8_SCALE_WARP)
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));
@@ -13362,9 +13471,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
                                      ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
-    /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
-        ((float *)smem->line_scales)[i] = 1.0f;
+    /* Scales that the call does not have stay 1: those of lines, and behind them those of stages. */
+    const uint32_t scale_bytes = sizeof(GMM__SMEM) - offsetof(GMM__SMEM, line_scales) +
+                                 (GMM__SCALING_VALUE == GMM_FP8_FAST || loader_arrivals
+                                      ? 0 : GMM__CFG(stages) * GMM__STAGE_SCALE_BYTES);
+    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x) ((float *)smem->line_scales)[i] = 1.0f;
     if (threadIdx.x != 0) return;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
@@ -13405,7 +13516,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         /* keeps addresses and wgmma descriptors in uniform registers; without it stages take 1% longer */
         const uint32_t base_of_consumers = __shfl_sync(0xFFFFFFFFu, base, 0);
         if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars))) {
-            if (role >= -4 * GMM__IDLE_CONSUMERS) {
+            if (role >= -4 * GMM__IDLE_CONSUMERS) { /* the others cannot begin before they have its registers */
                 GMM__SETMAXNREG_DEC((int)GMM_FP8_IDLE_REGS);
                 return;
             }
@@ -13423,6 +13534,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         return;
     }
     GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
+    if (role == GMM_FP8_SCALE_WARP && !GMM__PART(gmm_fp8_has_stage_scales_)(&args)) return;
     if (role == GMM_FP8_SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
 #if GMM__TILES == 2
     else if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars)))

@@ -278,6 +278,7 @@ void emulated_mbarrier_complete(uint32_t bar, int32_t bytes) {
     b->bytes -= bytes;
     mbarrier_complete_phase(b);
 }
+int emulated_mbarrier_test(uint32_t bar, uint32_t parity) { return (mbarrier_at(bar)->arrivals & 1) != parity; }
 void emulated_mbarrier_wait(uint32_t bar, uint32_t parity) { wait_while(&mbarrier_at(bar)->arrivals, 1, parity); }
 
 uint32_t emulated_mapa(uint32_t smem, uint32_t rank) {

@@ -76,6 +76,7 @@ void emulated_mbarrier_init(uint32_t bar, uint32_t count);
 void emulated_mbarrier_arrive(uint32_t bar, int32_t expect_bytes);
 void emulated_mbarrier_complete(uint32_t bar, int32_t bytes);
 void emulated_mbarrier_wait(uint32_t bar, uint32_t parity);
+int emulated_mbarrier_test(uint32_t bar, uint32_t parity);
 
 /* Operands of tensor cores. Products of their elements are exact in fp32; sums are rounded to fp32 after each. */
 typedef enum emulated_type { EMULATED_BF16, EMULATED_F16, EMULATED_E4M3, EMULATED_E5M2 } emulated_type;

@@ -17,6 +17,7 @@ GMM__DEVICE void gmm_touch(uint32_t word) { (void)word; }
 #define GMM__SETMAXNREG_DEC(n) ((void)0)
 #define GMM__SETMAXNREG_INC(n) ((void)0)
 #define GMM__PIN_F32(x) ((void)0)
+#define GMM__UNDEFINED_F32(x) ((x) = NAN)
 #define GMM__PIN_U32(x) ((void)0)
 #define GMM__PIN_MEMORY() ((void)0)
 #define GMM__USE_BOX(box, bytes) ((void)(box), (void)(bytes))
@@ -34,10 +35,13 @@ GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
     emulated_mbarrier_arrive(bar, (int32_t)bytes);
 }
 GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) { emulated_mbarrier_wait(bar, parity); }
+GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) { return emulated_mbarrier_test(bar, parity); }
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) { emulated_mbarrier_arrive(bar, 0); }
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     emulated_mbarrier_arrive(emulated_mapa(bar, rank), 0);
 }
+GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) { return emulated_mapa(smem, rank); }
+GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) { emulated_mbarrier_arrive(bar, 0); }
 GMM__DEVICE void gmm_st_async_remote(uint32_t word, uint32_t bar, uint32_t rank, int value) {
     memcpy((void *)(uintptr_t)emulated_mapa(word, rank), &value, sizeof value);
     emulated_mbarrier_complete(emulated_mapa(bar, rank), (int32_t)sizeof value);

@@ -71,6 +71,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
                             : call->options.fp8_fast_accum && !wgrad ? GMM_FP8_FAST : GMM_FP8_1D2D;
     const gmm_fp8_kernel *k;
+    char text[64];
     double price = 0.0;
     int64_t tiles;
     if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
@@ -98,10 +99,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
     if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
-    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, tile %d x %d%s, %d blocks%s", gmm_dtype_name(a->dtype),
+    (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
-                   GMM_FP8_BLOCK_ROWS * k->consumers, (int)k->tile_n,
-                   k->tile_choice == 2 ? " or 128 x 192, by the split" : "", plan->grid[0],
+                   gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
                    call->product_act ? ", with the activation and its cast" : "");
     return 1;
 }

@@ -240,6 +240,20 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     return text;
 }
 
+#ifndef GMM_NO_QUANT
+/* The same of an FP8 kernel. */
+static const char *gmm__wgmma_fp8_tile_note(int32_t kernel, char text[64]) {
+    const gmm_fp8_kernel *k = &gmm_fp8_kernels[kernel], *second = gmm_fp8_kernels;
+    const int rows = GMM_FP8_BLOCK_ROWS;
+    if (k->tile_choice == 2) {
+        while (second->function != k->function || second->tile_choice != 1) second++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", rows * k->consumers, (int)k->tile_n,
+                       rows * second->consumers, (int)second->tile_n);
+    } else (void)snprintf(text, 64, "tile %d x %d", rows * k->consumers, (int)k->tile_n);
+    return text;
+}
+#endif
+
 /* The operation of the kernels that serves an operation of the API. */
 static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
     return op == GMM_OP_LINEAR_FWD ? gmm_gemm_fwd : op == GMM_OP_LINEAR_DGRAD ? gmm_gemm_dgrad : gmm_gemm_wgrad;
@@ -257,10 +271,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     /* gmm_sm90_group_work in 64 bits */
     const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
-    const int32_t idle = k->threads / 128 - 1 - k->consumers;
-    const double steps = (double)(m64 / k->consumers) * gmm_fp8_stage_clocks(k->tile_n, k->consumers, idle) +
-                         gmm_fp8_stage_clocks(k->tile_n, (int32_t)(m64 % k->consumers), idle);
-    const double mma = passes * steps / (double)t.tiles_m;
+    const double mma = passes * (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)m64, (int32_t)t.tiles_m) /
+                       (double)t.tiles_m;
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;

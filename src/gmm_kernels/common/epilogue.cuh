@@ -83,6 +83,13 @@ GMM__DEVICE int gmm_epilogue_present(const gmm_epilogue_step step, const gmm_gem
 #undef GMM__X
     return 0;
 }
+/* Whether the call has any. */
+GMM__DEVICE int gmm_epilogue_steps_present(const gmm_gemm_args *args) {
+#define GMM__X(name, rows, cols) if (gmm_epilogue_##name##_present(args)) return 1;
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
+    return 0;
+}
 GMM__DEVICE gmm_epilogue_values gmm_epilogue_values_of(const gmm_epilogue_step step, const gmm_gemm_args *args,
                                                        int32_t g, int64_t row) {
 #define GMM__X(name, rows, cols) if (step == GMM_EPILOGUE_##name) return gmm_epilogue_##name##_values(args, g, row);

@@ -40,6 +40,7 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
+#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))         /* x has some value */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
 /* Keeps the computation of a box that nothing else uses. */
@@ -63,6 +64,13 @@ GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) {
                      " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
     } while (!done);
 }
+/* Whether it has; does not wait. */
+GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) {
+    int done;
+    asm volatile("{\n .reg .pred p;\n mbarrier.test_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                 " selp.b32 %0, 1, 0, p;\n}" : "=r"(done) : "r"(bar), "r"(parity) : "memory");
+    return done;
+}
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
@@ -72,6 +80,15 @@ GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
 GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
     asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
                  " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
+}
+/* The address of `smem` in the shared memory of CTA `rank` of the cluster, and an arrival at a barrier by it. */
+GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) {
+    uint32_t at;
+    asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem), "r"(rank));
+    return at;
+}
+GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) {
+    asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
 }
 /* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
    barrier. */

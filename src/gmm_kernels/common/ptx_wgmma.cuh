@@ -83,10 +83,9 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) GMM__WGMMA_CONSTRAINT "f"(x)
+#define GMM__W(x) "+f"(x) /* of set too: ptxas keeps what is read and written in the same registers in a loop */
 
 #define GMM__BODY 8
-#define GMM__WGMMA_CONSTRAINT "+"
 #define GMM__WGMMA_SCALE_D(c) c
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
@@ -126,17 +125,14 @@ GMM__DEVICE void gmm_wgmma_rs_bf16(const int n16, float *d, const uint32_t a_reg
 #endif
 }
 
-#undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #ifndef GMM_NO_QUANT
-#define GMM__WGMMA_CONSTRAINT "="
 #define GMM__WGMMA_SCALE_D(c) "0"
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (e4m3, set, "k32.f32.e4m3.e4m3", "")
 #include GMM_KERNELS_FILE
 #define GMM__ROW (e5m2, set, "k32.f32.e5m2.e4m3", "")
 #include GMM_KERNELS_FILE
-#undef GMM__WGMMA_CONSTRAINT
 #undef GMM__WGMMA_SCALE_D
 #endif
 #undef GMM__BODY

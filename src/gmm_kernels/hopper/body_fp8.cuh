@@ -38,24 +38,26 @@
 #define GMM__WGMMA(op) GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), op)
 
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Issues the wgmmas of stage `stage`: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. With 1d2d
-   it returns the thread's lane: to read it takes the time between the first and the second product with which three
-   consumers are fastest (KERNELS.md, "Sensitive loop"). */
-GMM__DEVICE uint32_t GMM__PART(gmm_fp8_issue_stage_)(float *acc, uint32_t desc_a, uint32_t desc_b, uint32_t stage) {
-    const uint32_t a = desc_a + stage * (GMM__CFG(stage_bytes) >> 4), b = desc_b + stage * (GMM__CFG(stage_bytes) >> 4);
-    uint32_t lane = 0;
-    int kk;
-    gmm_wgmma_fence();
-#pragma unroll
-    for (kk = 0; kk < 4; kk++) {
-        if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0)
-            GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a + kk * (32 >> 4)),
-                            gmm_wgmma_desc_k_major(b + kk * (32 >> 4)));
-        else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, gmm_wgmma_desc_k_major(a), gmm_wgmma_desc_k_major(b));
-        if (GMM__SCALING_VALUE == GMM_FP8_1D2D && kk == 0) lane = (uint32_t)gmm_tid_x() & 31;
+/* Issues wgmma number `kk` of a stage's four: 64 rows by the tile's columns. Scaled sums start at 0 in every stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_issue_)(float *acc, uint32_t desc_a, uint32_t desc_b, const int kk) {
+    const uint64_t a = gmm_wgmma_desc_k_major(desc_a + kk * (32 >> 4));
+    const uint64_t b = gmm_wgmma_desc_k_major(desc_b + kk * (32 >> 4));
+    if (GMM__SCALING_VALUE == GMM_FP8_FAST || kk > 0) GMM__WGMMA(add)(GMM__CFG(tile_n) / 8, acc, a, b);
+    else GMM__WGMMA(set)(GMM__CFG(tile_n) / 8, acc, a, b);
+}
+/* Moves on by a stage. */
+GMM__DEVICE void GMM__PART(gmm_fp8_advance_)(gmm_fp8_pipeline *pipe) {
+    gmm_fp8_next_stage(pipe, GMM__CFG(stages), GMM__CFG(stage_bytes), GMM__STAGE_SCALE_BYTES);
+}
+/* Releases the stages of a tile of which the consumer multiplies nothing, unread. */
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_stages_)(uint32_t k_tiles, gmm_fp8_pipeline *pipe) {
+#pragma unroll 1
+    for (; k_tiles > 0; k_tiles--) {
+        gmm_fp8_wait_stage(pipe);
+        __syncwarp(); /* a lane's arrival is that of the warp */
+        gmm_fp8_release_stage(pipe, pipe->empty);
+        GMM__PART(gmm_fp8_advance_)(pipe);
     }
-    gmm_wgmma_commit();
-    return lane;
 }
 
 #if GMM__IS_1D1D
@@ -127,120 +129,139 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 #undef GMM__LANE_ROWS
 #undef GMM__LANE_COLS
 
-/* Mainloop of a consumer in 1d1d, where every element of a stage's sum has a scale of its own: gmm_fp8_mainloop_ with
-   products of scales by the tensor cores in place of scales that threads read from shared memory, whose port the
-   products need. order_wg: this consumer's number where two alternate, else -1. Each of two issues the products of a
-   stage after the other has issued its own, so that one's additions and the other's products run side by side. */
-GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_1d1d_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a,
-                                                   uint32_t desc_b, uint32_t row_scales_at, int order_wg,
-                                                   gmm_sm90_pipeline *pipe) {
-    const uint32_t end = pipe->iter + k_tiles;
-    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES;
-    const uint64_t desc_scales = gmm_wgmma_desc_blocks(column_scales_at, GMM_FP8_SCALE_BLOCK_BYTES, 0);
-    uint32_t k = pipe->iter, s;
-    float partial[GMM__ACC], scales[GMM__ACC];
+/* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
+   The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
+   need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
+   additions and the other's products run side by side. */
+GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
+                                                    const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
+                                                    int *is_full, gmm_fp8_store *store) {
+    const uint32_t empty = pipe->empty;
+    const uint64_t desc_scales = gmm_wgmma_desc_blocks(pipe->column_scales, GMM_FP8_SCALE_BLOCK_BYTES, 0);
+    const int alternates = tile->row_blocks > 1;
+    float of_rows[2], scales[GMM__ACC];
+    uint32_t rows[4];
     int u;
-#pragma unroll 1
-    for (; k != end; k++) {
-        float of_rows[2];
-        uint32_t rows[4];
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        if (order_wg >= 0) gmm_order_wait(order_wg);
-        GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        of_rows[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
-        of_rows[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-        gmm_fp8_scale_fragment(of_rows, rows);
-        gmm_wgmma_fence();
-        gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales + s * (GMM__STAGE_SCALE_BYTES >> 4), 0);
-        gmm_wgmma_commit();
-        if (order_wg >= 0) gmm_order_arrive(order_wg ^ 1);
-        GMM__WGMMA_WAIT(0);
-        __syncwarp();
-        gmm_sm90_release_stage(pipe, s);
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    if (alternates) gmm_order_wait(wg);
+    gmm_wgmma_fence();
 #pragma unroll
-        for (u = 0; u < GMM__ACC; u++) {
-            GMM__PIN_F32(partial[u]);
-            GMM__PIN_F32(scales[u]);
-            acc[u] = __fmaf_rn(partial[u], scales[u], acc[u]);
+    for (u = 0; u < 4; u++) GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, u);
+    gmm_wgmma_commit();
+    of_rows[0] = gmm_ld_shared_f32(pipe->row_scales);
+    of_rows[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
+    gmm_fp8_scale_fragment(of_rows, rows);
+    gmm_wgmma_fence();
+    gmm_wgmma_rs_bf16(GMM__CFG(tile_n) / 16, scales, rows, desc_scales, 0);
+    gmm_wgmma_commit();
+    if (alternates) gmm_order_arrive(wg ^ 1);
+    if (first) gmm_fp8_pass_slot(store);
+    GMM__PART(gmm_fp8_advance_)(pipe);
+    GMM__WGMMA_WAIT(0);
+    __syncwarp();
+    gmm_fp8_release_stage(pipe, empty);
+    *is_full = gmm_fp8_test_stage(pipe);
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) {
+        GMM__PIN_F32(partial[u]);
+        GMM__PIN_F32(scales[u]);
+        acc[u] = __fmaf_rn(partial[u], scales[u], first ? 0.0f : acc[u]);
+    }
+}
+#elif !GMM__IS_FAST
+
+/* Multiplies a stage and adds the sum, times its scales, to acc. Scales are multiplied between the first and the second
+   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "Sensitive loop").
+   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
+GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
+                                                    const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
+                                                    int *is_full, gmm_fp8_store *store) {
+    const uint32_t empty = pipe->empty;
+    /* The second block of 128 columns begins at the tile's column 64, else at column 128. */
+    const int n0_at_64 = tile->n0 % 128 != 0;
+    /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns, the
+       first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
+    float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
+    int u, e;
+    (void)wg;
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
+    a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
+    gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
+    gmm_wgmma_fence();
+    GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, 0);
+#pragma unroll
+    for (e = 0; e < 2; e++)
+#pragma unroll
+        for (u = 0; u < GMM__CFG(tile_n) / 64; u += 2) {
+            scales[u][e] = __fmul_rn(a_scales[e], block_scales[u / 2]);
+            GMM__PIN_F32(scales[u][e]);
+        }
+#pragma unroll
+    for (u = 1; u < 4; u++) GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, u);
+    gmm_wgmma_commit();
+    if (first) gmm_fp8_pass_slot(store);
+    GMM__PART(gmm_fp8_advance_)(pipe);
+    if (GMM__CFG(tile_n) != 128)
+#pragma unroll
+        for (e = 0; e < 2; e++)
+            scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
+    GMM__WGMMA_WAIT(0);
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
+    __syncwarp(); /* all lanes have read the stage's scales */
+    gmm_fp8_release_stage(pipe, empty);
+    *is_full = gmm_fp8_test_stage(pipe);
+#pragma unroll
+    for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
+#pragma unroll
+        for (e = 0; e < 8; e++) {
+            const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
+            acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, first ? 0.0f : acc[8 * u + e]);
         }
     }
-    pipe->iter = end;
 }
-#else
+#endif
 
-/* Mainloop of a consumer: accumulates `k_tiles` stages. desc_a, desc_b: low words of the descriptors of its rows and of
-   the tile's columns in stage 0. row_scales_at: the scale of the thread's first row in stage 0, or 0 where all scales
-   are 1. n0_at_64: the second block of 128 columns begins at the tile's column 64, else at column 128. arrivals: see
-   gmm_fp8_release_stage. */
-GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], uint32_t k_tiles, uint32_t desc_a, uint32_t desc_b,
-                                              uint32_t row_scales_at, int n0_at_64, uint32_t arrivals,
-                                              gmm_sm90_pipeline *pipe) {
-    const uint32_t end = pipe->iter + k_tiles;
-    uint32_t k = pipe->iter, s;
+/* Mainloop of a consumer: multiplies the tile's stages, at least one. acc is set. */
 #if GMM__IS_FAST
-    const uint32_t lane = threadIdx.x & 31;
-    (void)arrivals;
-    (void)row_scales_at;
-    (void)n0_at_64;
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
+                                              gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
+    const uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
+    uint32_t k, multiplied = 0; /* empty barrier of the stage before */
+    int is_full = 0, u;
+    (void)wg;
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
 #pragma unroll 1
-    for (; k != end; k++) {
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        GMM__PART(gmm_fp8_issue_stage_)(acc, desc_a, desc_b, s);
+    for (k = 0; k < k_tiles; k++) {
+        if (!is_full) gmm_fp8_wait_stage(pipe);
+        gmm_wgmma_fence();
+#pragma unroll
+        for (u = 0; u < 4; u++) GMM__PART(gmm_fp8_issue_)(acc, pipe->desc_a, pipe->desc_b, u);
+        gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
-        if (k != pipe->iter && lane < pipe->cluster_size)
-            gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, (k - 1) % GMM__CFG(stages)), lane);
+        if (k == 0) gmm_fp8_pass_slot(store);
+        else gmm_fp8_release_stage(pipe, multiplied);
+        multiplied = pipe->empty;
+        GMM__PART(gmm_fp8_advance_)(pipe);
+        is_full = gmm_fp8_test_stage(pipe);
     }
     GMM__WGMMA_WAIT(0);
-    gmm_sm90_release_stage(pipe, (k - 1) % GMM__CFG(stages));
+    gmm_fp8_release_stage(pipe, multiplied);
+}
 #else
-    const uint32_t column_scales_at = pipe->bars - (int)offsetof(GMM__SMEM, stage_bars) + (int)sizeof(GMM__SMEM) +
-                                      GMM__ROW_SCALE_BYTES;
+GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
+                                              gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
+    uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
     float partial[GMM__ACC];
-    uint32_t lane;
-    int u, e;
+    int is_full = 0, u;
+#pragma unroll
+    for (u = 0; u < GMM__ACC; u++) GMM__UNDEFINED_F32(partial[u]);
+    GMM__PART(gmm_fp8_multiply_stage_)(acc, partial, 1, tile, wg, pipe, &is_full, store);
 #pragma unroll 1
-    for (; k != end; k++) {
-        float scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
-        float a_scales[2] = { 1.0f, 1.0f }, block_scales[2] = { 1.0f, 1.0f };
-        s = __shfl_sync(0xFFFFFFFFu, k % GMM__CFG(stages), 0);
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), k / GMM__CFG(stages) & 1);
-        lane = GMM__PART(gmm_fp8_issue_stage_)(partial, desc_a, desc_b, s);
-        /* one group is in flight: without this ptxas moves the scale loads between the wgmmas, which serializes them */
-        GMM__WGMMA_WAIT(1);
-        if (row_scales_at) {
-            a_scales[0] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES);
-            a_scales[1] = gmm_ld_shared_f32(row_scales_at + s * GMM__STAGE_SCALE_BYTES + 32);
-            gmm_ld_shared_v2_f32(column_scales_at + s * GMM__STAGE_SCALE_BYTES, block_scales);
-        }
-        /* scales[b]: of columns 64 b and those behind them. A tile of 128 columns has one block of 128. Of 192 columns,
-           the first 64 are in the first block, the last 64 in the second, those between in the second if n0_at_64. */
-#pragma unroll
-        for (e = 0; e < 2; e++) {
-            scales[0][e] = __fmul_rn(a_scales[e], block_scales[0]);
-            if (GMM__CFG(tile_n) != 128) {
-                scales[GMM__CFG(tile_n) / 64 - 1][e] = __fmul_rn(a_scales[e], block_scales[1]);
-                scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
-            }
-        }
-        GMM__WGMMA_WAIT(0);
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
-        __syncwarp(); /* all lanes have read the stage's scales */
-        gmm_fp8_release_stage(pipe, s, lane, arrivals);
-#pragma unroll
-        for (u = 0; u < GMM__ACC / 8; u++) { /* 16 columns */
-#pragma unroll
-            for (e = 0; e < 8; e++) {
-                const float scale = scales[GMM__CFG(tile_n) == 128 ? 0 : u / 4][e / 2 % 2];
-                acc[8 * u + e] = __fmaf_rn(partial[8 * u + e], scale, acc[8 * u + e]);
-            }
-        }
-    }
-#endif
-    pipe->iter = end;
+    while (--k_tiles > 0)
+        GMM__PART(gmm_fp8_multiply_stage_)(acc, partial, 0, tile, wg, pipe, &is_full, store);
 }
 #endif
 #endif

@@ -23,15 +23,15 @@ GMM__DEVICE void GMM__PART(gmm_fp8_request_line_scales_)(const gmm_fp8_args *arg
                              x < t->cols);
 }
 
-/* Multiplies the accumulators by the outer scale and by scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, uint32_t base,
-                                                        int wg, float acc[GMM__ACC]) {
+/* Multiplies the accumulators by the outer scale and, where by_line is set, by scales per line. */
+GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
+                                                        int by_line, uint32_t base, int wg, float acc[GMM__ACC]) {
     const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4;
-    const int second_exponent = f->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
-    const int by_line = args->a_scale.scaling == GMM_SCALING_ROW || args->b_scale.scaling == GMM_SCALING_ROW;
-    const float outer_scale = f->outer_scale;
+    const int second_exponent = tile->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
+    const float outer_scale = tile->outer_scale;
     int u;
+    (void)args;
     if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
         const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
         float scale0 = second, scale1 = second;
@@ -84,6 +84,16 @@ GMM__DEVICE void GMM__PART(gmm_fp8_apply_step_)(const gmm_epilogue_step step, co
         acc[u + 2] = gmm_epilogue_apply(step, acc[u + 2], row8, v[0]);
         acc[u + 3] = gmm_epilogue_apply(step, acc[u + 3], row8, v[1]);
     }
+}
+
+/* Applies those that the call has. */
+GMM__DEVICE void GMM__PART(gmm_fp8_apply_steps_)(const gmm_fp8_args *args, const gmm_sm90_tile *t, int pass, int wg,
+                                                 float acc[GMM__ACC]) {
+#define GMM__X(name, rows, cols) \
+    if (gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
+        GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
+    GMM_EPILOGUE_STEP_LIST(GMM__X)
+#undef GMM__X
 }
 
 /* Writes TMA boxes of D from number `first` on, as many as a slot holds, to the slot at `slot`: as 16-bit elements. */
@@ -166,35 +176,36 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_slot_)(const gmm_fp8_args *args, const 
     }
 }
 
-/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. *part:
-   parts that this warp group has stored. */
-GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_tile *f,
+/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. */
+GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
                                                         const GMM__SMEM *smem, uint32_t base, int wg,
-                                                        const float acc[GMM__ACC], uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
-    const int d_flags = f->d_flags, box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of 128 bytes */
+                                                        const float acc[GMM__ACC], gmm_fp8_store *store) {
+    const uint32_t slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const int d_flags = tile->d_flags, box_cols = d_flags & GMM_FP8_D_16BIT ? 64 : 32; /* columns of 128 bytes */
     int i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(tile_n) / 32; i += GMM__CFG(store_boxes)) { /* first TMA box of a part */
         const int c0 = i * box_cols;
-        if (c0 >= f->t.cols || c0 >= GMM__CFG(tile_n)) break;
-        gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-        if (d_flags & GMM_FP8_D_16BIT) GMM__PART(gmm_fp8_write_slot_16_)(args->p.d.dtype, slot, i, acc);
-        else {
+        if (c0 >= tile->cols || c0 >= GMM__CFG(tile_n)) break;
+        gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+        if (d_flags & GMM_FP8_D_16BIT) { /* the dtype is a constant, since a predicate would double the conversions */
+            if (args->p.d.dtype == GMM_BF16) GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, slot, i, acc);
+            else GMM__PART(gmm_fp8_write_slot_16_)(GMM_F16, slot, i, acc);
+        } else {
             const int loaded = (d_flags & GMM_FP8_D_LOAD) && (i == 0 || !(d_flags & GMM_FP8_D_REDUCE));
-            GMM__PART(gmm_fp8_write_slot_f32_)(slot, i, loaded, loaded ? gmm_gemm_beta(&args->p, f->t.g) : 0.0f, acc);
+            GMM__PART(gmm_fp8_write_slot_f32_)(slot, i, loaded, loaded ? gmm_gemm_beta(&args->p, tile->f->t.g) : 0.0f,
+                                               acc);
         }
         if (!(d_flags & GMM_FP8_D_TMA))
-            GMM__PART(gmm_fp8_store_slot_)(args, f, (const char *)smem->slot[wg], c0, wg);
-        gmm_fence_proxy_async();
-        gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+            GMM__PART(gmm_fp8_store_slot_)(args, tile->f, (const char *)smem->slot[wg], c0, wg);
     }
+    /* stores of fp32 take longer than the mainloop where groups have few rows: they begin at once */
+    if (!(d_flags & GMM_FP8_D_16BIT)) gmm_fp8_pass_slot(store);
 }
 /* Completes one phase of the slot's barriers for a tile without rows or columns of this warp group, since the store
    warp waits for at least one part per tile. */
-GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars);
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, gmm_fp8_store *store) {
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+    gmm_fp8_pass_slot(store);
 }
 #endif

@@ -11,12 +11,9 @@ GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
 }
 
 /* Passes the gate columns of D to the slot, where they stay. */
-GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1);
-    GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, slot, 0, acc);
-    gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
+GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
+    GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg, 0, acc);
 }
 
 /* Replaces the warp's gate values in the slot by h. linear: the linear columns of D, two accumulators per word.
@@ -100,10 +97,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_codes_)(const gmm_fp8_args *args, c
 /* Computes and stores h from the gate columns in the slot and the accumulators of the linear columns, which
    follow them in the slot. */
 GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, const GMM__SMEM *smem,
-                                               uint32_t base, int wg, const float acc[GMM__ACC], uint32_t *part) {
+                                               uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
     const gmm_fp8_glu *const glu = &args->glu;
     const gmm_sm90_tile *const t = &f->t;
-    const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
+    const uint32_t slot = GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg;
     const int tid = gmm_tid_x() & 127, first = 64 * wg + tid / 32 * 16;
     uint32_t linear[GMM__ACC / 2], maxima[2];
     float probs[2], scales[2];
@@ -115,7 +112,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
     }
 #pragma unroll
     for (u = 0; u < GMM__ACC / 2; u++) linear[u] = gmm_pack2(GMM_BF16, acc[2 * u], acc[2 * u + 1]);
-    gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, wg), (*part)++ & 1); /* TMA has read the gate columns */
+    gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg); /* TMA has read the gate columns */
     GMM__PART(gmm_fp8_glu_activate_)(glu, slot, linear, probs, maxima);
 #pragma unroll
     for (u = 0; u < 2; u++)
@@ -130,7 +127,5 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
         for (u = 0; u < GMM__CFG(tile_n) / 16; u++)
             gmm_stmatrix_x4(GMM__PART(gmm_fp8_glu_block_)(slot, u), linear[4 * u], linear[4 * u + 1],
                             linear[4 * u + 2], linear[4 * u + 3]);
-    gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(gmm_sm90_slot_full(slot_bars, wg));
 }
 #endif

@@ -8,73 +8,62 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t bars = GMM__SMEM_AT(bars), prediction = base + GMM__CFG(prediction_offset);
     const uint32_t stage_scales_at = base + (uint32_t)sizeof(GMM__SMEM);
-    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    const int has_stage_scales = GMM__PART(gmm_fp8_has_stage_scales_)(args);
-    gmm_sm90_pipeline pipe = { GMM__SMEM_AT(stage_bars), GMM__CFG(stages), GMM__CFG(stage_bytes),
-                               gmm_cluster_nctarank(), 0 };
-    uint32_t tile_index = 0, part = 0;
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args), tid = gmm_tid_x();
+    const int wg = __shfl_sync(0xFFFFFFFFu, tid >> 7, 0);
+    int by_line = args->a_scale.scaling == GMM_SCALING_ROW || args->b_scale.scaling == GMM_SCALING_ROW;
+    int has_steps = !args->wgrad && gmm_epilogue_steps_present(&args->p);
+    const uint32_t row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
+    gmm_fp8_pipeline pipe = gmm_fp8_begin_pipeline(base + GMM__CFG(a_offset) + 8192 * wg, base,
+                                                   GMM__SMEM_AT(stage_bars), stage_scales_at + 4 * row,
+                                                   stage_scales_at + GMM__ROW_SCALE_BYTES,
+                                                   wg == 0 ? idle_consumers : 0);
+    gmm_fp8_store store = { 0, 0 };
+    gmm_fp8_consumer_tile tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, predicts)), next;
+    uint32_t tile_index = 0;
     float acc[GMM__ACC];
     int pass = 0, u;
-    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0) {
-        const int predicted = predicts && tile_index == 0 && pass == 0;
-        const gmm_fp8_tile *f;
-        const gmm_sm90_tile *t;
-        /* recomputed for every tile, so that the mainloop has their registers */
-        const int wg = __shfl_sync(0xFFFFFFFFu, gmm_tid_x() >> 7, 0);
-        const uint32_t desc_a = (uint32_t)gmm_wgmma_desc(base + GMM__CFG(a_offset) + 8192 * wg, 0);
-        const uint32_t desc_b = (uint32_t)gmm_wgmma_desc(base, 0);
-        const uint32_t arrivals = pipe.cluster_size << (wg == 0 ? idle_consumers : 0);
+    GMM__PIN_U32(by_line); /* as words: the mainloop needs the predicates */
+    GMM__PIN_U32(has_steps);
+    for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
+        int present = tile.cols > 0 && tile.row_blocks > wg;
         /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
            scheduler may overwrite the entry. */
         __syncwarp();
-        f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
-        t = &f->t;
-        if (t->row_blocks == 0) break;
-        if (t->cols <= 0 || t->row_blocks <= wg || t->k == 0) {
-            gmm_fp8_skip_stages(gmm_fp8_k_tiles(t->k), arrivals, &pipe);
-            if (t->cols <= 0 || t->row_blocks <= wg) {
-                if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
-                continue;
+        if (tile.row_blocks == 0) break;
+        if (!present || tile.k == 0) {
+            gmm_fp8_pass_slot(&store);
+            GMM__PART(gmm_fp8_skip_stages_)(gmm_fp8_k_tiles(tile.k), &pipe);
+        }
+        if (present) {
+            if (by_line) GMM__PART(gmm_fp8_request_line_scales_)(args, &tile.f->t, base, wg);
+            if (tile.k > 0) GMM__PART(gmm_fp8_mainloop_)(acc, &tile, wg, &pipe, &store);
+            else
+#pragma unroll
+                for (u = 0; u < GMM__ACC; u++) {
+                    acc[u] = 0.0f;
+                    GMM__PIN_F32(acc[u]); /* keeps the zeros out of the other branch */
+                }
+            if (predicts && tile_index == 0 && pass == 0) { /* the scheduler has read the split again meanwhile */
+                tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, 0));
+                present = tile.cols > 0;
+                if (!present) gmm_cp_async_wait_all();
             }
         }
-        GMM__PART(gmm_fp8_request_line_scales_)(args, t, base, wg);
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) acc[u] = 0.0f;
-        if (t->k > 0) {
-            const int tid = gmm_tid_x(), row = 64 * wg + (tid >> 5 & 3) * 16 + (tid & 31) / 4;
-#if GMM__IS_1D1D
-            (void)has_stage_scales;
-            GMM__PART(gmm_fp8_mainloop_1d1d_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                              stage_scales_at + 4 * (uint32_t)row,
-                                              t->row_blocks > 1 ? wg : -1, &pipe);
-#else
-            GMM__PART(gmm_fp8_mainloop_)(acc, gmm_fp8_k_tiles(t->k), desc_a, desc_b,
-                                         has_stage_scales ? stage_scales_at + 4 * (uint32_t)row : 0,
-                                         t->n0 % 128 != 0, arrivals, &pipe);
-#endif
+        /* read here, so that the next tile begins without a wait for its entry */
+        next = tile;
+        if (pass == GMM__PASSES - 1)
+            next = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, tile_index + 1, 0));
+        if (!present) {
+            if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &store);
+            continue;
         }
-#pragma unroll
-        for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(acc[u]);
-        if (predicted) { /* the scheduler has read the split again meanwhile */
-            gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
-            f = ring;
-            t = &f->t;
-            if (t->cols <= 0) {
-                gmm_cp_async_wait_all();
-                GMM__PART(gmm_fp8_skip_slot_)(base, wg, &part);
-                continue;
-            }
-        }
-        GMM__PART(gmm_fp8_scale_accumulators_)(args, f, base, wg, acc);
-#define GMM__X(name, rows, cols) \
-        if (!args->wgrad && gmm_epilogue_present(GMM_EPILOGUE_##name, &args->p)) \
-            GMM__PART(gmm_fp8_apply_step_)(GMM_EPILOGUE_##name, args, t, pass, wg, acc);
-        GMM_EPILOGUE_STEP_LIST(GMM__X)
-#undef GMM__X
-        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, f, smem, base, wg, acc, &part);
-        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &part);
-        else GMM__PART(gmm_fp8_store_glu_)(args, f, smem, base, wg, acc, &part);
+        GMM__PART(gmm_fp8_scale_accumulators_)(args, &tile, by_line, base, wg, acc);
+        if (has_steps) GMM__PART(gmm_fp8_apply_steps_)(args, &tile.f->t, pass, wg, acc);
+        if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, &tile, smem, base, wg, acc, &store);
+        else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &store);
+        else GMM__PART(gmm_fp8_store_glu_)(args, tile.f, smem, base, wg, acc, &store);
     }
+    gmm_fp8_pass_slot(&store);
 }
 
 /* Producer, scale loader and store warp. role: number of the warp behind the consumers. */
@@ -82,7 +71,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const 
                                                 int role) {
     const uint32_t bars = GMM__SMEM_AT(bars);
     if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
-    else if (role == GMM_FP8_SCALE_WARP && GMM__PART(gmm_fp8_has_stage_scales_)(args))
+    else if (role == GMM_FP8_SCALE_WARP)
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));
@@ -104,9 +93,11 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
                                      ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
-    /* line scales that the call does not have stay 1 */
-    for (i = threadIdx.x; i < sizeof smem->line_scales / sizeof(float); i += blockDim.x)
-        ((float *)smem->line_scales)[i] = 1.0f;
+    /* Scales that the call does not have stay 1: those of lines, and behind them those of stages. */
+    const uint32_t scale_bytes = sizeof(GMM__SMEM) - offsetof(GMM__SMEM, line_scales) +
+                                 (GMM__SCALING_VALUE == GMM_FP8_FAST || loader_arrivals
+                                      ? 0 : GMM__CFG(stages) * GMM__STAGE_SCALE_BYTES);
+    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x) ((float *)smem->line_scales)[i] = 1.0f;
     if (threadIdx.x != 0) return;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
@@ -147,7 +138,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         /* keeps addresses and wgmma descriptors in uniform registers; without it stages take 1% longer */
         const uint32_t base_of_consumers = __shfl_sync(0xFFFFFFFFu, base, 0);
         if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars))) {
-            if (role >= -4 * GMM__IDLE_CONSUMERS) {
+            if (role >= -4 * GMM__IDLE_CONSUMERS) { /* the others cannot begin before they have its registers */
                 GMM__SETMAXNREG_DEC((int)GMM_FP8_IDLE_REGS);
                 return;
             }
@@ -165,6 +156,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
         return;
     }
     GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
+    if (role == GMM_FP8_SCALE_WARP && !GMM__PART(gmm_fp8_has_stage_scales_)(&args)) return;
     if (role == GMM_FP8_SCHEDULER_WARP) GMM__PART(gmm_fp8_schedule_tiles_)(&args, smem, base);
 #if GMM__TILES == 2
     else if (gmm_fp8_wait_choice(&smem->bars, GMM__SMEM_AT(bars)))

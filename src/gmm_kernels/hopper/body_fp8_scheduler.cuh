@@ -12,9 +12,9 @@ GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
 GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
                                                  gmm_sm90_split_stats stats) {
     int second = args->tile_choice;
-    if (second == 2)
-        second = gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n), GMM__IDLE_CONSUMERS) <
-                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n), 0);
+    if (second == 2) /* wgrad takes the first tile */
+        second = !args->wgrad && gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n)) <
+                                 gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n));
     s->max_blocks = GMM__CFG_OF(second, consumers);
     s->col_align = GMM__COL_ALIGN(GMM__CFG_OF(second, tile_n));
     s->cluster_along_n = GMM__CFG_OF(second, tile_n) == 128;
@@ -136,7 +136,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             in_group = next_work - work_ends[f.t.g];
             group_work = work_ends[f.t.g + 1] - work_ends[f.t.g];
         }
-        if (in_group >= 0) {
+        if (in_group >= 0) { /* what follows from the arguments and the tile is set anew, and takes no registers */
             s.k_grouped = args->wgrad;
             s.col_align = args->wgrad ? GMM__CFG_OF(smem->bars.second_tile, tile_n)
                                       : GMM__COL_ALIGN(GMM__CFG_OF(smem->bars.second_tile, tile_n));

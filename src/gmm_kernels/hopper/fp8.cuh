@@ -29,7 +29,8 @@
                            releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
-       slot[c].full        threads of consumer c (128)                              store lanes of c     n
+       slot[c].full        threads of consumer c (128); of 16-bit D behind the      store lanes of c     n
+                           first products of their next tile
        prediction.full     scheduler lane 0 (1)                                     producer, scale      0
                                                                                     loader, consumers
        prediction.peer_full  this CTA's scheduler and 4 bytes from the other's      scheduler            0
@@ -54,9 +55,11 @@
    adds later parts to D itself (reduction, 1.3 TB/s), which no warp waits for. Consumers store D themselves where its
    rows are not 16-byte aligned, and where beta is not 0 and D has 16 bits.
 
-   Two tiles. The kernels by blocks for many tokens have the tiles 192x128 and 128x192, whose results have the same
-   bits. The scheduler chooses one for the split before it writes the first tile to the ring, and all other warps wait
-   for that. In 128x192 the third consumer is idle: it gives registers to the other two, and consumer 0 arrives for it.
+   Two tiles. The 1d2d kernels for many tokens have the tiles 192x128 and 128x192, whose results have the same bits. The
+   scheduler chooses one for the split, writes second_tile and initialises the barriers of slots before tile_full[0]
+   completes, for which all other warps wait. In 128x192 the third consumer is idle: it gives registers to the other
+   two, and at every empty barrier consumer 0 arrives twice, for itself and for it. Tables and barriers lie at the same
+   places with either tile.
 
    glu tiles compute h = p act(D), as those of 16 bits do, and quantize it by 1x128 (gmm_fp8_glu). They take twice the
    stages, and pass their slot twice: TMA stores the gate columns of D from it, then h takes their memory, and then the
@@ -85,7 +88,7 @@ enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of
    predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
    _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
    the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
-   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. */
+   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
 #define GMM_FP8_TILE_LIST(X) \
     X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
     X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
@@ -159,11 +162,11 @@ enum { GMM_FP8_SECOND_SCALE_SHIFT = 8 };
 enum { GMM_FP8_REDUCE_K = 768 }; /* least contraction whose products hide TMA's additions to D */
 
 /* A work tile of the FP8 products. */
-typedef struct gmm_fp8_tile {
+typedef struct alignas(16) gmm_fp8_tile {
     gmm_sm90_tile t;
-    int32_t padded_row;    /* where its group starts in padded copies */
     float outer_scale;     /* what all of its sums are multiplied by */
     int32_t d_flags;       /* how it is stored: GMM_FP8_D_*, and the second factor of outer_scale */
+    int32_t padded_row;    /* where its group starts in padded copies */
     int32_t d_y, d_z, d_w; /* the last three TMA coordinates of its first row in D */
 } gmm_fp8_tile;
 
@@ -171,7 +174,7 @@ typedef struct gmm_fp8_tile {
 typedef struct gmm_fp8_barriers {
     uint64_t tile_full[GMM_SM90_TILE_RING];  /* an entry of the tile ring has been written */
     uint64_t tile_begun[GMM_SM90_TILE_RING]; /* the producer has begun tile n: the scheduler may write tile n + 8 */
-    int32_t second_tile; /* a kernel with two tiles computes the second; tile_full[0] completes behind the choice */
+    int32_t second_tile; /* a kernel with two tiles computes the second; written before tile_full[0] completes */
     int32_t reserved;
 } gmm_fp8_barriers;
 /* Of kernels with a predicted first tile. */
@@ -271,6 +274,14 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                       128 * ((int)GMM__FP8(consumers, tile_) * (int)GMM__FP8(consumer_regs, tile_) + \
                              GMM_FP8_IDLE_REGS + (int)GMM__FP8(other_regs, first_)) <= 65536, \
                   #kernel ": registers of its second tile, beside an idle consumer");
+GMM_FP8_KERNEL_LIST(GMM__X)
+#undef GMM__X
+#define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
+    static_assert((tile_choice) == 0 || ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
+                                         !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_)), \
+                  #kernel ": the choice between two tiles is written for plain tiles by blocks"); \
+    static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
+                  #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */

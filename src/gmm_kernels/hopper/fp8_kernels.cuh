@@ -1,6 +1,6 @@
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
-   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (store_empty),
-   waits until the consumer has written it (store_full) and stores it. Tiles that have no rows for a consumer pass
+   slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (slot.empty),
+   waits until the consumer has written it (slot.full) and stores it. Tiles that have no rows for a consumer pass
    through the barriers once. A glu tile has two passes, whose parts are apart in D. slots: address of the first slot;
    passes: a constant, of the tile. */
 GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, const int passes,

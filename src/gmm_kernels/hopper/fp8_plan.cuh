@@ -4,20 +4,24 @@
    bound how far the producer, and with it the scheduler, is ahead of the consumers. */
 GMM__DEVICE uint32_t gmm_fp8_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 127) / 128 : 1; }
 
-/* Clocks of a stage of a tile with `blocks` blocks of 64 rows. idle: consumers of the kernel without rows in any tile.
-   Host (gmm__wgmma_fp8_cost) and device choose tiles by them. Fitted on one H200 to products by blocks in forward, each
-   in both tiles: 400 of even splits, and 450 of skewed ones in the kernel with two tiles. */
-GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks, int32_t idle) {
-    if (blocks == 0) return 0;
-    if (tile_n == 128) return blocks == 1 ? 580 : blocks == 2 ? 850 : 920;
-    return (blocks == 1 ? 770 : 965) + 20 * idle;
+/* Clocks of a stage of a tile with `blocks` blocks of 64 rows. Host (gmm__wgmma_fp8_cost) and device choose tiles by
+   them. Fitted on one H200 to 500 products by blocks in forward, even and skewed, each in both tiles. */
+GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks) {
+    if (tile_n == 128) return blocks == 1 ? 640 : blocks == 2 ? 830 : 920;
+    return blocks == 1 ? 890 : 970;
+}
+/* The same, summed over the `tiles` tiles that divide `blocks` blocks of a group evenly. tiles > 0. */
+GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, int32_t tiles) {
+    const int32_t each = blocks / tiles, rest = blocks % tiles;
+    return (float)(tiles - rest) * (float)gmm_fp8_stage_clocks(tile_n, each) +
+           (float)rest * (float)gmm_fp8_stage_clocks(tile_n, each + 1);
 }
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
 /* The price of fwd or dgrad of the split in a tile of `consumers` blocks of rows and tile_n columns: the rounds of the
    busiest cluster times the clocks of a mean tile. Whole warp. */
 GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, const int32_t consumers,
-                                     const int32_t tile_n, const int32_t idle) {
+                                     const int32_t tile_n) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
     const int32_t min_tiles = (s->p->n + tile_n - 1) / tile_n;
     const int32_t tiles_n = tile_n == 128 ? min_tiles
@@ -31,8 +35,7 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
-        clocks += (float)(blocks / consumers * gmm_fp8_stage_clocks(tile_n, consumers, idle) +
-                          gmm_fp8_stage_clocks(tile_n, blocks % consumers, idle));
+        if (tiles_m > 0) clocks += gmm_fp8_group_clocks(tile_n, blocks, tiles_m);
     }
     work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
@@ -133,42 +136,6 @@ GMM__DEVICE void gmm_fp8_plan_outer_scale(const gmm_fp8_args *args, gmm_fp8_tile
         f->d_flags |= (int32_t)(gmm_f32_bits(second) >> 23) << GMM_FP8_SECOND_SCALE_SHIFT;
     }
     f->outer_scale = scale;
-}
-
-/* Initialises the barriers of store slots with their arrivals per phase. store_lanes: that store a slot, a TMA box
-   each. One thread. */
-GMM__DEVICE void gmm_fp8_init_slots(uint32_t slot_bars, int consumers, int store_lanes) {
-    int i;
-    for (i = 0; i < consumers; i++) {
-        gmm_mbarrier_init(gmm_sm90_slot_empty(slot_bars, (uint32_t)i), (uint32_t)store_lanes);
-        gmm_mbarrier_init(gmm_sm90_slot_full(slot_bars, (uint32_t)i), 128);
-    }
-    gmm_fence_mbarrier_init();
-}
-
-/* Waits until the scheduler has chosen one of the kernel's two tiles. Returns whether it is the second. The vote makes
-   the answer uniform for the compiler, which would else keep no wgmma descriptor in uniform registers. Whole warp. */
-GMM__DEVICE int gmm_fp8_wait_choice(const gmm_fp8_barriers *barriers, uint32_t bars) {
-    gmm_mbarrier_wait(gmm_fp8_tile_full(bars, 0), 0);
-    return __any_sync(0xFFFFFFFFu, *(const volatile int32_t *)&barriers->second_tile);
-}
-
-/* Releases a stage to the producers of the cluster's CTAs. lane: of the thread. arrivals: lanes of the warp that
-   arrive, as many for each CTA: the cluster's size, or a multiple of it where the warp arrives for an idle consumer
-   too. */
-GMM__DEVICE void gmm_fp8_release_stage(const gmm_sm90_pipeline *pipe, uint32_t index, uint32_t lane,
-                                       uint32_t arrivals) {
-    if (lane < arrivals)
-        gmm_mbarrier_arrive_remote(gmm_sm90_empty(pipe->bars, index), lane & (pipe->cluster_size - 1));
-}
-/* Releases the stages of a tile of which the warp multiplies nothing, unread. */
-GMM__DEVICE void gmm_fp8_skip_stages(uint32_t k_tiles, uint32_t arrivals, gmm_sm90_pipeline *pipe) {
-    for (; k_tiles > 0; k_tiles--, pipe->iter++) {
-        const uint32_t s = pipe->iter % pipe->stages;
-        gmm_mbarrier_wait(gmm_sm90_full(pipe->bars, s), pipe->iter / pipe->stages & 1);
-        __syncwarp(); /* a lane's arrival is that of the warp */
-        gmm_fp8_release_stage(pipe, s, threadIdx.x & 31, arrivals);
-    }
 }
 
 /* Predicted first tile. The scheduler chooses the CTA's first tile by the split that it reads before

@@ -145,6 +145,14 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
     asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
                  "r"((box).wrap), "r"(bytes))
 
+/* Whether this is the thread of the warp that is elected to act alone: ptxas knows that there is one, and passes its
+   operands to TMA without a loop over lanes. Whole warp. */
+GMM__DEVICE int gmm_elect_one(void) {
+    int elected;
+    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xFFFFFFFF;\n selp.b32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected;
+}
+
 /* --- mbarrier --- */
 GMM__DEVICE void gmm_mbarrier_init(uint32_t bar, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");
@@ -12644,17 +12652,17 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
     int u, e;
     (void)wg;
-    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    if (__builtin_expect(!*is_full, 0)) gmm_fp8_wait_stage(pipe);
     a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
     a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
     gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
     gmm_wgmma_fence();
     GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, 0);
 #pragma unroll
-    for (e = 0; e < 2; e++)
+    for (u = 0; u < (GMM__CFG(tile_n) == 128 ? 1 : 3); u++)
 #pragma unroll
-        for (u = 0; u < GMM__CFG(tile_n) / 64; u += 2) {
-            scales[u][e] = __fmul_rn(a_scales[e], block_scales[u / 2]);
+        for (e = 0; e < 2; e++) {
+            scales[u][e] = __fmul_rn(a_scales[e], u == 2 || (u == 1 && n0_at_64) ? block_scales[1] : block_scales[0]);
             GMM__PIN_F32(scales[u][e]);
         }
 #pragma unroll
@@ -12662,10 +12670,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     gmm_wgmma_commit();
     if (first) gmm_fp8_pass_slot(store);
     GMM__PART(gmm_fp8_advance_)(pipe);
-    if (GMM__CFG(tile_n) != 128)
-#pragma unroll
-        for (e = 0; e < 2; e++)
-            scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
     GMM__WGMMA_WAIT(0);
 #pragma unroll
     for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);
@@ -12910,67 +12914,76 @@ GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
     return !GMM__IS_FAST && args->a_scale.scaling == GMM_SCALING_1X128;
 }
 
-/* The producer warp: each lane loads one TMA box of every stage. */
+/* What a CTA loads of an operand in every stage: the boxes in `mask`, of 64 rows each. */
+typedef struct GMM__PART(gmm_fp8_operand_) {
+    const CUtensorMap *map;
+    uint32_t mask;
+    int32_t multicast;    /* both CTAs of the cluster get what one of them loads */
+    int32_t y, end, wrap; /* the last three TMA coordinates of the first box */
+} GMM__PART(gmm_fp8_operand_);
+/* Loads them; at most `count`, a constant. to: where the operand begins in the stage. x: their first TMA coordinate. */
+GMM__DEVICE void GMM__PART(gmm_fp8_load_operand_)(const GMM__PART(gmm_fp8_operand_) *o, const int count, uint32_t to,
+                                                  uint32_t full, int32_t x) {
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++)
+        if (o->mask >> i & 1)
+            gmm_tma_load(to + GMM_SM90_BOX_BYTES * i, o->map, full, o->multicast, x, o->y + 64 * i, o->end, o->wrap);
+}
+
+/* The producer, one thread: the coordinates of a box pass to TMA without a loop over lanes. */
 GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
-    const int lane = (int)threadIdx.x & 31, predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    GMM__PART(gmm_fp8_operand_) a = { &args->a, 0, 0, 0, 0, 0 }, b = { &args->b, 0, 0, 0, 0, 0 };
     uint32_t iter = 0, tile_index = 0, i;
     for (;; tile_index++) {
-        uint32_t bytes, offset, k_tiles;
-        int32_t b_boxes, index, x, y, end, wrap;
-        const CUtensorMap *map;
-        int active, multicast;
         const int predicted = predicts && tile_index == 0;
         const gmm_fp8_tile *const f = gmm_fp8_wait_tile(ring, bars, prediction, tile_index, predicted);
+        uint32_t bytes, k_tiles;
+        int32_t x;
         if (f->t.row_blocks == 0) break;
-        if (lane == 0) gmm_mbarrier_arrive(gmm_fp8_tile_begun(bars, tile_index));
+        gmm_mbarrier_arrive(gmm_fp8_tile_begun(bars, tile_index));
         /* the kernel before may write the table of weights */
         if (predicted && args->p.b.table) gmm_griddepcontrol_wait();
         k_tiles = gmm_fp8_k_tiles(f->t.k);
-        b_boxes = (f->t.cols + 63) / 64;
-        bytes = (uint32_t)(b_boxes + f->t.row_blocks) * 8192;
-        active = lane < b_boxes + f->t.row_blocks;
-        if (f->t.cols <= 0 || f->t.k == 0) active = 0, bytes = 0;
         x = args->wgrad ? f->padded_row : 0;
-        end = wrap = 0;
-        if (lane < b_boxes) {
-            index = lane;
-            multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
-            map = &args->b;
-            offset = 8192 * index;
-            y = (GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0) + 64 * index;
-            if (!args->wgrad) {
-                const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
-                end = gmm_sm90_map_z(map_offset);
-                wrap = gmm_sm90_map_w(map_offset);
-            }
-        } else {
-            index = lane - b_boxes;
-            multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
-            map = &args->a;
-            offset = GMM__CFG(a_offset) + 8192 * index;
-            y = f->t.m0 + 64 * index;
-            if (!args->wgrad) {
-                y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
-                end = f->t.end;
-                wrap = GMM_SM90_RAGGED_ROWS;
-            }
+        a.y = f->t.m0;
+        b.y = GMM__CFG(glu) ? gmm_fp8_glu_column(args, f->t.n0, 0) : f->t.n0;
+        if (!args->wgrad) {
+            const uint64_t map_offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, f->t.g));
+            a.y += GMM_SM90_RAGGED_ROWS - (f->t.end - f->t.row);
+            a.end = f->t.end;
+            a.wrap = GMM_SM90_RAGGED_ROWS;
+            b.end = gmm_sm90_map_z(map_offset);
+            b.wrap = gmm_sm90_map_w(map_offset);
         }
-        if (multicast && (index & 1) != (int)gmm_cluster_ctarank()) active = 0;
-        if (predicted) /* the box is an operand of the wait, so that the compiler computes it before */
-            GMM__GRIDDEPCONTROL_WAIT_WITH(offset, y, end, wrap, active, bytes, k_tiles);
+        a.mask = b.mask = 0;
+        if (f->t.cols > 0 && f->t.k > 0) {
+            a.mask = (1u << f->t.row_blocks) - 1;
+            b.mask = (1u << ((f->t.cols + 63) / 64)) - 1;
+        }
+        bytes = (uint32_t)(__popc(a.mask) + __popc(b.mask)) * GMM_SM90_BOX_BYTES; /* what the other CTA loads too */
+        a.multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
+        b.multicast = f->t.multicast == GMM_SM90_MULTICAST_B;
+        if (a.multicast) a.mask &= of_cta;
+        if (b.multicast) b.mask &= of_cta;
+        if (predicted) /* what is loaded is an operand of the wait, so that the compiler computes it before */
+            GMM__GRIDDEPCONTROL_WAIT_WITH(a.y, a.end, b.y, b.end, b.wrap, a.mask, b.mask);
         for (k_tiles *= GMM__PASSES; k_tiles > 0; k_tiles--, iter++) {
             const uint32_t s = iter % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+            const uint32_t stage = base + s * GMM__CFG(stage_bytes);
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
-            if (lane == 0) gmm_mbarrier_arrive_expect_tx(full, bytes);
-            if (active)
-                gmm_tma_load(base + s * GMM__CFG(stage_bytes) + offset, map, full, multicast, x, y, end, wrap);
+            gmm_mbarrier_arrive_expect_tx(full, bytes);
+            GMM__PART(gmm_fp8_load_operand_)(&a, GMM__CFG(consumers), stage + GMM__CFG(a_offset), full, x);
+            GMM__PART(gmm_fp8_load_operand_)(&b, GMM__CFG(tile_n) / 64, stage, full, x);
             x += 128;
             if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
                 x = 0;
-                if (lane < b_boxes) y += args->glu.block;
+                b.y += args->glu.block;
             }
         }
     }
@@ -13448,8 +13461,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
                                                 int role) {
     const uint32_t bars = GMM__SMEM_AT(bars);
-    if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
-    else if (role == GMM_FP8_SCALE_WARP)
+    if (role == GMM_FP8_PRODUCER_WARP) {
+        if (gmm_elect_one()) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
+    } else if (role == GMM_FP8_SCALE_WARP)
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));

@@ -29,6 +29,8 @@ GMM__DEVICE void gmm_tma_prefetch_l2(const CUtensorMap *map, int32_t c0, int32_t
     (void)map, (void)c0, (void)c1, (void)c2, (void)c3;
 }
 
+GMM__DEVICE int gmm_elect_one(void) { return threadIdx.x % 32 == 0; }
+
 /* --- mbarrier --- */
 GMM__DEVICE void gmm_mbarrier_init(uint32_t bar, uint32_t count) { emulated_mbarrier_init(bar, count); }
 GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {

@@ -48,6 +48,14 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
     asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
                  "r"((box).wrap), "r"(bytes))
 
+/* Whether this is the thread of the warp that is elected to act alone: ptxas knows that there is one, and passes its
+   operands to TMA without a loop over lanes. Whole warp. */
+GMM__DEVICE int gmm_elect_one(void) {
+    int elected;
+    asm volatile("{\n .reg .pred p;\n elect.sync _|p, 0xFFFFFFFF;\n selp.b32 %0, 1, 0, p;\n}" : "=r"(elected));
+    return elected;
+}
+
 /* --- mbarrier --- */
 GMM__DEVICE void gmm_mbarrier_init(uint32_t bar, uint32_t count) {
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" : : "r"(bar), "r"(count) : "memory");

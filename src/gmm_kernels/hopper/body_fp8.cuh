@@ -184,17 +184,17 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
     int u, e;
     (void)wg;
-    if (!*is_full) gmm_fp8_wait_stage(pipe);
+    if (__builtin_expect(!*is_full, 0)) gmm_fp8_wait_stage(pipe);
     a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
     a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
     gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
     gmm_wgmma_fence();
     GMM__PART(gmm_fp8_issue_)(partial, pipe->desc_a, pipe->desc_b, 0);
 #pragma unroll
-    for (e = 0; e < 2; e++)
+    for (u = 0; u < (GMM__CFG(tile_n) == 128 ? 1 : 3); u++)
 #pragma unroll
-        for (u = 0; u < GMM__CFG(tile_n) / 64; u += 2) {
-            scales[u][e] = __fmul_rn(a_scales[e], block_scales[u / 2]);
+        for (e = 0; e < 2; e++) {
+            scales[u][e] = __fmul_rn(a_scales[e], u == 2 || (u == 1 && n0_at_64) ? block_scales[1] : block_scales[0]);
             GMM__PIN_F32(scales[u][e]);
         }
 #pragma unroll
@@ -202,10 +202,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     gmm_wgmma_commit();
     if (first) gmm_fp8_pass_slot(store);
     GMM__PART(gmm_fp8_advance_)(pipe);
-    if (GMM__CFG(tile_n) != 128)
-#pragma unroll
-        for (e = 0; e < 2; e++)
-            scales[GMM__CFG(tile_n) / 128][e] = n0_at_64 ? scales[GMM__CFG(tile_n) / 64 - 1][e] : scales[0][e];
     GMM__WGMMA_WAIT(0);
 #pragma unroll
     for (u = 0; u < GMM__ACC; u++) GMM__PIN_F32(partial[u]);

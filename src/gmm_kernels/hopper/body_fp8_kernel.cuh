@@ -70,8 +70,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base,
                                                 int role) {
     const uint32_t bars = GMM__SMEM_AT(bars);
-    if (role == GMM_FP8_PRODUCER_WARP) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
-    else if (role == GMM_FP8_SCALE_WARP)
+    if (role == GMM_FP8_PRODUCER_WARP) {
+        if (gmm_elect_one()) GMM__PART(gmm_fp8_load_stages_)(args, smem, base);
+    } else if (role == GMM_FP8_SCALE_WARP)
 #if GMM__IS_1D1D
         GMM__PART(gmm_fp8_load_scales_1d1d_)(args, smem->ring, bars, GMM__SMEM_AT(stage_bars),
                                              base + (uint32_t)sizeof(GMM__SMEM));

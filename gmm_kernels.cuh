@@ -4225,8 +4225,8 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
    begun tile n - 8. A stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are
    D's columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
-   scheduler, store (GMM_FP8_*_WARP). The tile list has the registers of consumers and of the other warps.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer (one thread of it),
+   scale loader, scheduler, store (GMM_FP8_*_WARP). The tile list has the registers of consumers and of the other warps.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
        scheduler    --tile_full[16]-->  all others;  producer  --tile_begun[16]-->  scheduler
@@ -4238,13 +4238,13 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
 
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
        barrier             completed by, arrivals per phase                         waited for by        parity of wait
-       full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
+       full[n % S]         producer (1, and the bytes that TMA loads);              consumers            n / S
                            with scales also the scale loader: 1d2d its lanes
                            (33), 1d1d lane 0 (2)
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size; consumer 0 arrives for an idle one)      scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
-       tile_begun[n % 16]  producer lane 0, when it begins tile n (1). No reader    scheduler, for       n / 16
+       tile_begun[n % 16]  producer, when it begins tile n (1). No reader           scheduler, for       n / 16
                            releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
@@ -4837,8 +4837,7 @@ enum { GMM_FP8_LANE_GROUPS = 4 };
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
-    static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
-                  "tile " #tag ": a lane stores or loads one box"); \
+    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
     static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
 GMM_FP8_TILE_LIST(GMM__X)
@@ -12600,7 +12599,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 /* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
    The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
    need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
-   additions and the other's products run side by side. */
+   additions and the other's products run side by side. first, *is_full: as below. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {
@@ -12652,7 +12651,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
     int u, e;
     (void)wg;
-    if (__builtin_expect(!*is_full, 0)) gmm_fp8_wait_stage(pipe);
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
     a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
     a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
     gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
@@ -12662,7 +12661,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     for (u = 0; u < (GMM__CFG(tile_n) == 128 ? 1 : 3); u++)
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            scales[u][e] = __fmul_rn(a_scales[e], u == 2 || (u == 1 && n0_at_64) ? block_scales[1] : block_scales[0]);
+            const int second_block = u == 2 || (u == 1 && n0_at_64);
+            scales[u][e] = __fmul_rn(a_scales[e], second_block ? block_scales[1] : block_scales[0]);
             GMM__PIN_F32(scales[u][e]);
         }
 #pragma unroll

@@ -132,7 +132,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 /* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
    The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
    need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
-   additions and the other's products run side by side. */
+   additions and the other's products run side by side. first, *is_full: as below. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {
@@ -184,7 +184,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     float a_scales[2], block_scales[2], scales[GMM__CFG(tile_n) == 128 ? 1 : 3][2];
     int u, e;
     (void)wg;
-    if (__builtin_expect(!*is_full, 0)) gmm_fp8_wait_stage(pipe);
+    if (!*is_full) gmm_fp8_wait_stage(pipe);
     a_scales[0] = gmm_ld_shared_f32(pipe->row_scales);
     a_scales[1] = gmm_ld_shared_f32(pipe->row_scales + 32);
     gmm_ld_shared_v2_f32(pipe->column_scales, block_scales);
@@ -194,7 +194,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
     for (u = 0; u < (GMM__CFG(tile_n) == 128 ? 1 : 3); u++)
 #pragma unroll
         for (e = 0; e < 2; e++) {
-            scales[u][e] = __fmul_rn(a_scales[e], u == 2 || (u == 1 && n0_at_64) ? block_scales[1] : block_scales[0]);
+            const int second_block = u == 2 || (u == 1 && n0_at_64);
+            scales[u][e] = __fmul_rn(a_scales[e], second_block ? block_scales[1] : block_scales[0]);
             GMM__PIN_F32(scales[u][e]);
         }
 #pragma unroll

@@ -6,8 +6,8 @@
    begun tile n - 8. A stage is 128 elements long. Without swap_ab: wgmma's A are D's rows (E4M3 or E5M2), its B are
    D's columns (E4M3); each consumer warp group has 64 rows of the tile and all of its columns.
 
-   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer, scale loader,
-   scheduler, store (GMM_FP8_*_WARP). The tile list has the registers of consumers and of the other warps.
+   Warp roles: consumers (warp groups 0 to 1 or 2), then four warps with few registers: producer (one thread of it),
+   scale loader, scheduler, store (GMM_FP8_*_WARP). The tile list has the registers of consumers and of the other warps.
 
    Pipeline. An arrow is a barrier, which its left side completes and its right side waits for:
        scheduler    --tile_full[16]-->  all others;  producer  --tile_begun[16]-->  scheduler
@@ -19,13 +19,13 @@
 
    mbarriers. S: stages; n: stage number of all tiles, tile number, or part of D that the consumer stores.
        barrier             completed by, arrivals per phase                         waited for by        parity of wait
-       full[n % S]         producer lane 0 (1, and the bytes of the TMA boxes);     consumers            n / S
+       full[n % S]         producer (1, and the bytes that TMA loads);              consumers            n / S
                            with scales also the scale loader: 1d2d its lanes
                            (33), 1d1d lane 0 (2)
        empty[n % S]        consumer warps of all CTAs of the cluster (4 consumers   producer,            n / S + 1
                            x cluster size; consumer 0 arrives for an idle one)      scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
-       tile_begun[n % 16]  producer lane 0, when it begins tile n (1). No reader    scheduler, for       n / 16
+       tile_begun[n % 16]  producer, when it begins tile n (1). No reader           scheduler, for       n / 16
                            releases an entry: see gmm_fp8_store_tiles               tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded

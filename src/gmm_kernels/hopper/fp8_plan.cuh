@@ -163,8 +163,7 @@ enum { GMM_FP8_LANE_GROUPS = 4 };
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
-    static_assert((consumers_) * (boxes_) <= 32 && (tile_n_) / 64 + (consumers_) <= 32, \
-                  "tile " #tag ": a lane stores or loads one box"); \
+    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
     static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
 GMM_FP8_TILE_LIST(GMM__X)

@@ -57,7 +57,7 @@ static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the short
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
 static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
 static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
-static const double gmm__wgmma_fp8_prefetch_limit = 400e3; /* clocks of a product below which prefetch pays */
+static const double gmm__wgmma_fp8_prefetch_limit = 260e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
     GMM__WGMMA_PACKED_ROWS = 2048  /* rows per group below which gmm__wgmma_packed_slowdown applies */

@@ -11387,7 +11387,7 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
 }
 
 #ifndef GMM_NO_QUANT
-/* The same of an FP8 kernel. */
+/* Writes the tile of an FP8 kernel, or its two tiles, of which tile_choice 1 is the second. */
 static const char *gmm__wgmma_fp8_tile_note(int32_t kernel, char text[64]) {
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[kernel], *second = gmm_fp8_kernels;
     const int rows = GMM_FP8_BLOCK_ROWS;
@@ -11417,8 +11417,9 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     /* gmm_sm90_group_work in 64 bits */
     const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
-    const double mma = passes * (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)m64, (int32_t)t.tiles_m) /
-                       (double)t.tiles_m;
+    const double mma = passes / (double)t.tiles_m *
+                       (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)(m64 / t.tiles_m),
+                                                    (float)(t.tiles_m - m64 % t.tiles_m), (float)(m64 % t.tiles_m));
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;

@@ -4440,7 +4440,8 @@ GMM_FP8_TILE_LIST(GMM__X)
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
-   of 128 and of those behind it; with 1d1d an operand of wgmma (gmm_fp8_store_column_scale). */
+   of 128 and of those behind it, all 1 where A has no scales by blocks; with 1d1d an operand of wgmma
+   (gmm_fp8_store_column_scale). */
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
@@ -4461,7 +4462,12 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
-                  #kernel ": a CTA has at most 227 KiB of shared memory");
+                  #kernel ": a CTA has at most 227 KiB of shared memory"); \
+    static_assert(GMM__FP8_IS_FAST_##scaling || \
+                      sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) >= \
+                          sizeof(GMM__FP8(tile_smem, tile_)) + (int)GMM__FP8(stages, tile_) * \
+                              sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
+                  #kernel ": the scales of stages follow the struct of the tile");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
@@ -4496,9 +4502,11 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
-                                         !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_)), \
-                  #kernel ": the choice between two tiles is written for plain tiles by blocks"); \
+    static_assert((tile_choice) == 0 || \
+                      ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
+                       !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
+                       !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
+                  #kernel ": a predicted tile would precede the choice, and only 1d2d arrives for an idle consumer"); \
     static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
                   #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
@@ -4624,29 +4632,31 @@ GMM__DEVICE void gmm_fp8_next_stage(gmm_fp8_pipeline *p, const int stages, const
     p->column_scales += scales;
 }
 
-/* How far a consumer has stored D. */
+/* How far a consumer has stored D. The last part that it has written may still have to be passed to the store warp:
+   that is done behind the first products of its next tile, before it waits for the slot again, before it skips a tile,
+   and at the end. */
 typedef struct gmm_fp8_store {
-    uint32_t parts;   /* parts of D that it has written to its slot */
-    uint32_t written; /* the slot's full barrier while the last part has not been passed to the store warp, else 0 */
+    uint32_t parts;        /* parts of D that it has written to its slot */
+    uint32_t pending_full; /* the slot's full barrier while the last of them has not been passed on, else 0 */
 } gmm_fp8_store;
-/* Passes a written slot to the store warp. For 16-bit D a consumer does so behind the first products of its next tile,
-   which then run while the fence waits for the writes. */
+/* Passes a written slot to the store warp. Behind the first products of a tile these run while the fence waits for the
+   writes. */
 GMM__DEVICE void gmm_fp8_pass_slot(gmm_fp8_store *store) {
-    if (!store->written) return;
+    if (!store->pending_full) return;
     gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(store->written);
-    store->written = 0;
+    gmm_mbarrier_arrive(store->pending_full);
+    store->pending_full = 0;
 }
 /* Waits until the slot of consumer `wg` may be written, for its next part. */
 GMM__DEVICE void gmm_fp8_wait_slot(gmm_fp8_store *store, uint32_t slot_bars, int wg) {
     gmm_fp8_pass_slot(store);
     gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, (uint32_t)wg), store->parts++ & 1);
-    store->written = gmm_sm90_slot_full(slot_bars, (uint32_t)wg);
+    store->pending_full = gmm_sm90_slot_full(slot_bars, (uint32_t)wg);
 }
 
 /* What a consumer reads of a tile's entry in the ring. */
 typedef struct gmm_fp8_consumer_tile {
-    const gmm_fp8_tile *f; /* for what most tiles do not need */
+    const gmm_fp8_tile *f; /* for the epilogue; valid until the tile has been stored */
     int32_t row_blocks, k, n0, cols, d_flags;
     float outer_scale;
 } gmm_fp8_consumer_tile;
@@ -4684,11 +4694,11 @@ GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks) {
     if (tile_n == 128) return blocks == 1 ? 640 : blocks == 2 ? 830 : 920;
     return blocks == 1 ? 890 : 970;
 }
-/* The same, summed over the `tiles` tiles that divide `blocks` blocks of a group evenly. tiles > 0. */
-GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, int32_t tiles) {
-    const int32_t each = blocks / tiles, rest = blocks % tiles;
-    return (float)(tiles - rest) * (float)gmm_fp8_stage_clocks(tile_n, each) +
-           (float)rest * (float)gmm_fp8_stage_clocks(tile_n, each + 1);
+/* The same, summed over the tiles of a group, which divide its blocks evenly: `lower` tiles of `blocks` blocks, and
+   `higher` ones of one more. blocks > 0. */
+GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, float lower, float higher) {
+    return lower * (float)gmm_fp8_stage_clocks(tile_n, blocks) +
+           higher * (float)gmm_fp8_stage_clocks(tile_n, blocks + 1);
 }
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
@@ -4709,7 +4719,9 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
-        if (tiles_m > 0) clocks += gmm_fp8_group_clocks(tile_n, blocks, tiles_m);
+        if (tiles_m > 0)
+            clocks += gmm_fp8_group_clocks(tile_n, blocks / tiles_m, (float)(tiles_m - blocks % tiles_m),
+                                           (float)(blocks % tiles_m));
     }
     work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
@@ -4831,8 +4843,10 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
    warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-/* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
-   tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
+/* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
+   consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
+   producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
+   n + GMM_SM90_TILE_RING / 2. */
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
@@ -12599,7 +12613,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 /* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
    The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
    need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
-   additions and the other's products run side by side. first, *is_full: as below. */
+   additions and the other's products run side by side.
+   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {
@@ -12692,7 +12707,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
                                               gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
     const uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
-    uint32_t k, multiplied = 0; /* empty barrier of the stage before */
+    uint32_t k, previous_empty = 0; /* of the stage before */
     int is_full = 0, u;
     (void)wg;
 #pragma unroll
@@ -12706,13 +12721,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
         if (k == 0) gmm_fp8_pass_slot(store);
-        else gmm_fp8_release_stage(pipe, multiplied);
-        multiplied = pipe->empty;
+        else gmm_fp8_release_stage(pipe, previous_empty);
+        previous_empty = pipe->empty;
         GMM__PART(gmm_fp8_advance_)(pipe);
         is_full = gmm_fp8_test_stage(pipe);
     }
     GMM__WGMMA_WAIT(0);
-    gmm_fp8_release_stage(pipe, multiplied);
+    gmm_fp8_release_stage(pipe, previous_empty);
 }
 #else
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
@@ -13073,14 +13088,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_request_line_scales_)(const gmm_fp8_args *arg
 }
 
 /* Multiplies the accumulators by the outer scale and, where by_line is set, by scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
-                                                        int by_line, uint32_t base, int wg, float acc[GMM__ACC]) {
+GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_consumer_tile *tile, int by_line, uint32_t base,
+                                                        int wg, float acc[GMM__ACC]) {
     const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4;
     const int second_exponent = tile->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
     const float outer_scale = tile->outer_scale;
     int u;
-    (void)args;
     if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
         const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
         float scale0 = second, scale1 = second;
@@ -13225,7 +13239,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_slot_)(const gmm_fp8_args *args, const 
     }
 }
 
-/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. */
+/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. The last
+   part of 16-bit D is written, but not passed on yet (gmm_fp8_store). */
 GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
                                                         const GMM__SMEM *smem, uint32_t base, int wg,
                                                         const float acc[GMM__ACC], gmm_fp8_store *store) {
@@ -13270,7 +13285,8 @@ GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
            (((block % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4);
 }
 
-/* Passes the gate columns of D to the slot, where they stay. */
+/* Writes the gate columns of D to the slot, where they stay; it is passed on behind the first products of the second
+   pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
     gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
     GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg, 0, acc);
@@ -13320,10 +13336,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_activate_)(const gmm_fp8_glu *glu, uint32
 GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int first,
                                                       const float scales[2]) {
     const gmm_sm90_tile *const t = &f->t;
-    const gmm__qview v = gmm__qview_of(&args->glu.h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row,
-                                       args->p.n);
-    float *const to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
+    gmm_mat h = args->glu.h;
+    gmm__qview v;
+    float *to;
     int i;
+    h.scaling = GMM_SCALING_1X128; /* as a constant it saves divisions, whose calls would spill */
+    v = gmm__qview_of(&h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row, args->p.n);
+    to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
     if (gmm_tid_x() & 3) return;
 #pragma unroll
     for (i = 0; i < 2; i++) {
@@ -13417,8 +13436,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     GMM__PIN_U32(has_steps);
     for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
         int present = tile.cols > 0 && tile.row_blocks > wg;
-        /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
-           scheduler may overwrite the entry. */
+        /* All lanes have read the previous tile's entry before one of them releases stages of this tile, by which the
+           producer begins further tiles and the scheduler overwrites entries (fp8_plan.cuh). */
         __syncwarp();
         if (tile.row_blocks == 0) break;
         if (!present || tile.k == 0) {
@@ -13448,7 +13467,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
             if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &store);
             continue;
         }
-        GMM__PART(gmm_fp8_scale_accumulators_)(args, &tile, by_line, base, wg, acc);
+        GMM__PART(gmm_fp8_scale_accumulators_)(&tile, by_line, base, wg, acc);
         if (has_steps) GMM__PART(gmm_fp8_apply_steps_)(args, &tile.f->t, pass, wg, acc);
         if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, &tile, smem, base, wg, acc, &store);
         else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &store);
@@ -13476,8 +13495,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const 
 }
 
 #if GMM__TILES > 0
-/* Initialises the barriers with their arrivals per phase, and the scales per line. The barriers of slots depend on the
-   tile: where a kernel has two, the scheduler initialises them behind its choice. */
+/* Initialises the barriers with their arrivals per phase, and scales that the call may not have. The barriers of slots
+   depend on the tile: where a kernel has two, the scheduler initialises them behind its choice. */
 GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
@@ -13485,11 +13504,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
                                      ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
-    /* Scales that the call does not have stay 1: those of lines, and behind them those of stages. */
+    /* Scales that the call does not have stay 1: those of lines, and those of stages, which follow the struct. Those of
+       a second tile lie within them, since they begin at the same place and its struct is smaller. */
     const uint32_t scale_bytes = sizeof(GMM__SMEM) - offsetof(GMM__SMEM, line_scales) +
                                  (GMM__SCALING_VALUE == GMM_FP8_FAST || loader_arrivals
                                       ? 0 : GMM__CFG(stages) * GMM__STAGE_SCALE_BYTES);
-    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x) ((float *)smem->line_scales)[i] = 1.0f;
+    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x)
+        ((float *)((char *)smem + offsetof(GMM__SMEM, line_scales)))[i] = 1.0f;
     if (threadIdx.x != 0) return;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {

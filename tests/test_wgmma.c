@@ -681,6 +681,15 @@ static void fp8_tiles(int arg) {
         T_CHECK(strstr(info.note, cases[i].note), "%d rows, tile %d: \"%s\"", (int)cases[i].rows,
                 (int)cases[i].tile, info.note);
     }
+    { /* 2^32 tiles of 128 rows: declined by a message, though prices are computed before */
+        gmm_info info = GMM_ZERO;
+        groups.count = 1;
+        groups.capacity = (int64_t)1 << 39;
+        l.in_features = l.out_features = 128;
+        options.tile = 0;
+        T_CHECK(gmm_linear_query(T.ctx, GMM_OP_LINEAR_FWD, &l, &info) == GMM_E_UNSUPPORTED, "2^39 rows");
+        T_CHECK(strstr(gmm_last_error(T.ctx), "takes at most"), "%s", gmm_last_error(T.ctx));
+    }
 }
 
 /* An MLP under AUTO is composed of the engines that AUTO chooses for its parts. */

@@ -132,7 +132,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_1d1d_)(const gmm_fp8_args *args, 
 /* Multiplies a stage in 1d1d, where every element of its sum has a scale of its own, and adds the scaled sum to acc.
    The tensor cores multiply the scales, since threads would read them from shared memory, whose port the products
    need. Of two consumers each issues the products of a stage after the other has issued its own, so that one's
-   additions and the other's products run side by side. first, *is_full: as below. */
+   additions and the other's products run side by side.
+   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {
@@ -225,7 +226,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,
                                               gmm_fp8_pipeline *pipe, gmm_fp8_store *store) {
     const uint32_t k_tiles = gmm_fp8_k_tiles(tile->k);
-    uint32_t k, multiplied = 0; /* empty barrier of the stage before */
+    uint32_t k, previous_empty = 0; /* of the stage before */
     int is_full = 0, u;
     (void)wg;
 #pragma unroll
@@ -239,13 +240,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8
         gmm_wgmma_commit();
         GMM__WGMMA_WAIT(1);
         if (k == 0) gmm_fp8_pass_slot(store);
-        else gmm_fp8_release_stage(pipe, multiplied);
-        multiplied = pipe->empty;
+        else gmm_fp8_release_stage(pipe, previous_empty);
+        previous_empty = pipe->empty;
         GMM__PART(gmm_fp8_advance_)(pipe);
         is_full = gmm_fp8_test_stage(pipe);
     }
     GMM__WGMMA_WAIT(0);
-    gmm_fp8_release_stage(pipe, multiplied);
+    gmm_fp8_release_stage(pipe, previous_empty);
 }
 #else
 GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8_consumer_tile *tile, int wg,

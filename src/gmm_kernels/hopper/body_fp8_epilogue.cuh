@@ -24,14 +24,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_request_line_scales_)(const gmm_fp8_args *arg
 }
 
 /* Multiplies the accumulators by the outer scale and, where by_line is set, by scales per line. */
-GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
-                                                        int by_line, uint32_t base, int wg, float acc[GMM__ACC]) {
+GMM__DEVICE void GMM__PART(gmm_fp8_scale_accumulators_)(const gmm_fp8_consumer_tile *tile, int by_line, uint32_t base,
+                                                        int wg, float acc[GMM__ACC]) {
     const uint32_t scales = GMM__SMEM_AT(line_scales) + GMM__CFG(line_scale_bytes) * wg;
     const int tid = gmm_tid_x() & 127, row = tid / 32 * 16 + tid % 32 / 4;
     const int second_exponent = tile->d_flags >> GMM_FP8_SECOND_SCALE_SHIFT;
     const float outer_scale = tile->outer_scale;
     int u;
-    (void)args;
     if (by_line || second_exponent) { /* line scales that the call does not have are 1 */
         const float second = gmm_f32_from_bits((uint32_t)(second_exponent ? second_exponent : 127) << 23);
         float scale0 = second, scale1 = second;
@@ -176,7 +175,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_slot_)(const gmm_fp8_args *args, const 
     }
 }
 
-/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. */
+/* Stores the accumulators: part by part to the store slot, from which the store warp moves them to D by TMA. The last
+   part of 16-bit D is written, but not passed on yet (gmm_fp8_store). */
 GMM__DEVICE void GMM__PART(gmm_fp8_store_accumulators_)(const gmm_fp8_args *args, const gmm_fp8_consumer_tile *tile,
                                                         const GMM__SMEM *smem, uint32_t base, int wg,
                                                         const float acc[GMM__ACC], gmm_fp8_store *store) {

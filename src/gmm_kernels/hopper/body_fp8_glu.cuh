@@ -10,7 +10,8 @@ GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
            (((block % 4 * 2 + tid % 32 / 16) ^ (tid % 8)) << 4);
 }
 
-/* Passes the gate columns of D to the slot, where they stay. */
+/* Writes the gate columns of D to the slot, where they stay; it is passed on behind the first products of the second
+   pass. */
 GMM__DEVICE void GMM__PART(gmm_fp8_keep_gate_)(uint32_t base, int wg, const float acc[GMM__ACC], gmm_fp8_store *store) {
     gmm_fp8_wait_slot(store, GMM__SMEM_AT(slot_bars), wg);
     GMM__PART(gmm_fp8_write_slot_16_)(GMM_BF16, GMM__SMEM_AT(slot) + GMM__CFG(slot_bytes) * wg, 0, acc);
@@ -60,10 +61,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_glu_activate_)(const gmm_fp8_glu *glu, uint32
 GMM__DEVICE void GMM__PART(gmm_fp8_glu_store_scales_)(const gmm_fp8_args *args, const gmm_fp8_tile *f, int first,
                                                       const float scales[2]) {
     const gmm_sm90_tile *const t = &f->t;
-    const gmm__qview v = gmm__qview_of(&args->glu.h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row,
-                                       args->p.n);
-    float *const to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
+    gmm_mat h = args->glu.h;
+    gmm__qview v;
+    float *to;
     int i;
+    h.scaling = GMM_SCALING_1X128; /* as a constant it saves divisions, whose calls would spill */
+    v = gmm__qview_of(&h, GMM_ROWWISE, 1, t->g, t->row, f->padded_row, t->end - t->row, args->p.n);
+    to = (float *)(void *)v.scale + gmm__qview_scale(&v, t->m0, t->n0 / 128);
     if (gmm_tid_x() & 3) return;
 #pragma unroll
     for (i = 0; i < 2; i++) {

@@ -26,8 +26,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     GMM__PIN_U32(has_steps);
     for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
         int present = tile.cols > 0 && tile.row_blocks > wg;
-        /* All lanes have read the previous tile's entry before one of them releases stages of this tile: after that the
-           scheduler may overwrite the entry. */
+        /* All lanes have read the previous tile's entry before one of them releases stages of this tile, by which the
+           producer begins further tiles and the scheduler overwrites entries (fp8_plan.cuh). */
         __syncwarp();
         if (tile.row_blocks == 0) break;
         if (!present || tile.k == 0) {
@@ -57,7 +57,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
             if (pass == 0) GMM__PART(gmm_fp8_skip_slot_)(base, wg, &store);
             continue;
         }
-        GMM__PART(gmm_fp8_scale_accumulators_)(args, &tile, by_line, base, wg, acc);
+        GMM__PART(gmm_fp8_scale_accumulators_)(&tile, by_line, base, wg, acc);
         if (has_steps) GMM__PART(gmm_fp8_apply_steps_)(args, &tile.f->t, pass, wg, acc);
         if (!GMM__CFG(glu)) GMM__PART(gmm_fp8_store_accumulators_)(args, &tile, smem, base, wg, acc, &store);
         else if (pass == 0) GMM__PART(gmm_fp8_keep_gate_)(base, wg, acc, &store);
@@ -85,8 +85,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_move_tiles_)(const gmm_fp8_args *args, const 
 }
 
 #if GMM__TILES > 0
-/* Initialises the barriers with their arrivals per phase, and the scales per line. The barriers of slots depend on the
-   tile: where a kernel has two, the scheduler initialises them behind its choice. */
+/* Initialises the barriers with their arrivals per phase, and scales that the call may not have. The barriers of slots
+   depend on the tile: where a kernel has two, the scheduler initialises them behind its choice. */
 GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base) {
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t slot_bars = GMM__SMEM_AT(slot_bars), prediction = base + GMM__CFG(prediction_offset);
@@ -94,11 +94,13 @@ GMM__DEVICE void GMM__PART(gmm_fp8_init_)(const gmm_fp8_args *args, GMM__SMEM *s
                                      ? (int)GMM__FP8(loader_arrivals, GMM__SCALING) : 0;
     const uint32_t consumer_warps = 4 * GMM__CFG(consumers) * gmm_cluster_nctarank();
     uint32_t i;
-    /* Scales that the call does not have stay 1: those of lines, and behind them those of stages. */
+    /* Scales that the call does not have stay 1: those of lines, and those of stages, which follow the struct. Those of
+       a second tile lie within them, since they begin at the same place and its struct is smaller. */
     const uint32_t scale_bytes = sizeof(GMM__SMEM) - offsetof(GMM__SMEM, line_scales) +
                                  (GMM__SCALING_VALUE == GMM_FP8_FAST || loader_arrivals
                                       ? 0 : GMM__CFG(stages) * GMM__STAGE_SCALE_BYTES);
-    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x) ((float *)smem->line_scales)[i] = 1.0f;
+    for (i = threadIdx.x; i < scale_bytes / 4; i += blockDim.x)
+        ((float *)((char *)smem + offsetof(GMM__SMEM, line_scales)))[i] = 1.0f;
     if (threadIdx.x != 0) return;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {

@@ -221,7 +221,8 @@ GMM_FP8_TILE_LIST(GMM__X)
 enum { GMM_FP8_TILE_LIST(GMM__X) gmm_fp8_tile_smem_end };
 #undef GMM__X
 /* The scales of a stage: of rows, then of columns. With 1d2d two floats for columns, of those up to the next multiple
-   of 128 and of those behind it; with 1d1d an operand of wgmma (gmm_fp8_store_column_scale). */
+   of 128 and of those behind it, all 1 where A has no scales by blocks; with 1d1d an operand of wgmma
+   (gmm_fp8_store_column_scale). */
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     typedef struct GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_) { \
         float row[GMM__FP8(consumers, tile_)][GMM_FP8_BLOCK_ROWS]; \
@@ -242,7 +243,12 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
     static_assert(sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) <= 232448, \
-                  #kernel ": a CTA has at most 227 KiB of shared memory");
+                  #kernel ": a CTA has at most 227 KiB of shared memory"); \
+    static_assert(GMM__FP8_IS_FAST_##scaling || \
+                      sizeof(GMM__FP8_INSTANCE(smem, tag, scaling, tile_)) >= \
+                          sizeof(GMM__FP8(tile_smem, tile_)) + (int)GMM__FP8(stages, tile_) * \
+                              sizeof(GMM__FP8_INSTANCE(stage_scales, tag, scaling, tile_)), \
+                  #kernel ": the scales of stages follow the struct of the tile");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
@@ -277,9 +283,11 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
-                                         !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_)), \
-                  #kernel ": the choice between two tiles is written for plain tiles by blocks"); \
+    static_assert((tile_choice) == 0 || \
+                      ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
+                       !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
+                       !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
+                  #kernel ": a predicted tile would precede the choice, and only 1d2d arrives for an idle consumer"); \
     static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
                   #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)

@@ -45,29 +45,31 @@ GMM__DEVICE void gmm_fp8_next_stage(gmm_fp8_pipeline *p, const int stages, const
     p->column_scales += scales;
 }
 
-/* How far a consumer has stored D. */
+/* How far a consumer has stored D. The last part that it has written may still have to be passed to the store warp:
+   that is done behind the first products of its next tile, before it waits for the slot again, before it skips a tile,
+   and at the end. */
 typedef struct gmm_fp8_store {
-    uint32_t parts;   /* parts of D that it has written to its slot */
-    uint32_t written; /* the slot's full barrier while the last part has not been passed to the store warp, else 0 */
+    uint32_t parts;        /* parts of D that it has written to its slot */
+    uint32_t pending_full; /* the slot's full barrier while the last of them has not been passed on, else 0 */
 } gmm_fp8_store;
-/* Passes a written slot to the store warp. For 16-bit D a consumer does so behind the first products of its next tile,
-   which then run while the fence waits for the writes. */
+/* Passes a written slot to the store warp. Behind the first products of a tile these run while the fence waits for the
+   writes. */
 GMM__DEVICE void gmm_fp8_pass_slot(gmm_fp8_store *store) {
-    if (!store->written) return;
+    if (!store->pending_full) return;
     gmm_fence_proxy_async();
-    gmm_mbarrier_arrive(store->written);
-    store->written = 0;
+    gmm_mbarrier_arrive(store->pending_full);
+    store->pending_full = 0;
 }
 /* Waits until the slot of consumer `wg` may be written, for its next part. */
 GMM__DEVICE void gmm_fp8_wait_slot(gmm_fp8_store *store, uint32_t slot_bars, int wg) {
     gmm_fp8_pass_slot(store);
     gmm_mbarrier_wait(gmm_sm90_slot_empty(slot_bars, (uint32_t)wg), store->parts++ & 1);
-    store->written = gmm_sm90_slot_full(slot_bars, (uint32_t)wg);
+    store->pending_full = gmm_sm90_slot_full(slot_bars, (uint32_t)wg);
 }
 
 /* What a consumer reads of a tile's entry in the ring. */
 typedef struct gmm_fp8_consumer_tile {
-    const gmm_fp8_tile *f; /* for what most tiles do not need */
+    const gmm_fp8_tile *f; /* for the epilogue; valid until the tile has been stored */
     int32_t row_blocks, k, n0, cols, d_flags;
     float outer_scale;
 } gmm_fp8_consumer_tile;

@@ -10,11 +10,11 @@ GMM__HD int32_t gmm_fp8_stage_clocks(int32_t tile_n, int32_t blocks) {
     if (tile_n == 128) return blocks == 1 ? 640 : blocks == 2 ? 830 : 920;
     return blocks == 1 ? 890 : 970;
 }
-/* The same, summed over the `tiles` tiles that divide `blocks` blocks of a group evenly. tiles > 0. */
-GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, int32_t tiles) {
-    const int32_t each = blocks / tiles, rest = blocks % tiles;
-    return (float)(tiles - rest) * (float)gmm_fp8_stage_clocks(tile_n, each) +
-           (float)rest * (float)gmm_fp8_stage_clocks(tile_n, each + 1);
+/* The same, summed over the tiles of a group, which divide its blocks evenly: `lower` tiles of `blocks` blocks, and
+   `higher` ones of one more. blocks > 0. */
+GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, float lower, float higher) {
+    return lower * (float)gmm_fp8_stage_clocks(tile_n, blocks) +
+           higher * (float)gmm_fp8_stage_clocks(tile_n, blocks + 1);
 }
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
@@ -35,7 +35,9 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
-        if (tiles_m > 0) clocks += gmm_fp8_group_clocks(tile_n, blocks, tiles_m);
+        if (tiles_m > 0)
+            clocks += gmm_fp8_group_clocks(tile_n, blocks / tiles_m, (float)(tiles_m - blocks % tiles_m),
+                                           (float)(blocks % tiles_m));
     }
     work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
@@ -157,8 +159,10 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
    warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
-/* Rules of FP8 tiles. The store warp reads tile n until consumers end tile n + 1; the producer may by then have begun
-   tile n + 2 + stages. The scheduler overwrites tile n when the producer has begun tile n + GMM_SM90_TILE_RING / 2. */
+/* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
+   consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
+   producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
+   n + GMM_SM90_TILE_RING / 2. */
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \

@@ -137,7 +137,7 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
-#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))         /* x has some value */
+#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))        /* x has an unknown value, for no instruction */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
 /* Keeps the computation of a box that nothing else uses. */
@@ -179,21 +179,21 @@ GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of CTA `rank` of the cluster. Reads of what the arrival releases are complete: wgmma has
-   finished, and values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would
-   also wait for stores to device memory, once per stage. */
-GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
-    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
-                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
-}
-/* The address of `smem` in the shared memory of CTA `rank` of the cluster, and an arrival at a barrier by it. */
+/* The address of `smem` in the shared memory of CTA `rank` of the cluster. */
 GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) {
     uint32_t at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem), "r"(rank));
     return at;
 }
+/* Arrives at a barrier by such an address. Reads of what the arrival releases are complete: wgmma has finished, and
+   values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would also wait for
+   stores to device memory, once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+/* Arrives at the same barrier of CTA `rank` of the cluster. */
+GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
+    gmm_mbarrier_arrive_mapped(gmm_mapa(bar, rank));
 }
 /* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
    barrier. */
@@ -2913,7 +2913,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) "+f"(x) /* of set too: ptxas keeps what is read and written in the same registers in a loop */
+/* Accumulators are read and written, by set too: else ptxas gives them other registers in every stage of a loop. */
+#define GMM__W(x) "+f"(x)
 
 #define GMM__BODY 8
 #define GMM__WGMMA_SCALE_D(c) c
@@ -4245,7 +4246,7 @@ GMM__DEVICE uint32_t gmm_encode_fp8x4(int32_t e5m2, const float p[4]) {
                            x cluster size; consumer 0 arrives for an idle one)      scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
        tile_begun[n % 16]  producer, when it begins tile n (1). No reader           scheduler, for       n / 16
-                           releases an entry: see gmm_fp8_store_tiles               tile n + 8
+                           releases an entry: see "Rules of FP8 tiles"              tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
        slot[c].full        threads of consumer c (128); of 16-bit D behind the      store lanes of c     n
@@ -4506,7 +4507,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                       ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
                        !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
                        !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
-                  #kernel ": a predicted tile would precede the choice, and only 1d2d arrives for an idle consumer"); \
+                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it"); \
     static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
                   #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
@@ -4639,8 +4640,8 @@ typedef struct gmm_fp8_store {
     uint32_t parts;        /* parts of D that it has written to its slot */
     uint32_t pending_full; /* the slot's full barrier while the last of them has not been passed on, else 0 */
 } gmm_fp8_store;
-/* Passes a written slot to the store warp. Behind the first products of a tile these run while the fence waits for the
-   writes. */
+/* Passes a written slot to the store warp. Called behind the first products of a tile, so that these run while the
+   fence waits for the writes. */
 GMM__DEVICE void gmm_fp8_pass_slot(gmm_fp8_store *store) {
     if (!store->pending_full) return;
     gmm_fence_proxy_async();
@@ -4978,6 +4979,23 @@ GMM__DEVICE void gmm_fp8_send_mispredict(uint32_t prediction, int mispredicted) 
     gmm_st_async_remote(word, bar, gmm_cluster_ctarank() ^ (gmm_cluster_nctarank() - 1), mispredicted);
 }
 
+/* What a CTA loads of an operand in every stage: the boxes in `mask`, of 64 rows each. */
+typedef struct gmm_fp8_operand {
+    const CUtensorMap *map;
+    uint32_t mask;
+    int32_t multicast;    /* both CTAs of the cluster get what one of them loads */
+    int32_t y, end, wrap; /* the last three TMA coordinates of the first box */
+} gmm_fp8_operand;
+/* Loads them; at most `count`, a constant. to: where the operand begins in the stage. x: their first TMA coordinate. */
+GMM__DEVICE void gmm_fp8_load_operand(const gmm_fp8_operand *o, const int count, uint32_t to, uint32_t full,
+                                      int32_t x) {
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++)
+        if (o->mask >> i & 1)
+            gmm_tma_load(to + GMM_SM90_BOX_BYTES * i, o->map, full, o->multicast, x, o->y + 64 * i, o->end, o->wrap);
+}
+
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (slot.empty),
    waits until the consumer has written it (slot.full) and stores it. Tiles that have no rows for a consumer pass
@@ -4991,9 +5009,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
     for (tile_index = 0;; tile_index++) {
-        /* Entry of tile n. The scheduler overwrites it with tile n + 16, when the producer has begun tile n + 8. The
-           producer is at most `stages` (4) stages, hence 4 tiles, ahead of the consumers; and a consumer ends tile
-           n + 1 only after this warp, which by then has left tile n, has passed it the slot. */
+        /* the scheduler overwrites the entry after this warp has left the tile: "Rules of FP8 tiles" (fp8_plan.cuh) */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);
@@ -12929,23 +12945,6 @@ GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
     return !GMM__IS_FAST && args->a_scale.scaling == GMM_SCALING_1X128;
 }
 
-/* What a CTA loads of an operand in every stage: the boxes in `mask`, of 64 rows each. */
-typedef struct GMM__PART(gmm_fp8_operand_) {
-    const CUtensorMap *map;
-    uint32_t mask;
-    int32_t multicast;    /* both CTAs of the cluster get what one of them loads */
-    int32_t y, end, wrap; /* the last three TMA coordinates of the first box */
-} GMM__PART(gmm_fp8_operand_);
-/* Loads them; at most `count`, a constant. to: where the operand begins in the stage. x: their first TMA coordinate. */
-GMM__DEVICE void GMM__PART(gmm_fp8_load_operand_)(const GMM__PART(gmm_fp8_operand_) *o, const int count, uint32_t to,
-                                                  uint32_t full, int32_t x) {
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++)
-        if (o->mask >> i & 1)
-            gmm_tma_load(to + GMM_SM90_BOX_BYTES * i, o->map, full, o->multicast, x, o->y + 64 * i, o->end, o->wrap);
-}
-
 /* The producer, one thread: the coordinates of a box pass to TMA without a loop over lanes. */
 GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
@@ -12953,7 +12952,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
     const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
     const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    GMM__PART(gmm_fp8_operand_) a = { &args->a, 0, 0, 0, 0, 0 }, b = { &args->b, 0, 0, 0, 0, 0 };
+    gmm_fp8_operand a = { &args->a, 0, 0, 0, 0, 0 }, b = { &args->b, 0, 0, 0, 0, 0 };
     uint32_t iter = 0, tile_index = 0, i;
     for (;; tile_index++) {
         const int predicted = predicts && tile_index == 0;
@@ -12979,7 +12978,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         a.mask = b.mask = 0;
         if (f->t.cols > 0 && f->t.k > 0) {
             a.mask = (1u << f->t.row_blocks) - 1;
-            b.mask = (1u << ((f->t.cols + 63) / 64)) - 1;
+            b.mask = (1u << gmm_sm90_b_boxes(&f->t)) - 1;
         }
         bytes = (uint32_t)(__popc(a.mask) + __popc(b.mask)) * GMM_SM90_BOX_BYTES; /* what the other CTA loads too */
         a.multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
@@ -12993,8 +12992,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             const uint32_t stage = base + s * GMM__CFG(stage_bytes);
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
             gmm_mbarrier_arrive_expect_tx(full, bytes);
-            GMM__PART(gmm_fp8_load_operand_)(&a, GMM__CFG(consumers), stage + GMM__CFG(a_offset), full, x);
-            GMM__PART(gmm_fp8_load_operand_)(&b, GMM__CFG(tile_n) / 64, stage, full, x);
+            gmm_fp8_load_operand(&a, GMM__CFG(consumers), stage + GMM__CFG(a_offset), full, x);
+            gmm_fp8_load_operand(&b, GMM__CFG(tile_n) / 64, stage, full, x);
             x += 128;
             if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
                 x = 0;
@@ -13432,7 +13431,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     uint32_t tile_index = 0;
     float acc[GMM__ACC];
     int pass = 0, u;
-    GMM__PIN_U32(by_line); /* as words: the mainloop needs the predicates */
+    GMM__PIN_U32(by_line); /* words, since the mainloop needs the predicates */
     GMM__PIN_U32(has_steps);
     for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
         int present = tile.cols > 0 && tile.row_blocks > wg;
@@ -13451,7 +13450,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 #pragma unroll
                 for (u = 0; u < GMM__ACC; u++) {
                     acc[u] = 0.0f;
-                    GMM__PIN_F32(acc[u]); /* keeps the zeros out of the other branch */
+                    GMM__PIN_F32(acc[u]); /* else the compiler zeroes ahead of the branch */
                 }
             if (predicts && tile_index == 0 && pass == 0) { /* the scheduler has read the split again meanwhile */
                 tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, 0));

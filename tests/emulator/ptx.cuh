@@ -39,11 +39,11 @@ GMM__DEVICE void gmm_mbarrier_arrive_expect_tx(uint32_t bar, uint32_t bytes) {
 GMM__DEVICE void gmm_mbarrier_wait(uint32_t bar, uint32_t parity) { emulated_mbarrier_wait(bar, parity); }
 GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) { return emulated_mbarrier_test(bar, parity); }
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) { emulated_mbarrier_arrive(bar, 0); }
-GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
-    emulated_mbarrier_arrive(emulated_mapa(bar, rank), 0);
-}
 GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) { return emulated_mapa(smem, rank); }
 GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) { emulated_mbarrier_arrive(bar, 0); }
+GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
+    gmm_mbarrier_arrive_mapped(gmm_mapa(bar, rank));
+}
 GMM__DEVICE void gmm_st_async_remote(uint32_t word, uint32_t bar, uint32_t rank, int value) {
     memcpy((void *)(uintptr_t)emulated_mapa(word, rank), &value, sizeof value);
     emulated_mbarrier_complete(emulated_mapa(bar, rank), (int32_t)sizeof value);

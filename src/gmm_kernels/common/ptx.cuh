@@ -40,7 +40,7 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__SETMAXNREG_DEC(n) asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__SETMAXNREG_INC(n) asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" : : "n"(n))
 #define GMM__PIN_F32(x) asm volatile("" : "+f"(x) : : "memory") /* x and memory have their values at this point */
-#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))         /* x has some value */
+#define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))        /* x has an unknown value, for no instruction */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
 /* Keeps the computation of a box that nothing else uses. */
@@ -82,21 +82,21 @@ GMM__DEVICE int gmm_mbarrier_test(uint32_t bar, uint32_t parity) {
 GMM__DEVICE void gmm_mbarrier_arrive(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" : : "r"(bar) : "memory");
 }
-/* Arrives at the same barrier of CTA `rank` of the cluster. Reads of what the arrival releases are complete: wgmma has
-   finished, and values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would
-   also wait for stores to device memory, once per stage. */
-GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
-    asm volatile("{\n .reg .b32 at;\n mapa.shared::cluster.u32 at, %0, %1;\n"
-                 " mbarrier.arrive.shared::cluster.b64 _, [at];\n}" : : "r"(bar), "r"(rank) : "memory");
-}
-/* The address of `smem` in the shared memory of CTA `rank` of the cluster, and an arrival at a barrier by it. */
+/* The address of `smem` in the shared memory of CTA `rank` of the cluster. */
 GMM__DEVICE uint32_t gmm_mapa(uint32_t smem, uint32_t rank) {
     uint32_t at;
     asm("mapa.shared::cluster.u32 %0, %1, %2;" : "=r"(at) : "r"(smem), "r"(rank));
     return at;
 }
+/* Arrives at a barrier by such an address. Reads of what the arrival releases are complete: wgmma has finished, and
+   values of ld.shared have been used. So the default scope, the CTA, suffices; at cluster scope it would also wait for
+   stores to device memory, once per stage. */
 GMM__DEVICE void gmm_mbarrier_arrive_mapped(uint32_t bar) {
     asm volatile("mbarrier.arrive.shared::cluster.b64 _, [%0];" : : "r"(bar) : "memory");
+}
+/* Arrives at the same barrier of CTA `rank` of the cluster. */
+GMM__DEVICE void gmm_mbarrier_arrive_remote(uint32_t bar, uint32_t rank) {
+    gmm_mbarrier_arrive_mapped(gmm_mapa(bar, rank));
 }
 /* Writes one word into the shared memory of CTA `rank` of the cluster, and completes 4 bytes of transactions on its
    barrier. */

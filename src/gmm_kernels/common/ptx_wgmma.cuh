@@ -83,7 +83,8 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 
 #define GMM__H(b) GMM__W(d[(b)]), GMM__W(d[(b) + 1]), GMM__W(d[(b) + 2]), GMM__W(d[(b) + 3])
 #define GMM__V(b) GMM__H(b), GMM__H((b) + 4)
-#define GMM__W(x) "+f"(x) /* of set too: ptxas keeps what is read and written in the same registers in a loop */
+/* Accumulators are read and written, by set too: else ptxas gives them other registers in every stage of a loop. */
+#define GMM__W(x) "+f"(x)
 
 #define GMM__BODY 8
 #define GMM__WGMMA_SCALE_D(c) c

@@ -22,7 +22,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
     uint32_t tile_index = 0;
     float acc[GMM__ACC];
     int pass = 0, u;
-    GMM__PIN_U32(by_line); /* as words: the mainloop needs the predicates */
+    GMM__PIN_U32(by_line); /* words, since the mainloop needs the predicates */
     GMM__PIN_U32(has_steps);
     for (;; pass = (pass + 1) % GMM__PASSES, tile_index += pass == 0, tile = next) {
         int present = tile.cols > 0 && tile.row_blocks > wg;
@@ -41,7 +41,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_consume_tiles_)(const gmm_fp8_args *args, con
 #pragma unroll
                 for (u = 0; u < GMM__ACC; u++) {
                     acc[u] = 0.0f;
-                    GMM__PIN_F32(acc[u]); /* keeps the zeros out of the other branch */
+                    GMM__PIN_F32(acc[u]); /* else the compiler zeroes ahead of the branch */
                 }
             if (predicts && tile_index == 0 && pass == 0) { /* the scheduler has read the split again meanwhile */
                 tile = gmm_fp8_read_tile(gmm_fp8_wait_tile(ring, bars, prediction, 0, 0));

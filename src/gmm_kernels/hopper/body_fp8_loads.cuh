@@ -6,23 +6,6 @@ GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
     return !GMM__IS_FAST && args->a_scale.scaling == GMM_SCALING_1X128;
 }
 
-/* What a CTA loads of an operand in every stage: the boxes in `mask`, of 64 rows each. */
-typedef struct GMM__PART(gmm_fp8_operand_) {
-    const CUtensorMap *map;
-    uint32_t mask;
-    int32_t multicast;    /* both CTAs of the cluster get what one of them loads */
-    int32_t y, end, wrap; /* the last three TMA coordinates of the first box */
-} GMM__PART(gmm_fp8_operand_);
-/* Loads them; at most `count`, a constant. to: where the operand begins in the stage. x: their first TMA coordinate. */
-GMM__DEVICE void GMM__PART(gmm_fp8_load_operand_)(const GMM__PART(gmm_fp8_operand_) *o, const int count, uint32_t to,
-                                                  uint32_t full, int32_t x) {
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++)
-        if (o->mask >> i & 1)
-            gmm_tma_load(to + GMM_SM90_BOX_BYTES * i, o->map, full, o->multicast, x, o->y + 64 * i, o->end, o->wrap);
-}
-
 /* The producer, one thread: the coordinates of a box pass to TMA without a loop over lanes. */
 GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const GMM__SMEM *smem, uint32_t base) {
     const gmm_fp8_tile *const ring = smem->ring;
@@ -30,7 +13,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
     const uint32_t prediction = base + GMM__CFG(prediction_offset);
     const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
     const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    GMM__PART(gmm_fp8_operand_) a = { &args->a, 0, 0, 0, 0, 0 }, b = { &args->b, 0, 0, 0, 0, 0 };
+    gmm_fp8_operand a = { &args->a, 0, 0, 0, 0, 0 }, b = { &args->b, 0, 0, 0, 0, 0 };
     uint32_t iter = 0, tile_index = 0, i;
     for (;; tile_index++) {
         const int predicted = predicts && tile_index == 0;
@@ -56,7 +39,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
         a.mask = b.mask = 0;
         if (f->t.cols > 0 && f->t.k > 0) {
             a.mask = (1u << f->t.row_blocks) - 1;
-            b.mask = (1u << ((f->t.cols + 63) / 64)) - 1;
+            b.mask = (1u << gmm_sm90_b_boxes(&f->t)) - 1;
         }
         bytes = (uint32_t)(__popc(a.mask) + __popc(b.mask)) * GMM_SM90_BOX_BYTES; /* what the other CTA loads too */
         a.multicast = f->t.multicast == GMM_SM90_MULTICAST_A;
@@ -70,8 +53,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_stages_)(const gmm_fp8_args *args, const
             const uint32_t stage = base + s * GMM__CFG(stage_bytes);
             gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
             gmm_mbarrier_arrive_expect_tx(full, bytes);
-            GMM__PART(gmm_fp8_load_operand_)(&a, GMM__CFG(consumers), stage + GMM__CFG(a_offset), full, x);
-            GMM__PART(gmm_fp8_load_operand_)(&b, GMM__CFG(tile_n) / 64, stage, full, x);
+            gmm_fp8_load_operand(&a, GMM__CFG(consumers), stage + GMM__CFG(a_offset), full, x);
+            gmm_fp8_load_operand(&b, GMM__CFG(tile_n) / 64, stage, full, x);
             x += 128;
             if (GMM__CFG(glu) && k_tiles == gmm_fp8_k_tiles(f->t.k) + 1) { /* the second pass follows */
                 x = 0;

@@ -26,7 +26,7 @@
                            x cluster size; consumer 0 arrives for an idle one)      scale loader
        tile_full[n % 16]   scheduler lane 0 (1)                                     all other warps      n / 16
        tile_begun[n % 16]  producer, when it begins tile n (1). No reader           scheduler, for       n / 16
-                           releases an entry: see gmm_fp8_store_tiles               tile n + 8
+                           releases an entry: see "Rules of FP8 tiles"              tile n + 8
        slot[c].empty       store lanes of consumer c, a box each (store_boxes),     consumer c           n
                            with old D where it is loaded
        slot[c].full        threads of consumer c (128); of 16-bit D behind the      store lanes of c     n
@@ -287,7 +287,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
                       ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
                        !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
                        !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
-                  #kernel ": a predicted tile would precede the choice, and only 1d2d arrives for an idle consumer"); \
+                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it"); \
     static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
                   #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)

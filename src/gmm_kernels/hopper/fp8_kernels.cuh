@@ -1,3 +1,20 @@
+/* What a CTA loads of an operand in every stage: the boxes in `mask`, of 64 rows each. */
+typedef struct gmm_fp8_operand {
+    const CUtensorMap *map;
+    uint32_t mask;
+    int32_t multicast;    /* both CTAs of the cluster get what one of them loads */
+    int32_t y, end, wrap; /* the last three TMA coordinates of the first box */
+} gmm_fp8_operand;
+/* Loads them; at most `count`, a constant. to: where the operand begins in the stage. x: their first TMA coordinate. */
+GMM__DEVICE void gmm_fp8_load_operand(const gmm_fp8_operand *o, const int count, uint32_t to, uint32_t full,
+                                      int32_t x) {
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++)
+        if (o->mask >> i & 1)
+            gmm_tma_load(to + GMM_SM90_BOX_BYTES * i, o->map, full, o->multicast, x, o->y + 64 * i, o->end, o->wrap);
+}
+
 /* The store warp: one lane per box of each consumer's store slot. A tile is stored in parts of as many columns as a
    slot holds. For each part the lane loads old D where the tile says so, passes the slot to its consumer (slot.empty),
    waits until the consumer has written it (slot.full) and stores it. Tiles that have no rows for a consumer pass
@@ -11,9 +28,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
     const uint32_t full = gmm_sm90_slot_full(slot_bars, (uint32_t)consumer);
     uint32_t tile_index, part = 0;
     for (tile_index = 0;; tile_index++) {
-        /* Entry of tile n. The scheduler overwrites it with tile n + 16, when the producer has begun tile n + 8. The
-           producer is at most `stages` (4) stages, hence 4 tiles, ahead of the consumers; and a consumer ends tile
-           n + 1 only after this warp, which by then has left tile n, has passed it the slot. */
+        /* the scheduler overwrites the entry after this warp has left the tile: "Rules of FP8 tiles" (fp8_plan.cuh) */
         const gmm_fp8_tile *const f = &ring[tile_index % GMM_SM90_TILE_RING];
         int box_cols, cols, part_col = 0;
         gmm_mbarrier_wait(gmm_fp8_tile_full(bars, tile_index), tile_index / GMM_SM90_TILE_RING & 1);

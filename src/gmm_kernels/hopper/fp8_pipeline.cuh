@@ -52,8 +52,8 @@ typedef struct gmm_fp8_store {
     uint32_t parts;        /* parts of D that it has written to its slot */
     uint32_t pending_full; /* the slot's full barrier while the last of them has not been passed on, else 0 */
 } gmm_fp8_store;
-/* Passes a written slot to the store warp. Behind the first products of a tile these run while the fence waits for the
-   writes. */
+/* Passes a written slot to the store warp. Called behind the first products of a tile, so that these run while the
+   fence waits for the writes. */
 GMM__DEVICE void gmm_fp8_pass_slot(gmm_fp8_store *store) {
     if (!store->pending_full) return;
     gmm_fence_proxy_async();

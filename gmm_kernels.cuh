@@ -634,16 +634,23 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
 }
 
 /* Programmatic dependent launch (from compute capability 9.0 on): a kernel may be launched while the last CTAs of
-   its predecessor in the stream still run, which hides the launch latency. This function lets the successor launch,
-   and waits until the predecessor has finished and its writes are visible. A kernel calls it before it reads or
-   writes device memory. */
-GMM__DEVICE void gmm_pdl_wait(void) {
+   its predecessor in the stream still run, which hides the launch latency. A kernel calls one of these functions before
+   it reads or writes device memory. Both wait until the predecessor has finished and its writes are visible.
+   gmm_pdl_wait also lets the successor launch when all CTAs of this kernel have begun; gmm_pdl_wait_only when all have
+   ended. Casts call the latter: a product that occupies multiprocessors while a cast ends takes 3 us longer with it. */
+GMM__DEVICE void gmm_pdl_wait_only(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
-    gmm_griddepcontrol_launch_dependents();
     gmm_griddepcontrol_wait();
 #endif
 }
+GMM__DEVICE void gmm_pdl_wait(void) {
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+    gmm_griddepcontrol_launch_dependents();
+#endif
+    gmm_pdl_wait_only();
+}
 
+enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
 /* Launches a kernel whose only parameter is the structure at `args`. */
 static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int threads, int32_t shared, const void *args,
                                           cudaStream_t stream) {
@@ -651,16 +658,24 @@ static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int thr
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
 }
-/* The same, with `pdl` by programmatic dependent launch. */
-static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, unsigned blocks, unsigned threads,
-                                              size_t shared, const void *args, cudaStream_t stream) {
+/* The same, with `pdl` by programmatic dependent launch. sm_kib: KiB of shared memory of all CTAs of the kernel that a
+   multiprocessor holds, each of which takes 1 KiB more than it asks for; the rest of the 256 KiB that L1 and shared
+   memory divide is L1. With 0 the driver decides. A kernel that launches while its predecessor runs then gets the
+   division that it finds: behind a product, 28 KiB of L1, with which a cast takes 1.2 times as long. */
+static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, dim3 grid, unsigned threads, size_t shared,
+                                              int sm_kib, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
     cudaLaunchAttribute attribute;
     void *params[1];
+    if (pdl && sm_kib) {
+        const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
+                                                       (100 * sm_kib - 1) / GMM_SM_SHARED_KIB + 1);
+        if (error != cudaSuccess) return error;
+    }
     memset(&attribute, 0, sizeof attribute);
     attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
     attribute.val.programmaticStreamSerializationAllowed = 1;
-    config.gridDim = dim3(blocks);
+    config.gridDim = grid;
     config.blockDim = dim3(threads);
     config.dynamicSmemBytes = shared;
     config.stream = stream;
@@ -686,6 +701,23 @@ typedef struct gmm_copy_args {
 GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_constant__ gmm_copy_args args) {
     const int i = (int)threadIdx.x;
     if (i < args.count) args.dst[i] = args.values[i];
+}
+#endif /* GMM__HOLDS(0) */
+
+/* Sets words of device memory to 0. A memset would end a chain of programmatic launches. */
+enum { GMM_ZERO_THREADS = 1024, GMM_ZERO_CTAS = 132 };
+typedef struct gmm_zero_args {
+    uint32_t *words;
+    int64_t count;
+} gmm_zero_args;
+
+#if GMM__HOLDS(0)
+GMM__KERNEL __launch_bounds__(GMM_ZERO_THREADS) gmm_zero_words(const __grid_constant__ gmm_zero_args args) {
+    int64_t i;
+    gmm_pdl_wait();
+    for (i = (int64_t)blockIdx.x * GMM_ZERO_THREADS + threadIdx.x; i < args.count;
+         i += (int64_t)gridDim.x * GMM_ZERO_THREADS)
+        args.words[i] = 0;
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -1924,11 +1956,12 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
 #if GMM__HOLDS(0)
 /* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
+    gmm_pdl_wait();
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
-    return gmm_launch((const void *)gmm_linear_tail, dim3((unsigned)grid), GMM_TAIL_THREADS, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, int pdl, const gmm_tail_args *args, cudaStream_t stream) {
+    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, 8, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -1979,6 +2012,7 @@ typedef struct gmm_gather_args {
 #if GMM__HOLDS(0)
 /* One warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
+    gmm_pdl_wait();
     const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
     const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
     const int64_t vectors = (((uint64_t)(uintptr_t)args.src | (uint64_t)args.ld) & 15) == 0 ? args.bytes / 16 : 0;
@@ -1997,8 +2031,9 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
     }
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    return gmm_launch((const void *)gmm_gather_rows, dim3((unsigned)grid), GMM_GATHER_THREADS, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
+                                                 cudaStream_t stream) {
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, 8, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 /* ................................................................................ Groups as cuBLASLt reads them ... */
@@ -5554,7 +5589,7 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
-                          (unsigned)grid, (unsigned)threads, 0, args, stream);
+                          (unsigned)grid, (unsigned)threads, 0, columns ? 4 * 33 : 8, args, stream);
 }
 #endif
 
@@ -5608,6 +5643,7 @@ typedef struct gmm_bgrad_args {
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
     int64_t i;
+    gmm_pdl_wait();
     for (i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
         const int64_t g = i / args.n, n = i % args.n;
         const float beta = args.beta ? args.beta[g] : args.beta_all;
@@ -5676,10 +5712,17 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
+static GMM__UNUSED cudaError_t gmm_launch_zero(void *words, int64_t count, int pdl, cudaStream_t stream) {
+    const gmm_zero_args args = { (uint32_t *)words, count };
+    const int32_t ctas = gmm__grid(GMM_ZERO_CTAS, 0, 1, (count - 1) / GMM_ZERO_THREADS + 1);
+    if (count <= 0) return cudaSuccess;
+    return gmm_launch_pdl((const void *)gmm_zero_words, pdl, (unsigned)ctas, GMM_ZERO_THREADS, 0, 0, &args, stream);
+}
+
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, max_warps = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < max_warps ? warps : max_warps);
-    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, args, stream);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -5692,18 +5735,18 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
     return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
+static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, int pdl, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
     const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, 40, args, stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
-        error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */
@@ -6281,6 +6324,9 @@ enum {
     GMM__QUANT_SHARED_BYTES = GMM__QUANT_TILE_BYTES + GMM_TILE * GMM__QUANT_CODES_PITCH,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
+    /* CTAs per multiprocessor of casts that may be skipped. Each CTA reads the word by which it skips: 128 per
+       multiprocessor take 17 us. Below 32 a cast that is not skipped takes longer: with 24 1%, with 16 or 8 10%. */
+    GMM__QUANT_SKIPPED_PER_SM = 32,
     GMM__TRANSPOSE_PER_SM = 4
 };
 
@@ -6322,6 +6368,12 @@ typedef struct gmm__quant_args {
     float *sums;                      /* vectorized, grouped: gmm_bgrad_args.partials of the source; NULL: not wanted */
     const float *sum_scale;           /* [rows]: factors of the rows in these sums; NULL: ones */
 } gmm__quant_args;
+
+/* The first statement of every kernel of a cast: waits for the predecessor, and returns whether the call is skipped. */
+GMM__DEVICE int gmm__quant_skips(const int32_t *skip) {
+    gmm_pdl_wait_only();
+    return skip && *skip;
+}
 
 typedef struct gmm__dequant_args {
     gmm_mat src, dst;
@@ -6792,7 +6844,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
-    if (a.skip && *a.skip) return;
+    if (gmm__quant_skips(a.skip)) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x,
                       (int64_t)gridDim.x * GMM__QUANT_THREADS, 1);
 }
@@ -6800,7 +6852,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __gr
 /* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
-    if (a.skip && *a.skip) return;
+    if (gmm__quant_skips(a.skip)) return;
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_THREADS) a.data[r * a.pitch + i] = 0;
 }
@@ -8114,6 +8166,7 @@ GMM__DEVICE void gmm_cast_nv16_store_cols(const gmm_cast_nv16 *c, const gmm_cast
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
+    gmm_pdl_wait_only();
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
@@ -8192,6 +8245,7 @@ GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) 
     const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
     const int64_t src_pitch = a->src.ld * bytes4 / 4, dst_pitch = a->dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
+    gmm_pdl_wait_only();
     for (index = blockIdx.x; index < a->units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
@@ -8261,6 +8315,7 @@ typedef struct gmm__update_args {
 /* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    gmm_pdl_wait_only();
     if (i < a.slots)
         a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
@@ -8273,6 +8328,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_co
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i;
     int32_t k;
+    gmm_pdl_wait_only();
     for (i = first; i < a.length; i += step) {
         const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
@@ -8288,6 +8344,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i, begin, end, lines, blocks;
     int32_t k;
+    gmm_pdl_wait_only();
     for (k = 0; k < 2; k++) {
         if (a.copy[k].dtype == GMM_NONE) continue;
         gmm__shard_scales(&a, k, &lines, &blocks);
@@ -8410,28 +8467,29 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
+    int32_t sm_kib;     /* KiB of shared memory of all CTAs of the cast that a multiprocessor holds */
     const void *amax, *cast;
 } gmm_quantize_kernel;
-/* X(dtype, tag, scaling, vectorized, kernel of the amaxes, of the cast), to whose names the tag is added */
+/* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
 #define GMM__CASTS(X, dtype, tag) \
-    X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
-    X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
-    X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
-    X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
+    X(dtype, tag, TENSOR, 1, 73, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, 73, gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, 73, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, 73, gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, 10, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, 40, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, 0, 0, gmm_quantize_amax, gmm_quantize)
 #define GMM_QUANTIZE_KERNEL_LIST(X) \
-    X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    X(GMM_BF16, bf16, NV16, 2, 27, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
     GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
-#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+#define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
 GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
 GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
-    { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, 114, NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, 114, NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X
@@ -8448,21 +8506,21 @@ static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) 
     return dim3((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks));
 }
 
-/* Launches a kernel whose only parameter is the structure at `args`. smem_limit: the most dynamic shared memory that
-   any launch of the kernel takes, 0 without; `smem`: that of this one. */
-static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
+/* Launches a kernel that calls gmm_pdl_wait_only, with `smem` bytes of dynamic shared memory; sm_kib, args as
+   gmm_launch_pdl takes them. */
+static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, int pdl, dim3 grid, int32_t smem, int32_t sm_kib,
                                                  const void *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
+    if (smem)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED_BYTES);
     if (error != cudaSuccess) return error;
-    return gmm_launch(kernel, grid, GMM__QUANT_THREADS, smem, args, stream);
+    return gmm_launch_pdl(kernel, pdl, grid, GMM__QUANT_THREADS, (size_t)smem, sm_kib, args, stream);
 }
 
 /* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
-   `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
-   addresses. */
+   `max_blocks`: CTAs of persistent kernels. `limits`: for kernels that process tiles in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                                   int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
+                                                   int64_t max_blocks, gmm__launch_limits limits, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
@@ -8474,52 +8532,52 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     if (a->vectorized) {
-        grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
-        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
+        grid = gmm_cast_grid(a->col_tiles, strips, limits.max_ctas);
+        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, limits.max_ctas);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized || row->act != (a->act.kind != GMM_ACT_NONE) ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
     if (amax)
-        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE_BYTES,
-                                  a->vectorized ? 0 : GMM__QUANT_TILE_BYTES, &forward, stream);
+        error = gmm__quant_launch(row->amax, limits.pdl, grid, a->vectorized ? 0 : GMM__QUANT_TILE_BYTES,
+                                  a->vectorized ? 21 : 0, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
-        error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
-                                  stream);
+        error = gmm__quant_launch((const void *)gmm_quantize_scales, limits.pdl, gmm__quant_grid(max_blocks, 64), 0, 0,
+                                  &forward, stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED_BYTES, cast_smem, a, stream);
+    return gmm__quant_launch(row->cast, limits.pdl, cast_grid, cast_smem, row->sm_kib, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
-                                                     cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
-                             GMM__QUANT_TILE_BYTES, GMM__QUANT_TILE_BYTES, a, stream);
+static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
+                                                     gmm__launch_limits limits, cudaStream_t stream) {
+    return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,
+                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES, 195, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
-                             gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
+                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0, 70, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
-    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                             gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
+    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes, limits.pdl,
+                             gmm__quant_grid(work, limits.max_ctas), 0, 8, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
+static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, int pdl, cudaStream_t stream) {
+    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, 8, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, int pdl, cudaStream_t stream) {
     const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_THREADS - 1) / GMM__QUANT_THREADS;
     if (blocks == 0) return cudaSuccess;
-    return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
+    return gmm__quant_launch((const void *)gmm_update_scale_slots, pdl, dim3((unsigned)blocks), 0, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 
@@ -9610,12 +9668,13 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_row_probs(const __
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. */
+   kernel calls gmm_pdl_wait. Those without dynamic shared memory take 1 KiB per CTA, at most 16 on a multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, args, stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, shared ? 0 : 16, args,
+                          stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */
@@ -10928,6 +10987,7 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, ROWS = GMM_TILE / ROW_GROUPS, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
+    gmm_pdl_wait();
     const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
@@ -10979,6 +11039,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    gmm_pdl_wait();
     const int lane = (int)threadIdx.x & 31;
     const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
     const char *dy = (const char *)args.dy.data;
@@ -13666,10 +13727,10 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
+    if (gmm__quant_skips(a.skip)) return;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
     int64_t tile_index;
-    if (a.skip && *a.skip) return;
     for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
@@ -13720,10 +13781,10 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE_BYTES;
+    if (gmm__quant_skips(a.skip)) return;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t tile_index;
-    if (a.skip && *a.skip) return;
     for (tile_index = blockIdx.x; tile_index < tile_count; tile_index += gridDim.x) {
         const gmm__quant_strip p = gmm__quant_strip_of(a.grouped, a.tiles, a.offsets, a.units, a.rows,
                                                        tile_index / a.col_tiles);
@@ -13789,9 +13850,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
+    if (gmm__quant_skips(a.skip)) return;
     const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
-    if (a.skip && *a.skip) return;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
         uint32_t x[8][8];
         gmm_cast_tile_move(&t, &split, strip, 1);
@@ -13842,9 +13903,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const int sums = !GMM__ACT && GMM__SCALING != GMM_SCALING_128X128 && a.sums; /* 128X128 serves weights alone */
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
+    if (gmm__quant_skips(a.skip)) return;
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
-    if (a.skip && *a.skip) return;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
         gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + thread,
                           (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
@@ -13916,7 +13977,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_nv16 c = { gmm__lane() & 1, gmm__lane() >> 3 & 1, encodes[0], encodes[separate_amax], codes, scales,
                         0, 0, 0, 0 };
     int32_t strip;
-    if (a.skip && *a.skip) return;
+    if (gmm__quant_skips(a.skip)) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
@@ -13988,7 +14049,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };
     int32_t strip;
-    if (a.skip && *a.skip) return;
+    if (gmm__quant_skips(a.skip)) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);

@@ -433,6 +433,19 @@ static void fill_values(void) {
     }
 }
 
+/* The sums of both instructions. In double precision, so that the order of the products does not show: kernels permute
+   them, and products beyond the range of fp32 may cancel. */
+#ifdef __x86_64__
+__attribute__((target_clones("avx512f", "avx2", "default")))
+#endif
+static void multiply(int count, int columns, const float *a, const float (*b)[64], float *sums) {
+    double wide[64];
+    int k, c;
+    for (c = 0; c < columns; c++) wide[c] = sums[c];
+    for (k = 0; k < count; k++)
+        for (c = 0; c < columns; c++) wide[c] += (double)a[k] * b[k][c];
+    for (c = 0; c < columns; c++) sums[c] = (float)wide[c];
+}
 /* Lane l holds rows l / 4 and l / 4 + 8 of a, column l / 4 of b; of k columns 2 (l % 4), the next one, and both 8
    further; and of d columns 2 (l % 4) and the next. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b) {
@@ -440,7 +453,7 @@ void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uin
     const emulated_value *all = emulated_exchange(0xFFFFFFFFu, mine, sizeof mine);
     const int lane = self()->state.lane;
     const float *values = values16[type];
-    float rows[2][16], columns[2][16];
+    float rows[2][16], columns[16][64];
     int i, k;
     for (i = 0; i < 2; i++)
         for (k = 0; k < 16; k += 2) {
@@ -449,11 +462,10 @@ void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uin
             memcpy(y, all[(2 * (lane % 4) + i) * 4 + k % 8 / 2].bytes, sizeof y);
             rows[i][k] = values[x[2 * (k / 8 * 2 + i)]];
             rows[i][k + 1] = values[x[2 * (k / 8 * 2 + i) + 1]];
-            columns[i][k] = values[y[2 * (4 + k / 8)]];
-            columns[i][k + 1] = values[y[2 * (4 + k / 8) + 1]];
+            columns[k][i] = values[y[2 * (4 + k / 8)]];
+            columns[k + 1][i] = values[y[2 * (4 + k / 8) + 1]];
         }
-    for (k = 0; k < 16; k++)
-        for (i = 0; i < 4; i++) d[i] += rows[i / 2][k] * columns[i % 2][k];
+    for (i = 0; i < 2; i++) multiply(16, 2, rows[i], columns, d + 2 * i);
 }
 
 /* Element k of row mn is v[k * step]. */
@@ -487,14 +499,6 @@ static void wgmma_row(const fiber *f, const emulated_tile *t, int mn, float *v, 
                 for (k = 0; k < 16; k++)
                     v[((int)i + k) * step] = values8[t->type - EMULATED_E4M3][((const uint8_t *)chunk)[k]];
         }
-}
-#ifdef __x86_64__
-__attribute__((target_clones("avx512f", "avx2", "default")))
-#endif
-static void multiply(int count, int columns, const float *a, const float (*b)[64], float *sums) {
-    int k, c;
-    for (k = 0; k < count; k++)
-        for (c = 0; c < columns; c++) sums[c] += a[k] * b[k][c];
 }
 static void wgmma_happen(const fiber *f, const wgmma *p) {
     const int lane = f->state.lane, first_row = 16 * (f->state.warp % 4) + lane / 4;

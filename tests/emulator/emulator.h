@@ -78,7 +78,7 @@ void emulated_mbarrier_complete(uint32_t bar, int32_t bytes);
 void emulated_mbarrier_wait(uint32_t bar, uint32_t parity);
 int emulated_mbarrier_test(uint32_t bar, uint32_t parity);
 
-/* Operands of tensor cores. Products of their elements are exact in fp32; sums are rounded to fp32 after each. */
+/* Operands of tensor cores. An instruction adds its products and d in double precision, and rounds the sum to fp32. */
 typedef enum emulated_type { EMULATED_BF16, EMULATED_F16, EMULATED_E4M3, EMULATED_E5M2 } emulated_type;
 /* mma.sync m16n8k16 with the registers of its lanes. */
 void emulated_mma(emulated_type type, float d[4], const uint32_t a[4], const uint32_t *b);

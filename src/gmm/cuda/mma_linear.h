@@ -247,7 +247,7 @@ static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_ge
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
         copy.index = gmm__row_index(call, role);
         copy.groups = *groups;
-        e = gmm_launch_gather(plan->grid[1], &copy, stream);
+        e = gmm_launch_gather(plan->grid[1], gmm__mma_pdl(plan->call), &copy, stream);
         m->data = copy.dst;
         m->ld = pitch / size;
     }
@@ -509,7 +509,7 @@ static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__mma_s
     args->beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
     return gmm__cuda_status(call, gmm_launch_bgrad(args->dy.dtype,
                                                    gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8,
-                                                             INT32_MAX), args, stream));
+                                                             INT32_MAX), gmm__mma_pdl(call), args, stream));
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {

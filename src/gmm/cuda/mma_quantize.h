@@ -79,7 +79,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm_launch_quantize_tail(&t, stream);
+    return gmm_launch_quantize_tail(&t, gmm__mma_pdl(plan->call), stream);
 }
 
 /* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
@@ -217,14 +217,16 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
-        e = cudaMemsetAsync(amax, 0, floats * sizeof(float), stream);
+        e = gmm_launch_zero(amax, (int64_t)floats, gmm__mma_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
     e = gmm_launch_quantize(&a,
                             d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.row_amax),
                             d->phase != GMM_QUANT_AMAX, gmm__strips(call),
                             gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                            gmm__mma_streaming_limits(call).max_ctas, stream);
+                            gmm__mma_launch_limits(call, a.skip ? (int32_t)GMM__QUANT_SKIPPED_PER_SM
+                                                           : (int32_t)GMM__ELEM_STREAM_PER_SM),
+                            stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__COLUMNWISE_COPY : GMM__ROWWISE_COPY];
         const int64_t bits = gmm_dtype_bits(m->dtype);
@@ -242,7 +244,6 @@ static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int32_t processors = call->ctx->device.processors;
     const gmm_mat *dst = &call->mat[GMM__ROWWISE_COPY];
     gmm__dequant_args a;
     cudaError_t e;
@@ -264,7 +265,7 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     if (e == cudaSuccess) e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
         e = gmm_launch_dequantize(&a, gmm__strips(call) * a.col_tiles,
-                                  gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX), stream);
+                                  gmm__mma_launch_limits(call, GMM__QUANT_PER_SM), stream);
     if (e == cudaSuccess && a.grouped && call->groups.tail == GMM_TAIL_ZERO) {
         const int64_t size = gmm_dtype_bits(dst->dtype) / 8;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, dst, call->in * size, dst->ld * size, NULL, stream);
@@ -290,7 +291,6 @@ static cudaError_t gmm__mma_transpose_operand(const gmm__plan *plan, int role, i
 }
 static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int32_t processors = call->ctx->device.processors;
     gmm__transpose_args a;
     cudaError_t e;
     memset(&a, 0, sizeof a);
@@ -300,8 +300,7 @@ static gmm_status gmm__mma_launch_transpose(const gmm__plan *plan, gmm_stream st
     e = gmm__mma_transpose_operand(plan, GMM__SOURCE, 0, &a.src, stream);
     if (e == cudaSuccess) e = gmm__mma_transpose_operand(plan, GMM__ROWWISE_COPY, 2, &a.dst, stream);
     if (e == cudaSuccess)
-        e = gmm_launch_transpose(&a, gmm__grid(processors, call->options.sm_limit, GMM__TRANSPOSE_PER_SM, INT32_MAX),
-                                 stream);
+        e = gmm_launch_transpose(&a, gmm__mma_launch_limits(call, GMM__TRANSPOSE_PER_SM), stream);
     return gmm__cuda_status(call, e);
 }
 
@@ -317,15 +316,15 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.margin = d->margin;
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
-    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, stream));
+    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, gmm__mma_pdl(plan->call), stream));
 }
 
 static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
-    if (amax) e = cudaMemsetAsync(a.amax, 0, (size_t)gmm__shard_floats(&a) * sizeof(float), stream);
-    if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call).max_ctas, stream);
+    if (amax) e = gmm_launch_zero(a.amax, gmm__shard_floats(&a), gmm__mma_pdl(plan->call), stream);
+    if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call), stream);
     return gmm__cuda_status(plan->call, e);
 }
 

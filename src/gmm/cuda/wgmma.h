@@ -401,7 +401,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         tail.d = args.p.d;
         tail.groups = args.groups;
         tail.n = args.p.n;
-        e = gmm_launch_tail(plan->grid[0], &tail, stream);
+        e = gmm_launch_tail(plan->grid[0], gmm__mma_pdl(call), &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT

@@ -105,7 +105,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     tail.d = glu->h;
     tail.groups = args->groups;
     tail.n = args->p.n / 2;
-    return gmm_launch_tail(plan->grid[0], &tail, stream);
+    return gmm_launch_tail(plan->grid[0], gmm__mma_pdl(plan->call), &tail, stream);
 }
 
 #endif /* __CUDACC__ */

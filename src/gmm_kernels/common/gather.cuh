@@ -45,6 +45,7 @@ typedef struct gmm_gather_args {
 #if GMM__HOLDS(0)
 /* One warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_constant__ gmm_gather_args args) {
+    gmm_pdl_wait();
     const int64_t warps = (int64_t)gridDim.x * (GMM_GATHER_THREADS / 32), rows = gmm_split_rows(&args.groups);
     const int64_t thread = (int64_t)blockIdx.x * GMM_GATHER_THREADS + threadIdx.x;
     const int64_t vectors = (((uint64_t)(uintptr_t)args.src | (uint64_t)args.ld) & 15) == 0 ? args.bytes / 16 : 0;
@@ -63,7 +64,8 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
     }
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, const gmm_gather_args *args, cudaStream_t stream) {
-    return gmm_launch((const void *)gmm_gather_rows, dim3((unsigned)grid), GMM_GATHER_THREADS, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
+                                                 cudaStream_t stream) {
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, 8, args, stream);
 }
 #endif /* GMM__HOLDS(0) */

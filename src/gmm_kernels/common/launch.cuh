@@ -23,10 +23,17 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
+static GMM__UNUSED cudaError_t gmm_launch_zero(void *words, int64_t count, int pdl, cudaStream_t stream) {
+    const gmm_zero_args args = { (uint32_t *)words, count };
+    const int32_t ctas = gmm__grid(GMM_ZERO_CTAS, 0, 1, (count - 1) / GMM_ZERO_THREADS + 1);
+    if (count <= 0) return cudaSuccess;
+    return gmm_launch_pdl((const void *)gmm_zero_words, pdl, (unsigned)ctas, GMM_ZERO_THREADS, 0, 0, &args, stream);
+}
+
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, max_warps = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < max_warps ? warps : max_warps);
-    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, args, stream);
+    return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, 0, args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
@@ -39,18 +46,18 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
     return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, const gmm_bgrad_args *args,
+static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, int pdl, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
     const dim3 blocks((unsigned)grid);
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch(row->partials, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, 40, args, stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
-        error = gmm_launch((const void *)gmm_linear_bgrad_sum, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch(row->rows, blocks, GMM_BGRAD_THREADS, 0, args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */

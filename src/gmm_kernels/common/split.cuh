@@ -17,6 +17,23 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 }
 #endif /* GMM__HOLDS(0) */
 
+/* Sets words of device memory to 0. A memset would end a chain of programmatic launches. */
+enum { GMM_ZERO_THREADS = 1024, GMM_ZERO_CTAS = 132 };
+typedef struct gmm_zero_args {
+    uint32_t *words;
+    int64_t count;
+} gmm_zero_args;
+
+#if GMM__HOLDS(0)
+GMM__KERNEL __launch_bounds__(GMM_ZERO_THREADS) gmm_zero_words(const __grid_constant__ gmm_zero_args args) {
+    int64_t i;
+    gmm_pdl_wait();
+    for (i = (int64_t)blockIdx.x * GMM_ZERO_THREADS + threadIdx.x; i < args.count;
+         i += (int64_t)gridDim.x * GMM_ZERO_THREADS)
+        args.words[i] = 0;
+}
+#endif /* GMM__HOLDS(0) */
+
 /* ............................................................................................... Split offsets ... */
 
 /* The split reader: row offsets and tile counts of the groups, from sizes or offsets in device memory. */

@@ -31,11 +31,12 @@ GMM__DEVICE int64_t gmm_split_rows(const gmm_groups *s) {
 #if GMM__HOLDS(0)
 /* Zeroes rows [rows of the split, capacity) of D, one warp per row. */
 GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_constant__ gmm_tail_args args) {
+    gmm_pdl_wait();
     gmm_gemm_zero_tail(&args.d, gmm_split_rows(&args.groups), args.groups.capacity, args.n);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, const gmm_tail_args *args, cudaStream_t stream) {
-    return gmm_launch((const void *)gmm_linear_tail, dim3((unsigned)grid), GMM_TAIL_THREADS, 0, args, stream);
+static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, int pdl, const gmm_tail_args *args, cudaStream_t stream) {
+    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, 8, args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

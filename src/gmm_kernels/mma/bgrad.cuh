@@ -48,6 +48,7 @@ typedef struct gmm_bgrad_args {
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS) gmm_linear_bgrad_sum(const __grid_constant__ gmm_bgrad_args args) {
     const int64_t count = (int64_t)args.groups * args.n;
     int64_t i;
+    gmm_pdl_wait();
     for (i = (int64_t)blockIdx.x * blockDim.x + threadIdx.x; i < count; i += (int64_t)gridDim.x * blockDim.x) {
         const int64_t g = i / args.n, n = i % args.n;
         const float beta = args.beta ? args.beta[g] : args.beta_all;

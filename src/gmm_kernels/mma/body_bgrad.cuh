@@ -11,6 +11,7 @@ GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { ROW_GROUPS = GMM_BGRAD_THREADS / 64, ROWS = GMM_TILE / ROW_GROUPS, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
     __shared__ float sums[ROW_GROUPS][GMM_BGRAD_COLS];
+    gmm_pdl_wait();
     const int tid = (int)threadIdx.x, row_group = tid / 64;
     const uint32_t blocks = (uint32_t)(args.n + GMM_BGRAD_COLS - 1) / GMM_BGRAD_COLS;
     const int64_t count = (int64_t)args.tiles[args.groups] * blocks;
@@ -62,6 +63,7 @@ GMM__PARTIALS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 GMM__KERNEL __launch_bounds__(GMM_BGRAD_THREADS)
 GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
     enum { WARPS = GMM_BGRAD_THREADS / 32, SIZE = GMM__DTYPE == GMM_F32 ? 4 : 2 };
+    gmm_pdl_wait();
     const int lane = (int)threadIdx.x & 31;
     const int64_t valid_rows = args.offsets[args.groups], end = args.zero_tail ? args.capacity : valid_rows;
     const char *dy = (const char *)args.dy.data;

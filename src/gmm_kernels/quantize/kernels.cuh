@@ -3,6 +3,7 @@
    tile at a time. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_dequantize_tiles(const __grid_constant__ gmm__dequant_args a) {
     extern __shared__ float gmm__dequant_shared[];
+    gmm_pdl_wait_only();
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t lane = gmm__lane(), columnwise = a.direction == GMM_COLUMNWISE;
     const int64_t size = a.dst.dtype == GMM_F32 ? 4 : 2;
@@ -81,6 +82,7 @@ GMM__DEVICE void gmm__transpose_all(const gmm__transpose_args *a, int32_t e2m1) 
     const int32_t lane = gmm__lane(), bytes4 = e2m1 ? 2 : 4;
     const int64_t src_pitch = a->src.ld * bytes4 / 4, dst_pitch = a->dst.ld * bytes4 / 4, tile_bytes = 32 * bytes4;
     int64_t index;
+    gmm_pdl_wait_only();
     for (index = blockIdx.x; index < a->units * row_tiles * col_tiles; index += gridDim.x) {
         const int64_t unit = index / (row_tiles * col_tiles), row_tile = index / col_tiles % row_tiles,
                       col_tile = index % col_tiles;
@@ -150,6 +152,7 @@ typedef struct gmm__update_args {
 /* Delayed scaling: each slot's scale from its amax history. One thread per slot. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const __grid_constant__ gmm__update_args a) {
     const int64_t i = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    gmm_pdl_wait_only();
     if (i < a.slots)
         a.scale[i] = gmm_delayed_scale(a.history + i, a.stride, a.length, a.qmax, a.margin, a.most_recent, 0.0f,
                                        a.scale[i]);
@@ -162,6 +165,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_co
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i;
     int32_t k;
+    gmm_pdl_wait_only();
     for (i = first; i < a.length; i += step) {
         const int64_t e = a.start + i, member = e / (a.rows * a.cols), row = e / a.cols % a.rows, col = e % a.cols;
         const uint32_t bits = gmm_amax_bits(0u, gmm__shard_value(&a, i));
@@ -177,6 +181,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
     const int64_t step = (int64_t)gridDim.x * GMM__QUANT_THREADS;
     int64_t i, begin, end, lines, blocks;
     int32_t k;
+    gmm_pdl_wait_only();
     for (k = 0; k < 2; k++) {
         if (a.copy[k].dtype == GMM_NONE) continue;
         gmm__shard_scales(&a, k, &lines, &blocks);

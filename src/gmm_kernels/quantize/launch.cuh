@@ -5,28 +5,29 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
+    int32_t sm_kib;     /* KiB of shared memory of all CTAs of the cast that a multiprocessor holds */
     const void *amax, *cast;
 } gmm_quantize_kernel;
-/* X(dtype, tag, scaling, vectorized, kernel of the amaxes, of the cast), to whose names the tag is added */
+/* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
 #define GMM__CASTS(X, dtype, tag) \
-    X(dtype, tag, TENSOR, 1, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, gmm_amax, gmm_cast_row) \
-    X(dtype, tag, 1X128, 1, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, gmm_amax, gmm_cast_128x128) \
-    X(dtype, tag, MX32, 1, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, gmm_amax, gmm_cast_nv16) \
-    X(dtype, tag, NONE, 0, gmm_quantize_amax, gmm_quantize)
+    X(dtype, tag, TENSOR, 1, 73, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, 73, gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, 73, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, 73, gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, 10, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, 40, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, 0, 0, gmm_quantize_amax, gmm_quantize)
 #define GMM_QUANTIZE_KERNEL_LIST(X) \
-    X(GMM_BF16, bf16, NV16, 2, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    X(GMM_BF16, bf16, NV16, 2, 27, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
     GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
-#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
+#define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
 GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
 GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
 #undef GMM__X
-#define GMM__X(dtype, tag, scaling, vectorized, amax, cast) \
-    { dtype, GMM_SCALING_##scaling, vectorized, 0, (const void *)amax##_##tag, (const void *)cast##_##tag },
+#define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
+    { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, NULL, (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, 1, NULL, (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, 114, NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, 114, NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X
@@ -43,21 +44,21 @@ static GMM__UNUSED dim3 gmm__quant_grid(int64_t tile_count, int64_t max_blocks) 
     return dim3((unsigned)(tile_count < 1 ? 1 : tile_count < max_blocks ? tile_count : max_blocks));
 }
 
-/* Launches a kernel whose only parameter is the structure at `args`. smem_limit: the most dynamic shared memory that
-   any launch of the kernel takes, 0 without; `smem`: that of this one. */
-static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, dim3 grid, int32_t smem_limit, int32_t smem,
+/* Launches a kernel that calls gmm_pdl_wait_only, with `smem` bytes of dynamic shared memory; sm_kib, args as
+   gmm_launch_pdl takes them. */
+static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, int pdl, dim3 grid, int32_t smem, int32_t sm_kib,
                                                  const void *args, cudaStream_t stream) {
     cudaError_t error = cudaSuccess;
-    if (smem) error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, smem_limit);
+    if (smem)
+        error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, GMM__QUANT_SHARED_BYTES);
     if (error != cudaSuccess) return error;
-    return gmm_launch(kernel, grid, GMM__QUANT_THREADS, smem, args, stream);
+    return gmm_launch_pdl(kernel, pdl, grid, GMM__QUANT_THREADS, (size_t)smem, sm_kib, args, stream);
 }
 
 /* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
-   `max_blocks`: CTAs of persistent kernels. `max_stream_blocks`: CTAs of kernels that process tiles in the order of
-   addresses. */
+   `max_blocks`: CTAs of persistent kernels. `limits`: for kernels that process tiles in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
-                                                   int64_t max_blocks, int64_t max_stream_blocks, cudaStream_t stream) {
+                                                   int64_t max_blocks, gmm__launch_limits limits, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
@@ -69,52 +70,52 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     cudaError_t error = cudaSuccess;
     gmm__quant_args forward = *a;
     if (a->vectorized) {
-        grid = gmm_cast_grid(a->col_tiles, strips, max_stream_blocks);
-        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, max_stream_blocks);
+        grid = gmm_cast_grid(a->col_tiles, strips, limits.max_ctas);
+        cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, limits.max_ctas);
     }
     while (row->dtype != dtype || row->vectorized > a->vectorized || row->act != (a->act.kind != GMM_ACT_NONE) ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
     if (amax)
-        error = gmm__quant_launch(row->amax, grid, GMM__QUANT_TILE_BYTES,
-                                  a->vectorized ? 0 : GMM__QUANT_TILE_BYTES, &forward, stream);
+        error = gmm__quant_launch(row->amax, limits.pdl, grid, a->vectorized ? 0 : GMM__QUANT_TILE_BYTES,
+                                  a->vectorized ? 21 : 0, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
-        error = gmm__quant_launch((const void *)gmm_quantize_scales, gmm__quant_grid(max_blocks, 64), 0, 0, &forward,
-                                  stream);
+        error = gmm__quant_launch((const void *)gmm_quantize_scales, limits.pdl, gmm__quant_grid(max_blocks, 64), 0, 0,
+                                  &forward, stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, cast_grid, GMM__QUANT_SHARED_BYTES, cast_smem, a, stream);
+    return gmm__quant_launch(row->cast, limits.pdl, cast_grid, cast_smem, row->sm_kib, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count, int64_t max_blocks,
-                                                     cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_dequantize_tiles, gmm__quant_grid(tile_count, max_blocks),
-                             GMM__QUANT_TILE_BYTES, GMM__QUANT_TILE_BYTES, a, stream);
+static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
+                                                     gmm__launch_limits limits, cudaStream_t stream) {
+    return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,
+                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES, 195, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, gmm__launch_limits limits,
                                                     cudaStream_t stream) {
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
-                             gmm__quant_grid(tile_count, max_blocks), 0, 0, a, stream);
+                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0, 70, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, int64_t max_blocks,
+static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
-    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes,
-                             gmm__quant_grid(work, max_blocks), 0, 0, a, stream);
+    return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes, limits.pdl,
+                             gmm__quant_grid(work, limits.max_ctas), 0, 8, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_quantize_tail, dim3(256), 0, 0, a, stream);
+static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, int pdl, cudaStream_t stream) {
+    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, 8, a, stream);
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, cudaStream_t stream) {
+static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, int pdl, cudaStream_t stream) {
     const int64_t blocks = ((int64_t)a->slots + GMM__QUANT_THREADS - 1) / GMM__QUANT_THREADS;
     if (blocks == 0) return cudaSuccess;
-    return gmm__quant_launch((const void *)gmm_update_scale_slots, dim3((unsigned)blocks), 0, 0, a, stream);
+    return gmm__quant_launch((const void *)gmm_update_scale_slots, pdl, dim3((unsigned)blocks), 0, 0, a, stream);
 }
 #endif /* GMM__HOLDS(0), GMM_NO_QUANT */
 

@@ -704,20 +704,21 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 }
 #endif /* GMM__HOLDS(0) */
 
-/* Sets words of device memory to 0. A memset would end a chain of programmatic launches. */
-enum { GMM_ZERO_THREADS = 1024, GMM_ZERO_CTAS = 132 };
-typedef struct gmm_zero_args {
+/* Sets words of device memory to one value. A memset would end a chain of programmatic launches. */
+enum { GMM_FILL_THREADS = 1024, GMM_FILL_CTAS = 132 };
+typedef struct gmm_fill_args {
     uint32_t *words;
     int64_t count;
-} gmm_zero_args;
+    uint32_t value;
+} gmm_fill_args;
 
 #if GMM__HOLDS(0)
-GMM__KERNEL __launch_bounds__(GMM_ZERO_THREADS) gmm_zero_words(const __grid_constant__ gmm_zero_args args) {
+GMM__KERNEL __launch_bounds__(GMM_FILL_THREADS) gmm_fill_words(const __grid_constant__ gmm_fill_args args) {
     int64_t i;
     gmm_pdl_wait();
-    for (i = (int64_t)blockIdx.x * GMM_ZERO_THREADS + threadIdx.x; i < args.count;
-         i += (int64_t)gridDim.x * GMM_ZERO_THREADS)
-        args.words[i] = 0;
+    for (i = (int64_t)blockIdx.x * GMM_FILL_THREADS + threadIdx.x; i < args.count;
+         i += (int64_t)gridDim.x * GMM_FILL_THREADS)
+        args.words[i] = args.value;
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -5712,11 +5713,12 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_zero(void *words, int64_t count, int pdl, cudaStream_t stream) {
-    const gmm_zero_args args = { (uint32_t *)words, count };
-    const int32_t ctas = gmm__grid(GMM_ZERO_CTAS, 0, 1, (count - 1) / GMM_ZERO_THREADS + 1);
+static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int pdl,
+                                               cudaStream_t stream) {
+    const gmm_fill_args args = { (uint32_t *)words, count, value };
+    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, 0, 1, (count - 1) / GMM_FILL_THREADS + 1);
     if (count <= 0) return cudaSuccess;
-    return gmm_launch_pdl((const void *)gmm_zero_words, pdl, (unsigned)ctas, GMM_ZERO_THREADS, 0, 0, &args, stream);
+    return gmm_launch_pdl((const void *)gmm_fill_words, pdl, (unsigned)ctas, GMM_FILL_THREADS, 0, 0, &args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
@@ -9851,9 +9853,9 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
-    if (a->slot_of && a->capacity > 0) status = cudaMemsetAsync(a->slot_of, 0xFF, (size_t)a->capacity * 4, stream);
+    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.pdl, stream);
     if (status == cudaSuccess && !shared && chunks > 0)
-        status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
+        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.pdl, stream);
     if (status == cudaSuccess && chunks > 0)
         status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
@@ -10167,7 +10169,7 @@ static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm_
     const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
     cudaError_t status;
     if (!a->padding) return cudaSuccess;
-    status = cudaMemsetAsync(a->valid, 0, (size_t)a->sequences * 4, stream);
+    status = gmm_launch_fill(a->valid, 0, a->sequences, limits.pdl, stream);
     if (status != cudaSuccess || a->tokens == 0) return status;
     return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
                          GMM__ELEM_BLOCK, 0, a, stream);
@@ -10201,9 +10203,9 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
                                                cudaStream_t stream) {
     gmm__route_args a = *args;
     cudaError_t status = cudaSuccess;
-    if (a.counts) status = cudaMemsetAsync(a.counts, 0, (size_t)a.experts * 4, stream);
+    if (a.counts) status = gmm_launch_fill(a.counts, 0, a.experts, limits.pdl, stream);
     if (status == cudaSuccess && a.sequence_counts)
-        status = cudaMemsetAsync(a.sequence_counts, 0, (size_t)a.sequences * (size_t)a.experts * 4, stream);
+        status = gmm_launch_fill(a.sequence_counts, 0, (int64_t)a.sequences * a.experts, limits.pdl, stream);
     if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
     if (status == cudaSuccess && a.tokens > 0 && a.multipliers) status = gmm__k_sinkhorn(&a, limits, stream);
     if (!losses || a.tokens == 0) a.sums = NULL;
@@ -10243,7 +10245,7 @@ static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm_
 static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
                                                   gmm__launch_limits limits, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (a->counts) status = cudaMemsetAsync(a->counts, 0, (size_t)a->experts * 4, stream);
+    if (a->counts) status = gmm_launch_fill(a->counts, 0, a->experts, limits.pdl, stream);
     if (status == cudaSuccess && a->tokens > 0)
         status = gmm__k_launch((const void *)gmm_route_dense,
                                gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,

@@ -23,11 +23,12 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_zero(void *words, int64_t count, int pdl, cudaStream_t stream) {
-    const gmm_zero_args args = { (uint32_t *)words, count };
-    const int32_t ctas = gmm__grid(GMM_ZERO_CTAS, 0, 1, (count - 1) / GMM_ZERO_THREADS + 1);
+static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int pdl,
+                                               cudaStream_t stream) {
+    const gmm_fill_args args = { (uint32_t *)words, count, value };
+    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, 0, 1, (count - 1) / GMM_FILL_THREADS + 1);
     if (count <= 0) return cudaSuccess;
-    return gmm_launch_pdl((const void *)gmm_zero_words, pdl, (unsigned)ctas, GMM_ZERO_THREADS, 0, 0, &args, stream);
+    return gmm_launch_pdl((const void *)gmm_fill_words, pdl, (unsigned)ctas, GMM_FILL_THREADS, 0, 0, &args, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {

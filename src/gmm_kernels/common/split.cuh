@@ -17,20 +17,21 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 }
 #endif /* GMM__HOLDS(0) */
 
-/* Sets words of device memory to 0. A memset would end a chain of programmatic launches. */
-enum { GMM_ZERO_THREADS = 1024, GMM_ZERO_CTAS = 132 };
-typedef struct gmm_zero_args {
+/* Sets words of device memory to one value. A memset would end a chain of programmatic launches. */
+enum { GMM_FILL_THREADS = 1024, GMM_FILL_CTAS = 132 };
+typedef struct gmm_fill_args {
     uint32_t *words;
     int64_t count;
-} gmm_zero_args;
+    uint32_t value;
+} gmm_fill_args;
 
 #if GMM__HOLDS(0)
-GMM__KERNEL __launch_bounds__(GMM_ZERO_THREADS) gmm_zero_words(const __grid_constant__ gmm_zero_args args) {
+GMM__KERNEL __launch_bounds__(GMM_FILL_THREADS) gmm_fill_words(const __grid_constant__ gmm_fill_args args) {
     int64_t i;
     gmm_pdl_wait();
-    for (i = (int64_t)blockIdx.x * GMM_ZERO_THREADS + threadIdx.x; i < args.count;
-         i += (int64_t)gridDim.x * GMM_ZERO_THREADS)
-        args.words[i] = 0;
+    for (i = (int64_t)blockIdx.x * GMM_FILL_THREADS + threadIdx.x; i < args.count;
+         i += (int64_t)gridDim.x * GMM_FILL_THREADS)
+        args.words[i] = args.value;
 }
 #endif /* GMM__HOLDS(0) */
 

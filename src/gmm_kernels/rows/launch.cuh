@@ -185,9 +185,9 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
-    if (a->slot_of && a->capacity > 0) status = cudaMemsetAsync(a->slot_of, 0xFF, (size_t)a->capacity * 4, stream);
+    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.pdl, stream);
     if (status == cudaSuccess && !shared && chunks > 0)
-        status = cudaMemsetAsync(a->counts, 0, gmm__map_counts_bytes(a->slots, a->experts), stream);
+        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.pdl, stream);
     if (status == cudaSuccess && chunks > 0)
         status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);

@@ -10449,7 +10449,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     }
     a.groups = call->groups.count;
     a.amax = (uint32_t *)(void *)call->act_amax;
-    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, gmm__mma_pdl(call), stream);
+    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__mma_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
     return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
@@ -10979,7 +10979,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
-    const int32_t processors = call->ctx->device.processors;
     const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
                             (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
@@ -11029,14 +11028,14 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
-        e = gmm_launch_fill(amax, 0, (int64_t)floats, gmm__mma_pdl(call), stream);
+        e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__mma_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
     e = gmm_launch_quantize(&a,
                             d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.row_amax),
                             d->phase != GMM_QUANT_AMAX, gmm__strips(call),
-                            gmm__grid(processors, call->options.sm_limit, GMM__QUANT_PER_SM, INT32_MAX),
-                            gmm__mma_launch_limits(call, a.skip ? (int32_t)GMM__QUANT_SKIPPED_PER_SM
+                            gmm__mma_launch_limits(call, GMM__QUANT_PER_SM).max_ctas,
+                            gmm__mma_launch_limits(call, a.skip ? (int32_t)GMM__QUANT_SKIPPABLE_PER_SM
                                                            : (int32_t)GMM__ELEM_STREAM_PER_SM),
                             stream);
     for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
@@ -11135,7 +11134,9 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     const gmm__shard_args a = gmm__shard_of(plan->call);
     const int amax = plan->call->d.shard.phase == GMM_QUANT_AMAX;
     cudaError_t e = cudaSuccess;
-    if (amax) e = gmm_launch_fill(a.amax, 0, gmm__shard_floats(&a), gmm__mma_pdl(plan->call), stream);
+    if (amax)
+        e = gmm_launch_fill(a.amax, 0, gmm__shard_floats(&a), plan->call->options.sm_limit,
+                            gmm__mma_pdl(plan->call), stream);
     if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call), stream);
     return gmm__cuda_status(plan->call, e);
 }

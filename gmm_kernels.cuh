@@ -25,9 +25,9 @@
  * Kernels are static (with GMM_PARTS hidden), need sm_80, read group sizes on the device, and are launched with shapes
  * that depend on capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take
  * plain argument structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some
- * kernels use programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the
- * stream finishes. They wait for its completion before they access memory, except that the schedulers of the Hopper
- * products read the split early and compare it after the wait.
+ * kernels use programmatic dependent launch (gmm_pdl_wait, gmm_pdl_wait_only): their CTAs may become resident while the
+ * predecessor in the stream finishes. They wait for its completion before they access memory, except that the
+ * schedulers of the Hopper products read the split early and compare it after the wait.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
  * are no floating-point atomics.
  *
@@ -637,7 +637,8 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
    its predecessor in the stream still run, which hides the launch latency. A kernel calls one of these functions before
    it reads or writes device memory. Both wait until the predecessor has finished and its writes are visible.
    gmm_pdl_wait also lets the successor launch when all CTAs of this kernel have begun; gmm_pdl_wait_only when all have
-   ended. Casts call the latter: a product that occupies multiprocessors while a cast ends takes 3 us longer with it. */
+   ended. The kernels of quantize/ call the latter: with gmm_pdl_wait, casts and the products behind them together take
+   2 to 3 us longer per cast. */
 GMM__DEVICE void gmm_pdl_wait_only(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     gmm_griddepcontrol_wait();
@@ -650,7 +651,6 @@ GMM__DEVICE void gmm_pdl_wait(void) {
     gmm_pdl_wait_only();
 }
 
-enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
 /* Launches a kernel whose only parameter is the structure at `args`. */
 static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int threads, int32_t shared, const void *args,
                                           cudaStream_t stream) {
@@ -658,10 +658,13 @@ static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int thr
     params[0] = (void *)(uintptr_t)args;
     return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
 }
-/* The same, with `pdl` by programmatic dependent launch. sm_kib: KiB of shared memory of all CTAs of the kernel that a
-   multiprocessor holds, each of which takes 1 KiB more than it asks for; the rest of the 256 KiB that L1 and shared
-   memory divide is L1. With 0 the driver decides. A kernel that launches while its predecessor runs then gets the
-   division that it finds: behind a product, 28 KiB of L1, with which a cast takes 1.2 times as long. */
+
+/* The same, with `pdl` by programmatic dependent launch: the kernel calls one of the functions above. sm_kib: KiB of
+   shared memory of all CTAs of the kernel that a multiprocessor holds, each of which takes 1 KiB more than it asks for;
+   the driver rounds it up to a size that the multiprocessor can have, and the rest of 256 KiB is L1. With 0, no
+   preference, a kernel that is launched while its predecessor runs keeps the predecessor's division. Behind a product
+   that is 28 KiB of L1, with which a cast takes 1.2 times as long. */
+enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, dim3 grid, unsigned threads, size_t shared,
                                               int sm_kib, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -669,7 +672,7 @@ static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, dim3 
     void *params[1];
     if (pdl && sm_kib) {
         const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributePreferredSharedMemoryCarveout,
-                                                       (100 * sm_kib - 1) / GMM_SM_SHARED_KIB + 1);
+                                                       100 * sm_kib / GMM_SM_SHARED_KIB); /* percent */
         if (error != cudaSuccess) return error;
     }
     memset(&attribute, 0, sizeof attribute);
@@ -704,7 +707,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 }
 #endif /* GMM__HOLDS(0) */
 
-/* Sets words of device memory to one value. A memset would end a chain of programmatic launches. */
+/* Sets words of 32 bits to one value. A memset would end a chain of programmatic launches. */
 enum { GMM_FILL_THREADS = 1024, GMM_FILL_CTAS = 132 };
 typedef struct gmm_fill_args {
     uint32_t *words;
@@ -5713,10 +5716,10 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int pdl,
+static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int32_t sm_limit, int pdl,
                                                cudaStream_t stream) {
     const gmm_fill_args args = { (uint32_t *)words, count, value };
-    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, 0, 1, (count - 1) / GMM_FILL_THREADS + 1);
+    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, sm_limit, 1, (count - 1) / GMM_FILL_THREADS + 1);
     if (count <= 0) return cudaSuccess;
     return gmm_launch_pdl((const void *)gmm_fill_words, pdl, (unsigned)ctas, GMM_FILL_THREADS, 0, 0, &args, stream);
 }
@@ -6326,9 +6329,10 @@ enum {
     GMM__QUANT_SHARED_BYTES = GMM__QUANT_TILE_BYTES + GMM_TILE * GMM__QUANT_CODES_PITCH,
     GMM__QUANT_SQUARES = GMM_TILE_BLOCKS * GMM_TILE_BLOCKS,
     GMM__QUANT_PER_SM = 3,
-    /* CTAs per multiprocessor of casts that may be skipped. Each CTA reads the word by which it skips: 128 per
-       multiprocessor take 17 us. Below 32 a cast that is not skipped takes longer: with 24 1%, with 16 or 8 10%. */
-    GMM__QUANT_SKIPPED_PER_SM = 32,
+    /* CTAs per multiprocessor of casts that may be skipped. Each CTA reads the word by which it skips: with 128 per
+       multiprocessor a skipped cast takes 9 to 19 us, with 32 4 us. Below 32 a cast that is not skipped takes longer:
+       with 24 1%, with 16 or 8 10%. */
+    GMM__QUANT_SKIPPABLE_PER_SM = 32,
     GMM__TRANSPOSE_PER_SM = 4
 };
 
@@ -6371,8 +6375,9 @@ typedef struct gmm__quant_args {
     const float *sum_scale;           /* [rows]: factors of the rows in these sums; NULL: ones */
 } gmm__quant_args;
 
-/* The first statement of every kernel of a cast: waits for the predecessor, and returns whether the call is skipped. */
-GMM__DEVICE int gmm__quant_skips(const int32_t *skip) {
+/* Every kernel of a cast calls it before it accesses device memory. Waits for the predecessor, and returns whether the
+   call is skipped. */
+GMM__DEVICE int gmm__quant_wait_skips(const int32_t *skip) {
     gmm_pdl_wait_only();
     return skip && *skip;
 }
@@ -6846,7 +6851,7 @@ GMM__DEVICE void gmm__quant_scales(const gmm__quant_args *a, int64_t first, int6
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* gmm__quant_scales by a kernel of its own, for the general casts. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __grid_constant__ gmm__quant_args a) {
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     gmm__quant_scales(&a, (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x,
                       (int64_t)gridDim.x * GMM__QUANT_THREADS, 1);
 }
@@ -6854,7 +6859,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_scales(const __gr
 /* Zeroes the rows behind the last group. One CTA per row. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_quantize_tail(const __grid_constant__ gmm__quant_tail_args a) {
     int64_t r, i;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     for (r = *a.valid_rows + blockIdx.x; r < a.rows; r += gridDim.x)
         for (i = threadIdx.x; i < a.bytes; i += GMM__QUANT_THREADS) a.data[r * a.pitch + i] = 0;
 }
@@ -8469,7 +8474,7 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
-    int32_t sm_kib;     /* KiB of shared memory of all CTAs of the cast that a multiprocessor holds */
+    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it: of two or three CTAs, 16-bit sources */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 /* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
@@ -8520,7 +8525,7 @@ static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, int pdl, di
 }
 
 /* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
-   `max_blocks`: CTAs of persistent kernels. `limits`: for kernels that process tiles in the order of addresses. */
+   `max_blocks`: CTAs of persistent kernels. limits.max_ctas: of those that process tiles in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                    int64_t max_blocks, gmm__launch_limits limits, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;
@@ -9670,7 +9675,7 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_row_probs(const __
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory take 1 KiB per CTA, at most 16 on a multiprocessor. */
+   kernel calls gmm_pdl_wait. Those without dynamic shared memory need at most 16 KiB per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
@@ -9853,9 +9858,9 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
-    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.pdl, stream);
+    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && !shared && chunks > 0)
-        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.pdl, stream);
+        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && chunks > 0)
         status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);
@@ -10169,7 +10174,7 @@ static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm_
     const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
     cudaError_t status;
     if (!a->padding) return cudaSuccess;
-    status = gmm_launch_fill(a->valid, 0, a->sequences, limits.pdl, stream);
+    status = gmm_launch_fill(a->valid, 0, a->sequences, limits.sm_limit, limits.pdl, stream);
     if (status != cudaSuccess || a->tokens == 0) return status;
     return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
                          GMM__ELEM_BLOCK, 0, a, stream);
@@ -10203,9 +10208,10 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
                                                cudaStream_t stream) {
     gmm__route_args a = *args;
     cudaError_t status = cudaSuccess;
-    if (a.counts) status = gmm_launch_fill(a.counts, 0, a.experts, limits.pdl, stream);
+    if (a.counts) status = gmm_launch_fill(a.counts, 0, a.experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && a.sequence_counts)
-        status = gmm_launch_fill(a.sequence_counts, 0, (int64_t)a.sequences * a.experts, limits.pdl, stream);
+        status = gmm_launch_fill(a.sequence_counts, 0, (int64_t)a.sequences * a.experts, limits.sm_limit, limits.pdl,
+                                 stream);
     if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
     if (status == cudaSuccess && a.tokens > 0 && a.multipliers) status = gmm__k_sinkhorn(&a, limits, stream);
     if (!losses || a.tokens == 0) a.sums = NULL;
@@ -10245,7 +10251,7 @@ static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm_
 static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
                                                   gmm__launch_limits limits, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (a->counts) status = gmm_launch_fill(a->counts, 0, a->experts, limits.pdl, stream);
+    if (a->counts) status = gmm_launch_fill(a->counts, 0, a->experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && a->tokens > 0)
         status = gmm__k_launch((const void *)gmm_route_dense,
                                gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,
@@ -13729,7 +13735,7 @@ GMM__DEVICE uint32_t GMM__NAME(gmm__quant_load)(const gmm__quant_args *a, const 
 GMM__ROW_KERNEL __launch_bounds__(GMM__QUANT_THREADS, GMM__QUANT_PER_SM)
 GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t transformed = a.format.hadamard && a.columnwise.dtype != GMM_NONE, lane = gmm__lane();
     int64_t tile_index;
@@ -13783,7 +13789,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     extern __shared__ float gmm__quant_shared[];
     __shared__ uint32_t square[2 * GMM__QUANT_SQUARES]; /* amaxes of square blocks, then their chosen scales */
     uint8_t *codes = (uint8_t *)gmm__quant_shared + GMM__QUANT_TILE_BYTES;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     const int64_t tile_count = gmm__quant_strips(a.grouped, a.tiles, a.units, a.rows) * a.col_tiles;
     const int32_t width = gmm_block_along(a.format.scaling);
     int64_t tile_index;
@@ -13852,7 +13858,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {
@@ -13905,7 +13911,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const int sums = !GMM__ACT && GMM__SCALING != GMM_SCALING_128X128 && a.sums; /* 128X128 serves weights alone */
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)
@@ -13979,7 +13985,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_nv16 c = { gmm__lane() & 1, gmm__lane() >> 3 & 1, encodes[0], encodes[separate_amax], codes, scales,
                         0, 0, 0, 0 };
     int32_t strip;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
@@ -14051,7 +14057,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };
     int32_t strip;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);

@@ -25,9 +25,9 @@
  * Kernels are static (with GMM_PARTS hidden), need sm_80, read group sizes on the device, and are launched with shapes
  * that depend on capacities alone. The Hopper kernels need sm_90a and are empty on other architectures. Launchers take
  * plain argument structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some
- * kernels use programmatic dependent launch (gmm_pdl_wait): their CTAs may become resident while the predecessor in the
- * stream finishes. They wait for its completion before they access memory, except that the schedulers of the Hopper
- * products read the split early and compare it after the wait.
+ * kernels use programmatic dependent launch (gmm_pdl_wait, gmm_pdl_wait_only): their CTAs may become resident while the
+ * predecessor in the stream finishes. They wait for its completion before they access memory, except that the
+ * schedulers of the Hopper products read the split early and compare it after the wait.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
  * are no floating-point atomics.
  *

@@ -433,8 +433,8 @@ static void fill_values(void) {
     }
 }
 
-/* The sums of both instructions. In double precision, so that the order of the products does not show: kernels permute
-   them, and products beyond the range of fp32 may cancel. */
+/* The sums of both instructions. In double precision, so that the order of the products hardly ever shows: kernels
+   permute them, and products beyond the range of fp32 may cancel. */
 #ifdef __x86_64__
 __attribute__((target_clones("avx512f", "avx2", "default")))
 #endif

@@ -23,10 +23,10 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
-static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int pdl,
+static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int32_t sm_limit, int pdl,
                                                cudaStream_t stream) {
     const gmm_fill_args args = { (uint32_t *)words, count, value };
-    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, 0, 1, (count - 1) / GMM_FILL_THREADS + 1);
+    const int32_t ctas = gmm__grid(GMM_FILL_CTAS, sm_limit, 1, (count - 1) / GMM_FILL_THREADS + 1);
     if (count <= 0) return cudaSuccess;
     return gmm_launch_pdl((const void *)gmm_fill_words, pdl, (unsigned)ctas, GMM_FILL_THREADS, 0, 0, &args, stream);
 }

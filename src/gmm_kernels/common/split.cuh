@@ -17,7 +17,7 @@ GMM__KERNEL __launch_bounds__(GMM_COPY_VALUES) gmm_copy_values(const __grid_cons
 }
 #endif /* GMM__HOLDS(0) */
 
-/* Sets words of device memory to one value. A memset would end a chain of programmatic launches. */
+/* Sets words of 32 bits to one value. A memset would end a chain of programmatic launches. */
 enum { GMM_FILL_THREADS = 1024, GMM_FILL_CTAS = 132 };
 typedef struct gmm_fill_args {
     uint32_t *words;

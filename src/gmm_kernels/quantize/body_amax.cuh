@@ -18,7 +18,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     __shared__ uint32_t shared_max[2][GMM__QUANT_WARPS]; /* of the source, and of the transformed source */
     __shared__ uint32_t partials[2][4][GMM_TILE]; /* partial maxima: rows by halves, columns by quarters of the tile */
     gmm_cast_tile t = gmm_cast_tile_init(&a, GMM__SOURCE);
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     const gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     for (strip = (int32_t)blockIdx.y; strip < split.total; strip += (int32_t)gridDim.y) {

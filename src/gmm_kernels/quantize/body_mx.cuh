@@ -20,7 +20,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const gmm_cast_mx32 c = { gmm_f32_from_bits(e5m2 ? 0x37924925u /* 1 / 57344 */ : 0x3B124925u /* 1 / 448 */),
                               e5m2 };
     int32_t strip;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {
         /* recomputed for each strip, so that it takes no registers in the loop body */
         const gmm_warp_split split = gmm_cast_split(&a);

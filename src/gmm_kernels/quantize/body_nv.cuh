@@ -24,7 +24,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     gmm_cast_nv16 c = { gmm__lane() & 1, gmm__lane() >> 3 & 1, encodes[0], encodes[separate_amax], codes, scales,
                         0, 0, 0, 0 };
     int32_t strip;
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     gmm__quant_scales(&a, ((int64_t)blockIdx.y * gridDim.x + blockIdx.x) * GMM__QUANT_THREADS + threadIdx.x,
                       (int64_t)gridDim.x * gridDim.y * GMM__QUANT_THREADS, 0);
     for (strip = (int32_t)blockIdx.y;; strip += (int32_t)gridDim.y) {

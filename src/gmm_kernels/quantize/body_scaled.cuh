@@ -26,7 +26,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
     const int32_t thread = (int32_t)threadIdx.x, e5m2 = a.format.dtype == GMM_E5M2;
     const int sums = !GMM__ACT && GMM__SCALING != GMM_SCALING_128X128 && a.sums; /* 128X128 serves weights alone */
     const gmm_cast_fp8 c = { GMM__SCALING, smem_scales, codes, gmm_dtype_largest(e5m2 ? GMM_E5M2 : GMM_E4M3), e5m2 };
-    if (gmm__quant_skips(a.skip)) return;
+    if (gmm__quant_wait_skips(a.skip)) return;
     gmm_warp_split split = gmm_cast_split(&a);
     int32_t strip;
     if (GMM__SCALING == GMM_SCALING_TENSOR || GMM__SCALING == GMM_SCALING_ROW)

@@ -5,7 +5,7 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
-    int32_t sm_kib;     /* KiB of shared memory of all CTAs of the cast that a multiprocessor holds */
+    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it: of two or three CTAs, 16-bit sources */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 /* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
@@ -56,7 +56,7 @@ static GMM__UNUSED cudaError_t gmm__quant_launch(const void *kernel, int pdl, di
 }
 
 /* Launches what a cast needs: the kernel of amaxes (`amax`), that of scales, the cast itself (`cast`).
-   `max_blocks`: CTAs of persistent kernels. `limits`: for kernels that process tiles in the order of addresses. */
+   `max_blocks`: CTAs of persistent kernels. limits.max_ctas: of those that process tiles in the order of addresses. */
 static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int amax, int cast, int64_t strips,
                                                    int64_t max_blocks, gmm__launch_limits limits, cudaStream_t stream) {
     const gmm_quantize_kernel *row = gmm_quantize_kernels;

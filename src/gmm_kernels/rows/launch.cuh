@@ -2,7 +2,7 @@
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory take 1 KiB per CTA, at most 16 on a multiprocessor. */
+   kernel calls gmm_pdl_wait. Those without dynamic shared memory need at most 16 KiB per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
@@ -185,9 +185,9 @@ static GMM__UNUSED cudaError_t gmm__k_permute_map(const gmm__map_args *a, gmm__l
     const size_t histogram = (size_t)a->experts * 4, shared = histogram <= GMM__ELEM_SHARED ? histogram : 0;
     const int64_t chunks = (a->slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK;
     cudaError_t status = cudaSuccess;
-    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.pdl, stream);
+    if (a->slot_of) status = gmm_launch_fill(a->slot_of, UINT32_MAX, a->capacity, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && !shared && chunks > 0)
-        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.pdl, stream);
+        status = gmm_launch_fill(a->counts, 0, chunks * a->experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && chunks > 0)
         status = gmm__k_launch((const void *)gmm_permute_count, chunks, limits, GMM__ELEM_BLOCK, shared, a,
                                stream);

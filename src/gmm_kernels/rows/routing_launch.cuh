@@ -105,7 +105,7 @@ static GMM__UNUSED cudaError_t gmm__k_route_valid(const gmm__route_args *a, gmm_
     const int64_t blocks = (a->tokens + GMM__ELEM_BLOCK - 1) / GMM__ELEM_BLOCK;
     cudaError_t status;
     if (!a->padding) return cudaSuccess;
-    status = gmm_launch_fill(a->valid, 0, a->sequences, limits.pdl, stream);
+    status = gmm_launch_fill(a->valid, 0, a->sequences, limits.sm_limit, limits.pdl, stream);
     if (status != cudaSuccess || a->tokens == 0) return status;
     return gmm__k_launch((const void *)gmm_route_valid, blocks < limits.max_ctas ? blocks : limits.max_ctas, limits,
                          GMM__ELEM_BLOCK, 0, a, stream);
@@ -139,9 +139,10 @@ static GMM__UNUSED cudaError_t gmm__k_topk_fwd(const gmm__route_args *args, int 
                                                cudaStream_t stream) {
     gmm__route_args a = *args;
     cudaError_t status = cudaSuccess;
-    if (a.counts) status = gmm_launch_fill(a.counts, 0, a.experts, limits.pdl, stream);
+    if (a.counts) status = gmm_launch_fill(a.counts, 0, a.experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && a.sequence_counts)
-        status = gmm_launch_fill(a.sequence_counts, 0, (int64_t)a.sequences * a.experts, limits.pdl, stream);
+        status = gmm_launch_fill(a.sequence_counts, 0, (int64_t)a.sequences * a.experts, limits.sm_limit, limits.pdl,
+                                 stream);
     if (status == cudaSuccess) status = gmm__k_route_valid(&a, limits, stream);
     if (status == cudaSuccess && a.tokens > 0 && a.multipliers) status = gmm__k_sinkhorn(&a, limits, stream);
     if (!losses || a.tokens == 0) a.sums = NULL;
@@ -181,7 +182,7 @@ static GMM__UNUSED cudaError_t gmm__k_topk_bwd(const gmm__route_args *args, gmm_
 static GMM__UNUSED cudaError_t gmm__k_route_dense(const gmm__dense_args *a, int32_t *offsets,
                                                   gmm__launch_limits limits, cudaStream_t stream) {
     cudaError_t status = cudaSuccess;
-    if (a->counts) status = gmm_launch_fill(a->counts, 0, a->experts, limits.pdl, stream);
+    if (a->counts) status = gmm_launch_fill(a->counts, 0, a->experts, limits.sm_limit, limits.pdl, stream);
     if (status == cudaSuccess && a->tokens > 0)
         status = gmm__k_launch((const void *)gmm_route_dense,
                                gmm__route_blocks(a->tokens, GMM__ELEM_WARPS, 1, limits.max_ctas), limits,

@@ -622,8 +622,9 @@ typedef enum gmm_backward_override {
    from it.
    The cache of weights is memory of the caller. fwd casts w1 and w2 into it, unless the word `weight_skip` is nonzero
    when the work runs; bwd reads it and casts no weight. The library does not write the word: the caller sets it to 0
-   for the first micro-batch after weights, recipe, delayed scales or shapes have changed, and to nonzero for those that
-   follow. A captured graph reads the word at each replay. Results are bitwise those without a cache. */
+   for the first micro-batch after weights, recipe, backward_override, delayed scales or shapes have changed, and to
+   nonzero for those that follow. A captured graph reads the word at each replay. Results are bitwise those without a
+   cache. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */
@@ -883,7 +884,8 @@ GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *
 /* Balances experts without a loss: bias[e] rises by `rate` where fewer tokens than the mean over experts chose e, and
    falls by it where more did. total_counts become 0, for the next step. Where several ranks train on different tokens,
    their total_counts are added up first.
-   Shapes: total_counts, bias [layers, E].  dtypes: int64, fp32. */
+   Shapes: total_counts, bias [layers, E].  dtypes: int64, fp32. Counts are >= 0, and E times the sum of a layer's is
+   below 2^63. */
 typedef struct gmm_expert_bias {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1 */
@@ -2596,7 +2598,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
     gmm__add_span(call, "groups.splits", "", 0, g->splits,
-                  (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) * (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+                  ((int64_t)g->count + (g->form == GMM_SPLIT_OFFSETS)) * (g->dtype == GMM_I64 ? 8 : 4));
     gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
     return gmm__check_split(call, "groups.splits");
 }
@@ -2622,7 +2624,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
-    int64_t bytes, size;
+    int64_t bytes, size, least;
     memset(m, 0, sizeof *m);
     if (!mat)
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
@@ -2648,9 +2650,10 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices, one per group",
                            (long long)m->group_stride);
     if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
-    if (m->group_stride && m->group_stride < (rows > 0 ? (rows - 1) * m->ld + cols : 0))
+    least = rows > 0 ? (rows - 1) * m->ld + cols : 0;
+    if (m->group_stride && m->group_stride < least)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements",
-                           (long long)m->group_stride, (long long)((rows - 1) * m->ld + cols));
+                           (long long)m->group_stride, (long long)least);
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &size) || !gmm__mul(size, 8, &bytes)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld groups at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
@@ -2715,7 +2718,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     gmm_layout l = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
-    int64_t size, all, g;
+    int64_t size, all, least, g;
     int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
@@ -2747,11 +2750,10 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices",
                            (long long)m->group_stride);
     if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
-    if (m->group_stride && (m->group_stride < (l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0) ||
-                            (m->dtype == GMM_E2M1 && m->group_stride % 2)))
+    least = l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0;
+    if (m->group_stride && (m->group_stride < least || (m->dtype == GMM_E2M1 && m->group_stride % 2)))
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
-                           (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
-                           m->dtype == GMM_E2M1 ? " and even" : "");
+                           (long long)m->group_stride, (long long)least, m->dtype == GMM_E2M1 ? " and even" : "");
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(all, 8, &all) ||
                          !gmm__mul(matrices, l.scale_bytes, &all)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
@@ -5723,16 +5725,20 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
 /* --- the cache of quantized weights --- */
 
 /* Places the copies of both weights in the cache of the caller, and returns its bytes. Backward on dequantized values
-   reads rowwise copies alone. */
+   reads rowwise copies alone. Forward and backward place them alike: a weight that the caller has quantized has no copy
+   there, whichever of its own copies the call is given, and W1, which backward may not read, is behind W2. */
 static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
-    const int slots[2] = { GMM_SLOT_W1, GMM_SLOT_W2 };
-    const int directions = steps->call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
+    static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
+    const gmm__call *call = steps->call;
+    const int directions = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
     gmm__mlp_arena cache = GMM_ZERO;
     int i, direction;
     cache.memory = (char *)memory;
     for (i = 0; i < 2; i++)
         for (direction = 0; direction < directions; direction++)
-            (void)gmm__mlp_place_copy(steps, slots[i], (gmm_direction)direction, &cache);
+            if (steps->operand[weights[i].slot].source->scaling == GMM_SCALING_NONE &&
+                gmm__mlp_weight_directions(call, weights[i].role))
+                (void)gmm__mlp_place_copy(steps, weights[i].slot, (gmm_direction)direction, &cache);
     return cache.peak;
 }
 /* Bytes of the cache that a call's weights need; 0 where they are not quantized here. */
@@ -5924,7 +5930,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
 /* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
+    const int saves = call->d.mlp.saved != NULL, copies = saves && gmm__saves_copies(&call->config);
     const int e4m3 = saves && gmm__saves_e4m3(&call->config);
     const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
@@ -6349,27 +6355,28 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
 /* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
-   without `saved` whether it trains. */
+   without `saved` whether it trains or infers. It describes the first variant: training, the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    gmm__mlp_steps steps;
-    int fuses, i;
-    const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
+    const int trains_or_infers = call->query && !call->d.mlp.saved;
+    int fuses = 0, i;
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    if (!call->query) return 1;
-    fuses = steps.fc1_fuses_act;
-    for (i = 1; i < 4; i++) {
+    for (i = 0; i < (call->query ? 4 : 1); i++) {
+        const int fuses_otherwise = i & 1, infers = i & 2;
         const gmm_error last_error = call->ctx->error;
-        gmm__call other = *call;
-        if ((i & 1 && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
-            (i & 2 && call->d.mlp.saved))
+        gmm__call variant = *call;
+        gmm__mlp_steps steps;
+        gmm_status built;
+        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+            (infers && !trains_or_infers))
             continue;
-        other.describes = NULL;
-        if (i & 1) other.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (i & 2) other.d.mlp.saved = (void *)(uintptr_t)256; /* any address: a query writes nothing */
-        if (gmm__mlp_build_fwd(&steps, &other, NULL) != GMM_OK) call->ctx->error = last_error;
-        else if (!gmm__mlp_plan_steps(&steps, GMM_OK, plan)) return 0;
+        if (i > 0) variant.describes = NULL;
+        if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (!infers && trains_or_infers) variant.d.mlp.saved = (void *)(uintptr_t)256; /* any: a query writes nothing */
+        built = gmm__mlp_build_fwd(&steps, &variant, NULL);
+        if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
+        if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
+        else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
     }
     return 1;
 }
@@ -6512,7 +6519,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
         s = gmm__mlp_copy_arrays(call, arrays, &r.dw[i], &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
-    memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
+    memcpy(&q->entries[((int64_t)q->head + q->count) % q->capacity], &r, sizeof r);
     q->count++;
     return GMM_OK;
 }
@@ -6906,7 +6913,7 @@ static int64_t gmm__topk_candidates(const gmm_route *r) {
     return gmm__round_up(r->topk > r->group_sum ? r->topk : r->group_sum, 8);
 }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
-    const int64_t groups = r->groups > 1 ? gmm__round_up(r->group_topk + r->groups, 8) : 0;
+    const int64_t groups = r->groups > 1 ? gmm__round_up((int64_t)r->group_topk + r->groups, 8) : 0;
     return 4 * gmm__topk_row_bytes(r) + (size_t)(gmm__topk_candidates(r) + groups) * sizeof(uint64_t);
 }
 
@@ -13232,14 +13239,15 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of an index of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
-static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t limit,
-                                    gmm_stream stream) {
+/* Entries of an index of gathered rows, of the rows of all groups; rows, div: index_rows and index_div, which are not
+   checked where there is no index. */
+static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t rows,
+                                    int64_t div, gmm_stream stream) {
     int64_t live;
     gmm_status s;
     if (!index) return GMM_OK;
     s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
-    return s == GMM_OK ? gmm__verify_values(call, name, index, live, limit, 1, stream) : s;
+    return s == GMM_OK ? gmm__verify_values(call, name, index, live, rows * div, 1, stream) : s;
 }
 static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
     const gmm_linear *l = &call->d.linear; /* these are of other operations too, which do not read them */
@@ -13247,14 +13255,14 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
-    const int64_t limit = mlp ? m->index_rows * m->index_div : linear ? l->index_rows * l->index_div : 0;
+    const int64_t rows = mlp ? m->index_rows : l->index_rows, div = mlp ? m->index_div : l->index_div;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
-        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
+        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows, q->index_div, stream);
     if (!linear && !mlp) return GMM_OK;
-    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, limit, stream);
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, rows, div, stream);
     return s != GMM_OK ? s
-                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, limit, stream);
+                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, rows, div, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */

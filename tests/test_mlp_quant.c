@@ -262,6 +262,57 @@ static void weight_cache(int arg) {
     }
 }
 
+/* One weight that the caller has quantized, beside a cache of the other: forward is given its rowwise copy, backward
+   both, and no w1 where it multiplies none. The bits are those of weights in 16 bits. */
+static void cache_of_one_weight(int arg) {
+    for (int k = 0; k < 2; k++) {
+        mlp_case now, cached;
+        gmm_mat copies[2], rowwise;
+        const gmm_mat *both, **weight = k ? &cached.d.w2 : &cached.d.w1;
+        gmm_info info = GMM_ZERO;
+        t_reseed(9);
+        build(&now, arg, GMM_SAVE_PREACT);
+        if (now.recipe.weight.dtype == GMM_NONE) return;
+        mlp_forward(&now.d);
+        gradients_of(&now, NULL);
+        t_reseed(9);
+        build(&cached, arg, GMM_SAVE_PREACT);
+        both = mlp_cast(&cached.d, k ? GMM_SLOT_W2 : GMM_SLOT_W1, *weight, copies);
+        rowwise = *both;
+        rowwise.columnwise = NULL;
+        *weight = &rowwise;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &cached.d, &info));
+        cached.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
+        cached.quant.weight_cache_bytes = info.weight_cache_bytes;
+        mlp_forward(&cached.d);
+        *weight = both;
+        gradients_of(&cached, NULL);
+        same_gradients(&now, &cached);
+        cached.dw1 = t_mat_out(GMM_F32, G, 2 * FFN, HIDDEN);
+        cached.d.dx = NULL;
+        cached.d.w1 = NULL;
+        backward(&cached, NULL);
+        t_same("dw1 without w1", t_mat_bits(&now.dw1), t_mat_bits(&cached.dw1), sizeof(float) * G * 2 * FFN * HIDDEN);
+    }
+}
+
+/* The workspace that a query without `saved` states is enough for inference, which has the bits of training (argument:
+   as of equals_steps). */
+static void infers(int arg) {
+    const struct policy *policy = &policies[arg / REF_RECIPES];
+    mlp_case c;
+    t_mat trained;
+    build(&c, arg % REF_RECIPES, policy->save);
+    c.quant.backward_override = policy->override;
+    mlp_forward(&c.d);
+    trained = c.y;
+    c.y = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+    c.d.saved = NULL;
+    c.d.saved_bytes = 0;
+    T_OK(mlp_call(GMM_OP_MLP_FWD, &c.d));
+    same_rows("y", &trained, &c.y);
+}
+
 /* Queued weight gradients have the bits of immediate ones (argument: as of equals_steps). */
 static void delayed_wgrad(int arg) {
     const struct policy *policy = &policies[arg / REF_RECIPES];
@@ -774,12 +825,14 @@ void tests_mlp_quant(void) {
         t_add(delayed_wgrad, i, "mlp recipe %s delayed weight gradients, %s", recipe, policy);
         if (mlp_saves_copies(policies[i / REF_RECIPES].save) && !ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
             continue; /* refused */
+        t_add(infers, i, "mlp recipe %s infers, %s", recipe, policy);
         t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
         t_add(overwrites_saved, i, "mlp recipe %s overwrites what is saved, %s", recipe, policy);
     }
     for (int i = 0; i < REF_RECIPES; i++) {
         t_add(policy_bits, i, "mlp recipe %s bits of save policies", ref_recipe_of(i).name);
         t_add(weight_cache, i, "mlp recipe %s weight cache", ref_recipe_of(i).name);
+        t_add(cache_of_one_weight, i, "mlp recipe %s weight cache of one weight", ref_recipe_of(i).name);
         t_add(saved_copies, i, "mlp recipe %s saved copies", ref_recipe_of(i).name);
     }
     for (int i = 0; i < REF_RECIPES; i++) {

@@ -711,6 +711,23 @@ static void other_errors(int arg) {
 #undef REFUSED
 }
 
+/* As many groups as a route can have, and as many chosen: their sum needs more than 32 bits. */
+static void most_groups(int arg) {
+    const gmm_mat logits = gmm_mat_packed(GMM_F32, NULL);
+    gmm_info info[2] = { GMM_ZERO, GMM_ZERO };
+    gmm_route r = GMM_ZERO;
+    (void)arg;
+    r.experts = r.groups = 1 << 30;
+    r.tokens = r.topk = r.group_sum = 1;
+    r.logits = &logits;
+    for (int k = 0; k < 2; k++) {
+        r.group_topk = k ? r.groups : 1;
+        if (gmm_topk_query(T.ctx, GMM_OP_TOPK_FWD, &r, &info[k]) != GMM_OK) return; /* a GPU takes fewer */
+    }
+    T_CHECK(info[1].workspace_bytes > info[0].workspace_bytes, "%llu bytes, and %llu with more groups",
+            (unsigned long long)info[0].workspace_bytes, (unsigned long long)info[1].workspace_bytes);
+}
+
 /* Dense routings and biases of so many experts as are drawn. */
 static void drawn(int arg) {
     const int experts = (int)t_draw_size(70, 300), which = (int)t_int(0, 2);
@@ -732,6 +749,7 @@ void tests_router(void) {
         if (cases[i].tolerance > 0.0f) t_add_host(tolerance, i, "router tolerance of %s", cases[i].name);
     }
     t_add(ties, 0, "router ties and NaN in groups");
+    t_add(most_groups, 0, "router workspace of most groups");
     for (int i = 1; i <= 70; i += 23) {
         t_add(to_dense, i, "router to dense E%d", i);
         t_add(from_dense, i, "router from dense E%d", i);

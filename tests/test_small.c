@@ -224,6 +224,10 @@ static void accumulate_errors(int arg) {
     d.x = &m;
     m.group_stride = 9;
     REFUSED(GMM_E_STRIDE, "group_stride 9");
+    d.rows = 0;
+    d.x = &m;
+    m.group_stride = -200;
+    REFUSED(GMM_E_STRIDE, "group_stride -200 must be >= 0");
     d.x = &m;
     m.data = NULL;
     REFUSED(GMM_E_NULL, "neither");

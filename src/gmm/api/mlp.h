@@ -154,8 +154,9 @@ typedef enum gmm_backward_override {
    from it.
    The cache of weights is memory of the caller. fwd casts w1 and w2 into it, unless the word `weight_skip` is nonzero
    when the work runs; bwd reads it and casts no weight. The library does not write the word: the caller sets it to 0
-   for the first micro-batch after weights, recipe, delayed scales or shapes have changed, and to nonzero for those that
-   follow. A captured graph reads the word at each replay. Results are bitwise those without a cache. */
+   for the first micro-batch after weights, recipe, backward_override, delayed scales or shapes have changed, and to
+   nonzero for those that follow. A captured graph reads the word at each replay. Results are bitwise those without a
+   cache. */
 typedef struct gmm_mlp_quant {
     uint32_t struct_size;
     int32_t reserved;        /* 0 */

@@ -104,7 +104,8 @@ GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *
 /* Balances experts without a loss: bias[e] rises by `rate` where fewer tokens than the mean over experts chose e, and
    falls by it where more did. total_counts become 0, for the next step. Where several ranks train on different tokens,
    their total_counts are added up first.
-   Shapes: total_counts, bias [layers, E].  dtypes: int64, fp32. */
+   Shapes: total_counts, bias [layers, E].  dtypes: int64, fp32. Counts are >= 0, and E times the sum of a layer's is
+   below 2^63. */
 typedef struct gmm_expert_bias {
     uint32_t struct_size;
     int32_t experts;          /* E >= 1 */

@@ -184,7 +184,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if ((uintptr_t)g->fault % 4)
         return gmm__refuse(call, GMM_E_ALIGN, "groups.fault", "%p is not aligned to 4 bytes", (void *)g->fault);
     gmm__add_span(call, "groups.splits", "", 0, g->splits,
-                  (g->count + (g->form == GMM_SPLIT_OFFSETS ? 1 : 0)) * (int64_t)(g->dtype == GMM_I64 ? 8 : 4));
+                  ((int64_t)g->count + (g->form == GMM_SPLIT_OFFSETS)) * (g->dtype == GMM_I64 ? 8 : 4));
     gmm__add_span(call, "groups.fault", "", 1, g->fault, (int64_t)sizeof *g->fault);
     return gmm__check_split(call, "groups.splits");
 }
@@ -210,7 +210,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     const int64_t matrices = extents.matrices, rows = extents.rows, cols = extents.cols;
     gmm_mat *m = &call->mat[role];
     gmm_status s;
-    int64_t bytes, size;
+    int64_t bytes, size, least;
     memset(m, 0, sizeof *m);
     if (!mat)
         return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
@@ -236,9 +236,10 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices, one per group",
                            (long long)m->group_stride);
     if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
-    if (m->group_stride && m->group_stride < (rows > 0 ? (rows - 1) * m->ld + cols : 0))
+    least = rows > 0 ? (rows - 1) * m->ld + cols : 0;
+    if (m->group_stride && m->group_stride < least)
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements",
-                           (long long)m->group_stride, (long long)((rows - 1) * m->ld + cols));
+                           (long long)m->group_stride, (long long)least);
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &size) || !gmm__mul(size, 8, &bytes)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld groups at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
@@ -303,7 +304,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     gmm_layout l = GMM_ZERO;
     gmm_error error = GMM_ZERO;
     gmm_status s = gmm__read(call, argument, m, sizeof *m, mat);
-    int64_t size, all, g;
+    int64_t size, all, least, g;
     int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
@@ -335,11 +336,10 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld is for packed matrices",
                            (long long)m->group_stride);
     if (m->group_stride == 0 && matrices > 0 && !m->table) m->group_stride = size;
-    if (m->group_stride && (m->group_stride < (l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0) ||
-                            (m->dtype == GMM_E2M1 && m->group_stride % 2)))
+    least = l.data_rows > 0 ? (l.data_rows - 1) * m->ld + l.data_cols : 0;
+    if (m->group_stride && (m->group_stride < least || (m->dtype == GMM_E2M1 && m->group_stride % 2)))
         return gmm__refuse(call, GMM_E_STRIDE, argument, "group_stride %lld must be >= %lld elements%s",
-                           (long long)m->group_stride, (long long)((l.data_rows - 1) * m->ld + l.data_cols),
-                           m->dtype == GMM_E2M1 ? " and even" : "");
+                           (long long)m->group_stride, (long long)least, m->dtype == GMM_E2M1 ? " and even" : "");
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &all) || !gmm__mul(all, 8, &all) ||
                          !gmm__mul(matrices, l.scale_bytes, &all)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",

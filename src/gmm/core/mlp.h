@@ -2,27 +2,28 @@
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
 /* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
-   without `saved` whether it trains. */
+   without `saved` whether it trains or infers. It describes the first variant: training, the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
-    gmm__mlp_steps steps;
-    int fuses, i;
-    const gmm_status built = gmm__mlp_build_fwd(&steps, call, NULL);
+    const int trains_or_infers = call->query && !call->d.mlp.saved;
+    int fuses = 0, i;
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    if (!call->query) return 1;
-    fuses = steps.fc1_fuses_act;
-    for (i = 1; i < 4; i++) {
+    for (i = 0; i < (call->query ? 4 : 1); i++) {
+        const int fuses_otherwise = i & 1, infers = i & 2;
         const gmm_error last_error = call->ctx->error;
-        gmm__call other = *call;
-        if ((i & 1 && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
-            (i & 2 && call->d.mlp.saved))
+        gmm__call variant = *call;
+        gmm__mlp_steps steps;
+        gmm_status built;
+        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+            (infers && !trains_or_infers))
             continue;
-        other.describes = NULL;
-        if (i & 1) other.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (i & 2) other.d.mlp.saved = (void *)(uintptr_t)256; /* any address: a query writes nothing */
-        if (gmm__mlp_build_fwd(&steps, &other, NULL) != GMM_OK) call->ctx->error = last_error;
-        else if (!gmm__mlp_plan_steps(&steps, GMM_OK, plan)) return 0;
+        if (i > 0) variant.describes = NULL;
+        if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        if (!infers && trains_or_infers) variant.d.mlp.saved = (void *)(uintptr_t)256; /* any: a query writes nothing */
+        built = gmm__mlp_build_fwd(&steps, &variant, NULL);
+        if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
+        if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
+        else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
     }
     return 1;
 }
@@ -165,7 +166,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
         s = gmm__mlp_copy_arrays(call, arrays, &r.dw[i], &r.grad[i], stream);
         if (s != GMM_OK) return s;
     }
-    memcpy(&q->entries[(q->head + q->count) % q->capacity], &r, sizeof r);
+    memcpy(&q->entries[((int64_t)q->head + q->count) % q->capacity], &r, sizeof r);
     q->count++;
     return GMM_OK;
 }

@@ -178,16 +178,20 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
 /* --- the cache of quantized weights --- */
 
 /* Places the copies of both weights in the cache of the caller, and returns its bytes. Backward on dequantized values
-   reads rowwise copies alone. */
+   reads rowwise copies alone. Forward and backward place them alike: a weight that the caller has quantized has no copy
+   there, whichever of its own copies the call is given, and W1, which backward may not read, is behind W2. */
 static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
-    const int slots[2] = { GMM_SLOT_W1, GMM_SLOT_W2 };
-    const int directions = steps->call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
+    static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
+    const gmm__call *call = steps->call;
+    const int directions = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
     gmm__mlp_arena cache = GMM_ZERO;
     int i, direction;
     cache.memory = (char *)memory;
     for (i = 0; i < 2; i++)
         for (direction = 0; direction < directions; direction++)
-            (void)gmm__mlp_place_copy(steps, slots[i], (gmm_direction)direction, &cache);
+            if (steps->operand[weights[i].slot].source->scaling == GMM_SCALING_NONE &&
+                gmm__mlp_weight_directions(call, weights[i].role))
+                (void)gmm__mlp_place_copy(steps, weights[i].slot, (gmm_direction)direction, &cache);
     return cache.peak;
 }
 /* Bytes of the cache that a call's weights need; 0 where they are not quantized here. */

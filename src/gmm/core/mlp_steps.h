@@ -175,7 +175,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
 /* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
 static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace) {
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
-    const int saves = call->query || call->d.mlp.saved, copies = saves && gmm__saves_copies(&call->config);
+    const int saves = call->d.mlp.saved != NULL, copies = saves && gmm__saves_copies(&call->config);
     const int e4m3 = saves && gmm__saves_e4m3(&call->config);
     const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;

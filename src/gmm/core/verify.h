@@ -84,14 +84,15 @@ static gmm_status gmm__verify_permute(const gmm__call *call, gmm_stream stream) 
     return gmm__verify_map(call, "row_of", d->row_of, slots, d->capacity, stream);
 }
 
-/* Entries of an index of gathered rows, of the rows of all groups. limit: the first entry past the matrix. */
-static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t limit,
-                                    gmm_stream stream) {
+/* Entries of an index of gathered rows, of the rows of all groups; rows, div: index_rows and index_div, which are not
+   checked where there is no index. */
+static gmm_status gmm__verify_index(const gmm__call *call, const char *name, const int32_t *index, int64_t rows,
+                                    int64_t div, gmm_stream stream) {
     int64_t live;
     gmm_status s;
     if (!index) return GMM_OK;
     s = gmm__verify_split(call, &live, stream); /* also of a split on the host, which is not verified before */
-    return s == GMM_OK ? gmm__verify_values(call, name, index, live, limit, 1, stream) : s;
+    return s == GMM_OK ? gmm__verify_values(call, name, index, live, rows * div, 1, stream) : s;
 }
 static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) {
     const gmm_linear *l = &call->d.linear; /* these are of other operations too, which do not read them */
@@ -99,14 +100,14 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
-    const int64_t limit = mlp ? m->index_rows * m->index_div : linear ? l->index_rows * l->index_div : 0;
+    const int64_t rows = mlp ? m->index_rows : l->index_rows, div = mlp ? m->index_div : l->index_div;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
-        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows * q->index_div, stream);
+        return gmm__verify_index(call, "src_index", q->src_index, q->index_rows, q->index_div, stream);
     if (!linear && !mlp) return GMM_OK;
-    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, limit, stream);
+    s = gmm__verify_index(call, "x_index", mlp ? m->x_index : l->x_index, rows, div, stream);
     return s != GMM_OK ? s
-                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, limit, stream);
+                       : gmm__verify_index(call, "dy_index", mlp ? m->dy_index : l->dy_index, rows, div, stream);
 }
 
 /* Addresses in a table of weights in device memory, which the kernels of WGMMA read by TMA. */

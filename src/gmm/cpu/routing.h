@@ -136,7 +136,7 @@ static int64_t gmm__topk_candidates(const gmm_route *r) {
     return gmm__round_up(r->topk > r->group_sum ? r->topk : r->group_sum, 8);
 }
 static size_t gmm__topk_thread_bytes(const gmm_route *r) {
-    const int64_t groups = r->groups > 1 ? gmm__round_up(r->group_topk + r->groups, 8) : 0;
+    const int64_t groups = r->groups > 1 ? gmm__round_up((int64_t)r->group_topk + r->groups, 8) : 0;
     return 4 * gmm__topk_row_bytes(r) + (size_t)(gmm__topk_candidates(r) + groups) * sizeof(uint64_t);
 }
 

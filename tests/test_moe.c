@@ -617,6 +617,8 @@ static const struct policy { const char *name; gmm_save save; gmm_backward_overr
     { "high precision", GMM_SAVE_PREACT, GMM_BACKWARD_HIGH_PRECISION },
     { "dequantized", GMM_SAVE_PREACT, GMM_BACKWARD_DEQUANTIZED },
     { "nothing, dequantized", GMM_SAVE_NOTHING, GMM_BACKWARD_DEQUANTIZED },
+    { "quantized, dequantized", GMM_SAVE_QUANTIZED, GMM_BACKWARD_DEQUANTIZED },
+    { "quantized e4m3, dequantized", GMM_SAVE_QUANTIZED_E4M3, GMM_BACKWARD_DEQUANTIZED },
 };
 static void recipes(int arg) {
     const struct policy *p = &policies[arg / REF_RECIPES];

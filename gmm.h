@@ -3186,6 +3186,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_BGRAD) d->bias_scale = NULL;
     if (op == GMM_OP_LINEAR_BGRAD) d->alpha = NULL;
     else d->d_bias_scale = NULL;
+    if (op == GMM_OP_LINEAR_BGRAD && !d->d_bias_scale) d->bias = NULL;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);
@@ -4402,10 +4403,10 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (d->cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->padded_capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must be >= 0", (long long)d->padded_capacity);
+    if (!pad) d->sizes = NULL; /* which unpad does not write */
     if (d->sizes && d->padded_capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must fit the int32 of sizes",
                            (long long)d->padded_capacity);
-    if (!pad) d->sizes = NULL; /* which unpad does not write */
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;
@@ -4634,6 +4635,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     const gmm_glu *d = &plan->call->d.glu;
     gmm__glu_job job;
     (void)stream;
+    if (d->count == 0) return GMM_OK; /* the other extents may then be any */
     job.call = plan->call;
     job.blocks = 2 * (d->ffn / d->block);
     job.units = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.blocks;
@@ -7149,7 +7151,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     if (r->offsets) r->offsets[r->experts] = first;
     for (c = 0; c < chunks; c++) z += ((const float *)gmm__part(plan, GMM__TOPK_Z))[c];
     if (r->aux_loss) *r->aux_loss = (float)aux;
-    if (r->z_loss) *r->z_loss = (float)(gmm__topk_z_factor(plan) * z);
+    if (r->z_loss) *r->z_loss = r->z_coeff == 0.0f ? 0.0f : (float)(gmm__topk_z_factor(plan) * z);
     return GMM_OK;
 }
 
@@ -14634,9 +14636,9 @@ static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t 
         rank[i] = 0;
         if (split) shape[i][rank[i]++] = experts;
         for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
-        if (stacked && !split) shape[i][0] *= experts;
+        if (stacked && !split && !gmm__mul(shape[i][0], experts, &shape[i][0])) shape[i][0] = -1; /* no tensor's */
     }
-    if (row->form == GMM_CKPT_WIDE) shape[0][n - 1] *= experts;
+    if (row->form == GMM_CKPT_WIDE && !gmm__mul(shape[0][n - 1], experts, &shape[0][n - 1])) shape[0][n - 1] = -1;
     return stacked ? 2 : 1;
 }
 
@@ -14989,6 +14991,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
     if (!b->slot_count || begin < stated) return -1;
     if (b->source.prefix) {
         *start = stated;
+        if (begin == stated + 1) return -1; /* an empty segment */
         return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
                                    &slot_index);
     }
@@ -15141,6 +15144,48 @@ static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, i
     const char *key = b->match_count ? gmm__ck_match_key(b, b->matches) : "";
     char *name = gmm__ck_expand_pattern(b, row, b->source_prefix, l, layer, expert);
     return name ? gmm__ck_wrapped_name(b, key, b->states[state], name) : NULL;
+}
+
+/* The key and the fragment of a stored tensor of experts, by Megatron-LM's rules. */
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+                                      gmm_error *error) {
+    static const char fn[] = "gmm_ckpt_stored_key";
+    gmm_ckpt_stored s;
+    gmm_ckpt_place result = GMM_ZERO;
+    char number[32];
+    int n;
+    if (!stored || !key || !place)
+        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
+    if (!gmm__copy_sized(&s, sizeof s, stored))
+        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
+                         fn,
+                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+    if (s.ep_size == 0) s.ep_size = 1;
+    if (s.etp_size == 0) s.etp_size = 1;
+    if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
+        (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
+        s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
+        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.etp_size > INT32_MAX / 2 ||
+        s.half < GMM_CKPT_BOTH || s.half > GMM_CKPT_UP ||
+        (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
+        return gmm__fail(error, GMM_E_ARG,
+                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
+                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
+                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
+    result.expert = s.ep_rank * s.experts_local + s.index;
+    result.experts = s.ep_size * s.experts_local;
+    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
+    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
+    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
+    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
+    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
+                 s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
+                 !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
+    if (n < 0 || (size_t)n >= room)
+        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
+                         (unsigned long long)room, n + 1);
+    *place = result;
+    return GMM_OK;
 }
 
 /* ................................................................................... 15.5 Boxes of a weight ... */
@@ -15573,7 +15618,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
-        if (sum < full || (sum > full && sum != stored * rank->gtp_size))
+        if (sum < full || (sum > full && (sum % rank->gtp_size || sum / rank->gtp_size != stored)))
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "the %d GTP ranks hold %lld rows together, not %lld",
                                   (int)rank->gtp_size, (long long)sum, (long long)full);
         p->row0 = gmm__min_i64(p->row0, full);
@@ -15817,6 +15862,7 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
     const int cut = g->cut && x->gtp_sharded;
+    int64_t elements;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
@@ -15844,7 +15890,11 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    d->expert_step = *stored * d->k;
+    if (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
+        !gmm__mul(elements, 16, &elements)) /* 8 bytes of an element, or 2 codes */
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
+                              "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
+                              (long long)d->k);
     return GMM_OK;
 }
 
@@ -15864,6 +15914,10 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
     if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                               b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
+    if (scaling != GMM_SCALING_TENSOR && g->weight[half].row->transposed)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[src->tensor].name, "codes that are "
+                              "stored in x out cannot be dequantized by scales of %s: keep them quantized",
+                              gmm_scaling_name(scaling));
     if (part_experts > 1 &&
         (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[index].name, "scales of %s "
@@ -16117,6 +16171,9 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* The sum of two counts, or INT64_MAX. */
+static int64_t gmm__ck_add_clamped(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+
 /* Records that the source lacks experts [first, last] of a row; row -1: layers. */
 static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_t row, int32_t state, int32_t part,
                                       int64_t first, int64_t last) {
@@ -16136,7 +16193,7 @@ static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_
         return gmm__ck_no_memory(b);
     b->missing_ranges = (gmm__ck_missing_range *)array;
     b->missing_ranges[b->missing_range_count++] = m;
-    b->missing += last - first + 1;
+    b->missing = gmm__ck_add_clamped(b->missing, last - first + 1);
     return GMM_OK;
 }
 
@@ -16279,7 +16336,7 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
          m[n].part == m->part; n++)
         gmm__ck_add_numbers(experts, sizeof experts, m[n].first, m[n].last);
     for (;;) {
-        for (i = 0; i < n; i++) *tensors += next[i].last - next[i].first + 1;
+        for (i = 0; i < n; i++) *tensors = gmm__ck_add_clamped(*tensors, next[i].last - next[i].first + 1);
         next += n;
         for (i = 0; i < n && next + i < end && next[i].first == m[i].first && next[i].last == m[i].last &&
              next[i].layer == next->layer && next[i].row == m->row && next[i].state == m->state &&
@@ -16324,7 +16381,7 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
         n += strlen(text + n);
         gmm__ck_truncate(text + n, sizeof text - 56 - n, name);
         n += strlen(text + n);
-        listed += tensors;
+        listed = gmm__ck_add_clamped(listed, tensors);
     }
     if (listed < b->missing)
         (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - listed));
@@ -16605,7 +16662,7 @@ static gmm_status gmm__ck_check_cut(gmm__ck_builder *b, const gmm__ck_array *x, 
     int32_t p;
     if (g->cut && x->gtp_sharded) {
         status = gmm__ck_check_boundary(b, g, "cuts: row0", "row", g->cut->row0, unit, rows, unit);
-        if (!status && g->cut->rows <= INT64_MAX - gmm__min_i64(g->cut->row0, rows))
+        if (!status && g->cut->row0 >= 0 && g->cut->row0 <= rows && g->cut->rows <= rows - g->cut->row0)
             status = gmm__ck_check_boundary(b, g, "cuts: row0 + rows", "row", g->cut->row0 + g->cut->rows, unit, rows,
                                             unit);
     }
@@ -16809,6 +16866,8 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
     if (gmm__ck_is_packed(codes->dtype) && gmm__ck_part_cols(b, x) % (g->blocks ? 32 : 2))
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, codes->name, "its rows of %lld codes are no whole %s",
                               (long long)gmm__ck_part_cols(b, x), g->blocks ? "blocks of 32" : "bytes of 2");
+    if (gmm__ck_is_packed(codes->dtype) && g->weight[half].row->transposed)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "two codes per byte cannot be stored in x out");
     if (codes->dtype == GMM_U8 && !g->blocks) g->shape_cols = x->k / 2;
     status = gmm__ck_read_format(b, x, g, &scales, codes, half, index);
     if (status) return status;
@@ -17073,6 +17132,47 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     return GMM_OK;
 }
 
+/* Checks that none of the names of an argument is NULL. */
+static gmm_status gmm__ck_check_names(gmm__ck_builder *b, const char *argument, const char *const *names,
+                                      int32_t count) {
+    int32_t i;
+    for (i = 0; i < count; i++)
+        if (!names[i]) return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s[%d] is NULL", argument, i);
+    return GMM_OK;
+}
+
+/* Copies the parts of the source, and checks their ranks and that of the target. */
+static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
+    int32_t p, q;
+    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
+    if (!b->parts) return gmm__ck_no_memory(b);
+    memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
+    for (p = -1; p < b->source.part_count; p++) {
+        gmm_ckpt_rank *r = p < 0 ? &b->target.rank : &b->parts[p].rank;
+        if (p < 0) r->gtp_rank = r->gtp_size = 0;
+        if (r->ep_size == 0) r->ep_size = 1;
+        if (r->etp_size == 0) r->etp_size = 1;
+        if (r->gtp_size == 0) r->gtp_size = 1;
+        if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
+            r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
+                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
+                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
+        if (p >= 0 && !b->parts[p].table)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
+        if (p < 0) continue;
+        if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
+            r->gtp_size != b->parts[0].rank.gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
+                                  "parts[0]", p);
+        for (q = 0; q < p; q++)
+            if (!memcmp(r, &b->parts[q].rank, sizeof *r))
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
+                                      p);
+    }
+    return GMM_OK;
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
@@ -17080,7 +17180,8 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
-    int32_t i, p, q;
+    gmm_status s;
+    int32_t i;
     descriptors[0] = source;
     descriptors[1] = target;
     copies[0] = &b->source;
@@ -17118,6 +17219,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
+    if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
+        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+        return s;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
         const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
@@ -17129,6 +17233,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
                               b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
@@ -17138,33 +17243,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
                               b->target.glu_block);
-    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
-    if (!b->parts) return gmm__ck_no_memory(b);
-    memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
-    for (p = -1; p < b->source.part_count; p++) {
-        gmm_ckpt_rank *r = p < 0 ? &b->target.rank : &b->parts[p].rank;
-        if (p < 0) r->gtp_rank = r->gtp_size = 0;
-        if (r->ep_size == 0) r->ep_size = 1;
-        if (r->etp_size == 0) r->etp_size = 1;
-        if (r->gtp_size == 0) r->gtp_size = 1;
-        if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
-            r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
-                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
-                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
-        if (p >= 0 && !b->parts[p].table)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
-        if (p < 0) continue;
-        if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
-            r->gtp_size != b->parts[0].rank.gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
-                                  "parts[0]", p);
-        for (q = 0; q < p; q++)
-            if (!memcmp(r, &b->parts[q].rank, sizeof *r))
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
-                                      p);
-    }
-    return GMM_OK;
+    return gmm__ck_read_parts(b);
 }
 
 /* Checks and copies the linears of the caller. */
@@ -17178,12 +17257,15 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].slot is %d: must be a slot",
                                   (long long)i, (int)l.slot);
         if (l.experts == 0) l.experts = 1;
+        if (l.spare < 0)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].spare is %d: must be >= 0", (long long)i,
+                                  (int)l.spare);
         if (l.experts < 1 || l.out < 1 || l.in < 0 || (l.gated && l.out % 2))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
         if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements))
+            !gmm__mul(elements, 8, &elements) || !gmm__mul(l.experts, b->source.part_count, &elements))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
         if (l.path) {
@@ -17624,7 +17706,7 @@ GMMDEF void gmm_ckpt_linears_release(gmm_ckpt_linear *linears, const gmm_allocat
 }
 
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
-/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
+/* Megatron-LM's key normalizers, and its rules for splits and shards. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -17637,6 +17719,11 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
                             "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
+    for (d = 0; d < tensor->rank && tensor->shape[d] >= 0; d++) {}
+    if (d < tensor->rank || tensor->bytes < 0 || tensor->offset < 0 || tensor->offset > INT64_MAX - tensor->bytes)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "%lld bytes at %lld, or an extent: out of range", (long long)tensor->bytes,
+                            (long long)tensor->offset);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -17856,6 +17943,9 @@ static gmm_status gmm__ck_upstream_format(gmm__ck_builder *b, const gmm_ckpt_row
     if (codes->rank != 1 && codes->rank != 2)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "an expert's codes of %d dimensions are no matrix with "
                               "scales", (int)codes->rank);
+    if (codes->rank == 2 && codes->shape[1] > INT64_MAX / 2)
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, codes->name, "rows of %lld do not fit 63 bits",
+                              (long long)codes->shape[1]);
     q.rows = codes->shape[0];
     q.cols = codes->rank == 1 ? 1 : codes->shape[1] * (codes->dtype == GMM_U8 ? 2 : 1);
     *format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
@@ -18152,46 +18242,6 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
     return GMM_OK;
 }
 
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
-                                      gmm_error *error) {
-    static const char fn[] = "gmm_ckpt_stored_key";
-    gmm_ckpt_stored s;
-    gmm_ckpt_place result = GMM_ZERO;
-    char number[32];
-    int n;
-    if (!stored || !key || !place)
-        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
-    if (!gmm__copy_sized(&s, sizeof s, stored))
-        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn,
-                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
-    if (s.ep_size == 0) s.ep_size = 1;
-    if (s.etp_size == 0) s.etp_size = 1;
-    if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
-        (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
-        s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
-        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
-        s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG,
-                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
-                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
-                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
-    result.expert = s.ep_rank * s.experts_local + s.index;
-    result.experts = s.ep_size * s.experts_local;
-    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
-    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
-    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
-    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
-    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
-                 s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
-                 !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
-    if (n < 0 || (size_t)n >= room)
-        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
-                         (unsigned long long)room, n + 1);
-    *place = result;
-    return GMM_OK;
-}
-
 /* .............................................................................................. 15.9 Verifying ... */
 /* Verifies the moves of a plan, and makes plans of given moves. */
 
@@ -18302,6 +18352,7 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         src += step;
         if (!gmm__mul(m->count[l] - 1, m->dst_step[l], &step) || dst > INT64_MAX - step) return "an offset overflows";
         dst += step;
+        if (inner > INT64_MAX - step) return "an offset overflows";
         inner += step;
     }
     if (dst >= gmm__ck_unit_count(d)) return "it writes past the target's end";
@@ -18442,7 +18493,8 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         int32_t l;
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
-        if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
+        if (m.kind == GMM_CKPT_ZERO) m.src = -1;
+        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply reads what it names */
         if (!fault) gmm__ck_simplify_loops(&m);
         if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {

@@ -546,6 +546,34 @@ static void splitter(int arg) {
     }
 }
 
+/* Extents below 0, and bytes that do not fit behind the offset, are refused. */
+static void splitter_ranges(int arg) {
+    gmm_ckpt_tensor t = shaped("w", GMM_F32, SHAPE(4)), parts[4];
+    gmm_ckpt_report report;
+    (void)arg;
+    t.offset = INT64_MAX - 2;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_split(&t, 0, 4, parts, &report), report.error.text, "\"w\"", "out of range",
+                   NULL);
+    t.offset = 0;
+    t.shape[0] = -8;
+    t.bytes = -32;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_split(&t, 0, 4, parts, &report), report.error.text, "-32 bytes", NULL);
+}
+
+/* A key with an empty segment is not one of the module's. */
+static void empty_segment(int arg) {
+    gmm_ckpt_table *t = KEYS("a..weight0", "a.weight1");
+    gmm_ckpt_linear l = linear_of("", 2, 4, 0, 1, 0);
+    plan_run m;
+    (void)arg;
+    refused(t, "a.", &l, GMM_CKPT_MISSING_INDEX, "a.weight");
+    gmm_ckpt_table_destroy(t);
+    t = KEYS("a..weight0", "a.weight0", "a.weight1");
+    m = normalize(t, "a.", &l, 1, GMM_CKPT_SAFE);
+    gmm_ckpt_plan_destroy(m.plan);
+    gmm_ckpt_table_destroy(t);
+}
+
 /* Weight and bias have separate grouped flags; normalizing twice changes nothing; indices sort as numbers; a bias
    [E] has out = 1. */
 static void flags(int arg) {
@@ -630,6 +658,35 @@ static void plan_refused(const call *c, const gmm_ckpt_linear *l, int64_t n, gmm
     T_CHECK(strstr(report.error.text, key), "\"%s\" lacks \"%s\"", report.error.text, key);
 }
 #define plan_refused(...) T_CALL(plan_refused, __VA_ARGS__)
+
+/* Codes that are stored in x out have no scales by rows of out x in: they are not dequantized. */
+static void transposed_codes(int arg) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 1, 4, 4, 0, 0);
+    call c;
+    (void)arg;
+    add(t, "model.layers.0.mlp.experts.down_proj", GMM_E4M3, SHAPE(1, 4, 4), NULL);
+    add(t, "model.layers.0.mlp.experts.down_proj_scales", GMM_F32, SHAPE(1, 4, 1), NULL);
+    l.slot = GMM_CKPT_FC2;
+    call_begin(&c, t, "gpt-oss", "gpt-oss");
+    c.target.dtype = GMM_F32;
+    plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, "keep them quantized");
+    gmm_ckpt_table_destroy(t);
+}
+
+/* A cut whose stored rows do not fit 63 bits with the columns and experts. */
+static void far_cut(int arg) {
+    const gmm_ckpt_cut cut = {0, 4, (int64_t)1 << 61};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_linear l = linear_of(NULL, 8, 4, 4, 0, 0);
+    call c;
+    (void)arg;
+    add(t, "decoder.layers.0.mlp.experts.weight1", GMM_F32, SHAPE(4, 32), NULL);
+    call_begin(&c, t, "legacy", "legacy");
+    c.target.cuts = &cut;
+    plan_refused(&c, &l, 1, GMM_CKPT_OVERFLOW, "stored_rows");
+    gmm_ckpt_table_destroy(t);
+}
 
 static void packed(int arg) { /* a packed [E out, in] key serves a grouped target without a copy */
     gmm_ckpt_table *t = table_new();
@@ -2163,6 +2220,7 @@ static void far_extents(int arg) {
 }
 
 static void arguments(int arg) { /* descriptors out of range */
+    static const char *const none[1] = {NULL};
     gmm_ckpt_table *t = KEYS("fc.weight0", "fc.weight1");
     gmm_ckpt_linear l = linear_of("fc", 2, 4, 0, 1, 0), two[2];
     gmm_ckpt_plan *plan;
@@ -2183,6 +2241,10 @@ static void arguments(int arg) { /* descriptors out of range */
     REFUSE(GMM_CKPT_ARGUMENT, c.source.part_count = 0, "0 parts");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.extra = (gmm_ckpt_extra)5, "5");
     REFUSE(GMM_CKPT_ARGUMENT, c.target.state_count = 2, "state_count");
+    REFUSE(GMM_CKPT_ARGUMENT, (c.source.wrappers = none, c.source.wrapper_count = 1), "source.wrappers[0] is NULL");
+    REFUSE(GMM_CKPT_ARGUMENT, (c.source.states = none, c.source.state_count = 1), "source.states[0] is NULL");
+    REFUSE(GMM_CKPT_ARGUMENT, (c.target.states = none, c.target.state_count = 1), "target.states[0] is NULL");
+    REFUSE(GMM_CKPT_ARGUMENT, l.spare = -1, "spare is -1");
     REFUSE(GMM_CKPT_ARGUMENT, c.target.reserved = 7, "reserved 7");
     REFUSE(GMM_CKPT_ARGUMENT, c.target.views = -3, "views -3");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.skip_missing = 9, "skip_missing 9");
@@ -2294,7 +2356,7 @@ static void own_moves(int arg) {
     add(t, "floats", GMM_F32, SHAPE(5), values);
     part.table = t;
     move.kind = GMM_CKPT_CONVERT;
-    move.scale = -1;
+    move.scale = 1000000; /* which a move without scales does not read */
     move.loops = 1;
     move.count[0] = 5;
     move.src_step[0] = move.dst_step[0] = 1;
@@ -3763,6 +3825,10 @@ void tests_checkpoint(void) {
     t_add_host(map_bytes, 0, "checkpoint map leaves other modules alone, bytes, safe");
     t_add_host(map_bytes, 1, "checkpoint map leaves other modules alone, bytes, upstream");
     t_add_host(splitter, 0, "checkpoint splitter");
+    t_add_host(splitter_ranges, 0, "checkpoint splitter out of range");
+    t_add_host(empty_segment, 0, "checkpoint keys with an empty segment");
+    t_add_host(transposed_codes, 0, "checkpoint codes stored in x out are not dequantized");
+    t_add_host(far_cut, 0, "checkpoint cut that does not fit 63 bits");
     t_add_host(flags, 0, "checkpoint flags, again, order, bias [E]");
     t_add_host(packed, 0, "checkpoint packed key for a grouped target");
     t_add_host(ranks, 4, "checkpoint EP rank 1 of global experts");

@@ -707,7 +707,7 @@ static void refusals(int arg) {
     two[0] = two[1] = item;
     plan = (gmm_ckpt_plan *)(void *)&c;
     T_REFUSED_TEXT(GMM_E_KEY, gmm_gtp_import(&plan, &b->part, 1, two, 2, &allocator, &report), report.error.text,
-                   "\"layer.fc1\"", "taken already", NULL);
+                   "gmm_gtp_import: \"layer.fc1\"", "taken already", NULL);
     T_CHECK(!plan && c.live == 0, "%ld blocks left", c.live);
     T_REFUSED_TEXT(GMM_E_NULL, gmm_gtp_export(NULL, &b->part, 1, &item, 1, NULL, &report), report.error.text,
                    "gmm_gtp_export", "out", NULL);

@@ -583,6 +583,19 @@ static void overwrite_nan(int arg) {
     both(s);
 }
 
+/* bgrad reads the bias for d_bias_scale alone, and looks at it for nothing else. */
+static void bgrad_without_bias(int arg) {
+    static const int64_t sizes[] = {3, 0, 20};
+    const lin_spec s = {.op = GMM_OP_LINEAR_BGRAD, .in = GMM_BF16, .groups = 3, .K = 40, .N = 33, .sizes = sizes};
+    const gmm_mat nowhere = gmm_mat_packed(GMM_U8, NULL);
+    lin_run r;
+    (void)arg;
+    lin_build(&r, &s);
+    r.d.bias = &nowhere;
+    T_OK(t_linear(T.ctx, s.op, &r.d));
+    lin_check(&r);
+}
+
 static void empty_groups(int arg) {
     static const int64_t sizes[][5] = {{0, 4, 9, 1, 6}, {5, 7, 0, 2, 8}, {5, 7, 3, 2, 0}, {5, 0, 0, 2, 8},
                                         {0, 0, 0, 0, 3}};
@@ -1224,6 +1237,7 @@ static void drawn_streams(int arg) {
 }
 
 void tests_linear(void) {
+    t_add(bgrad_without_bias, 0, "linear bgrad looks at no bias without d_bias_scale");
     static const char *const name[] = {"f32", "f16", "bf16"};
     t_add(drawn, 0, "linear drawn at random");
     t_random(12);

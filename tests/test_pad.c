@@ -527,8 +527,27 @@ static void glu_nothing(int arg) {
     d.axis = GMM_GLU_COLUMNS;
     src.group_stride = 0;
     T_OK(glu_launch(&d));
+    if (T.engine == GMM_ENGINE_CPU) { /* no extent counts where there is no matrix */
+        d.axis = GMM_GLU_ROWS;
+        d.block = 4;
+        d.cols = (int64_t)1 << 62;
+        src.ld = 0;
+        T_OK(glu_launch(&d));
+    }
     dst.dtype = GMM_F32;
     T_REFUSED(GMM_E_DTYPE, gmm_glu_interleave(T.ctx, &d, NULL, 0, T.stream), "dst: dtype f32", NULL);
+}
+
+/* Unpad does not write `sizes`, so that these set no limit to its rows. */
+static void unpad_many_rows(int arg) {
+    static const int32_t sizes[1] = { 0 };
+    pad_run r = pad_make(GMM_OP_UNPAD, GMM_BF16, 0, 0, 8, 1, 0, sizes, 1);
+    gmm_info info = GMM_ZERO;
+    (void)arg;
+    if (T.engine != GMM_ENGINE_CPU) return; /* GPUs take fewer rows */
+    r.d.padded_capacity = 3000000000;
+    r.d.sizes = (int32_t *)t_alloc(4);
+    T_OK(gmm_pad_query(T.ctx, GMM_OP_UNPAD, pad_bind(&r), &info));
 }
 
 #define REFUSE(status, change, ...) \
@@ -638,6 +657,7 @@ void tests_pad(void) {
     t_add(pad_many_groups, 0, "pad 300 groups");
     t_add(pad_bad, 0, "pad bad input");
     t_add(glu_identities, 0, "glu interleave identities");
+    t_add(unpad_many_rows, 0, "unpad of more rows than sizes can count");
     t_add(glu_nothing, 0, "glu interleave of nothing");
     t_add(glu_bad, 0, "glu interleave bad input");
 }

@@ -391,6 +391,21 @@ static void ties(int arg) {
     t_same("indices", t_get(r.indices, sizeof want), want, sizeof want);
 }
 
+/* Without a coefficient z_loss is 0, whatever the logits. */
+static void no_z_loss(int arg) {
+    static const route_case c = {.name = "no z", .dtype = GMM_F32, .dlogits = GMM_F32, .tokens = 2, .experts = 4,
+                                 .topk = 1};
+    reference ref = reference_of(&c);
+    t_mat logits;
+    gmm_route r;
+    (void)arg;
+    for (int i = 0; i < 8; i++) ref.logits[i] = i == 2 ? 1e20 : 0.0;
+    logits = logits_of(&ref);
+    r = route_of(&ref, &logits);
+    route_call(T.ctx, GMM_OP_TOPK_FWD, &r);
+    T_CHECK(t_floats_get(r.z_loss, 1)[0] == 0.0, "%g", t_floats_get(r.z_loss, 1)[0]);
+}
+
 /* ----------------------------------------------------------------------------------------------------- Dense --- */
 
 static gmm_dense_route dense_of(int64_t tokens, int32_t experts, int32_t topk) {
@@ -750,6 +765,7 @@ void tests_router(void) {
     }
     t_add(ties, 0, "router ties and NaN in groups");
     t_add(most_groups, 0, "router workspace of most groups");
+    t_add(no_z_loss, 0, "router z_loss without a coefficient");
     for (int i = 1; i <= 70; i += 23) {
         t_add(to_dense, i, "router to dense E%d", i);
         t_add(from_dense, i, "router from dense E%d", i);

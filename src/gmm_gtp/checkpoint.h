@@ -236,9 +236,10 @@ static gmm_status gmm__gtp_zero_padding(gmm__gtp_planner *p, const gmm__gtp_side
 
 /* Whether two shards belong to weights of the same rows, columns and sections. */
 static int gmm__gtp_same_weight(const gmm_shard *a, const gmm_shard *b) {
+    const int32_t n = a->sections ? a->sections : 1; /* NULL: one section */
     int32_t i;
-    if (a->rows != b->rows || a->cols != b->cols || a->sections != b->sections) return 0;
-    for (i = 0; i < a->sections; i++)
+    if (a->rows != b->rows || a->cols != b->cols || n != (b->sections ? b->sections : 1)) return 0;
+    for (i = 0; n > 1 && i < n; i++)
         if (a->section_rows[i] != b->section_rows[i]) return 0;
     return 1;
 }
@@ -270,8 +271,7 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
     for (part = GMM__GTP_DATA; part <= GMM__GTP_SCALE; part++) {
         gmm__gtp_array *a = &s->array[part];
         const int32_t index = part == GMM__GTP_DATA ? x->data : x->scale;
-        int64_t elements = 1;
-        int32_t k;
+        int32_t k, single = 1;
         if (part == GMM__GTP_SCALE && scaling == GMM_SCALING_NONE) break;
         t = gmm_ckpt_table_tensors(p->parts[x->part].table, &n);
         if (index < 0 || index >= n)
@@ -283,8 +283,8 @@ static gmm_status gmm__gtp_check_stored(gmm__gtp_planner *p, const gmm_gtp_item 
         if (t->dtype != a->dtype)
             return gmm__gtp_ckpt_fail(p, GMM_E_DTYPE, GMM_CKPT_DTYPE, "stored[%d]: \"%.60s\" is %s, its shard %s", j,
                                       t->name, gmm_dtype_name(t->dtype), gmm_dtype_name(a->dtype));
-        for (k = 0; k < t->rank; k++) elements *= t->shape[k];
-        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && elements == 1) continue;
+        for (k = 0; k < t->rank; k++) single &= t->shape[k] == 1;
+        if (scaling == GMM_SCALING_TENSOR && part == GMM__GTP_SCALE && single) continue;
         if (part == GMM__GTP_SCALE && scaling != GMM_SCALING_TENSOR &&
             (t->rank != 2 || t->shape[0] != a->shape[0] || t->shape[1] != a->shape[1]))
             gmm__gtp_unpad(s, a);
@@ -425,6 +425,7 @@ static gmm_status gmm__gtp_plan_item(gmm__gtp_planner *p, const gmm_gtp_item *it
 /* Checks the parts and plans the items with a planner that has its function, direction, parts, and report. */
 static gmm_status gmm__gtp_plan_items(gmm__gtp_planner *p, const gmm_gtp_item *items, int64_t count,
                                       const gmm_allocator *allocator, gmm_ckpt_plan **out) {
+    static const char of_moves[] = "gmm_ckpt_plan_of_moves";
     gmm_status status = GMM_OK;
     int64_t i;
     if (p->report) memset(p->report, 0, sizeof *p->report);
@@ -447,6 +448,10 @@ static gmm_status gmm__gtp_plan_items(gmm__gtp_planner *p, const gmm_gtp_item *i
     if (!status)
         status = gmm_ckpt_plan_of_moves(out, p->parts, p->part_count, p->targets, p->target_count, p->moves,
                                         (int64_t)p->move_count, p->exports, allocator, p->report);
+    if (status && p->report && !strncmp(p->report->error.text, of_moves, sizeof of_moves - 1)) {
+        const gmm_error inner = p->report->error; /* the message names the function that was called */
+        (void)gmm__fail(&p->report->error, inner.status, "%s%s", p->fn, inner.text + sizeof of_moves - 1);
+    }
     gmm__gtp_free(p, p->targets);
     gmm__gtp_free(p, p->moves);
     gmm__gtp_free(p, p->extents[0]);

@@ -202,7 +202,7 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
-        if (sum < full || (sum > full && sum != stored * rank->gtp_size))
+        if (sum < full || (sum > full && (sum % rank->gtp_size || sum / rank->gtp_size != stored)))
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "the %d GTP ranks hold %lld rows together, not %lld",
                                   (int)rank->gtp_size, (long long)sum, (long long)full);
         p->row0 = gmm__min_i64(p->row0, full);

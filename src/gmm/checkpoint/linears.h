@@ -246,7 +246,7 @@ static gmm_status gmm__ck_check_cut(gmm__ck_builder *b, const gmm__ck_array *x, 
     int32_t p;
     if (g->cut && x->gtp_sharded) {
         status = gmm__ck_check_boundary(b, g, "cuts: row0", "row", g->cut->row0, unit, rows, unit);
-        if (!status && g->cut->rows <= INT64_MAX - gmm__min_i64(g->cut->row0, rows))
+        if (!status && g->cut->row0 >= 0 && g->cut->row0 <= rows && g->cut->rows <= rows - g->cut->row0)
             status = gmm__ck_check_boundary(b, g, "cuts: row0 + rows", "row", g->cut->row0 + g->cut->rows, unit, rows,
                                             unit);
     }
@@ -450,6 +450,8 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
     if (gmm__ck_is_packed(codes->dtype) && gmm__ck_part_cols(b, x) % (g->blocks ? 32 : 2))
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, codes->name, "its rows of %lld codes are no whole %s",
                               (long long)gmm__ck_part_cols(b, x), g->blocks ? "blocks of 32" : "bytes of 2");
+    if (gmm__ck_is_packed(codes->dtype) && g->weight[half].row->transposed)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "two codes per byte cannot be stored in x out");
     if (codes->dtype == GMM_U8 && !g->blocks) g->shape_cols = x->k / 2;
     status = gmm__ck_read_format(b, x, g, &scales, codes, half, index);
     if (status) return status;

@@ -80,6 +80,9 @@ static gmm_status gmm__ck_check_layers(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* The sum of two counts, or INT64_MAX. */
+static int64_t gmm__ck_add_clamped(int64_t a, int64_t b) { return a > INT64_MAX - b ? INT64_MAX : a + b; }
+
 /* Records that the source lacks experts [first, last] of a row; row -1: layers. */
 static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_t row, int32_t state, int32_t part,
                                       int64_t first, int64_t last) {
@@ -99,7 +102,7 @@ static gmm_status gmm__ck_add_missing(gmm__ck_builder *b, int64_t linear, int32_
         return gmm__ck_no_memory(b);
     b->missing_ranges = (gmm__ck_missing_range *)array;
     b->missing_ranges[b->missing_range_count++] = m;
-    b->missing += last - first + 1;
+    b->missing = gmm__ck_add_clamped(b->missing, last - first + 1);
     return GMM_OK;
 }
 
@@ -242,7 +245,7 @@ static char *gmm__ck_missing_set_name(gmm__ck_builder *b, const gmm_ckpt_row *la
          m[n].part == m->part; n++)
         gmm__ck_add_numbers(experts, sizeof experts, m[n].first, m[n].last);
     for (;;) {
-        for (i = 0; i < n; i++) *tensors += next[i].last - next[i].first + 1;
+        for (i = 0; i < n; i++) *tensors = gmm__ck_add_clamped(*tensors, next[i].last - next[i].first + 1);
         next += n;
         for (i = 0; i < n && next + i < end && next[i].first == m[i].first && next[i].last == m[i].last &&
              next[i].layer == next->layer && next[i].row == m->row && next[i].state == m->state &&
@@ -287,7 +290,7 @@ static gmm_status gmm__ck_refuse_incomplete(gmm__ck_builder *b, const gmm_ckpt_r
         n += strlen(text + n);
         gmm__ck_truncate(text + n, sizeof text - 56 - n, name);
         n += strlen(text + n);
-        listed += tensors;
+        listed = gmm__ck_add_clamped(listed, tensors);
     }
     if (listed < b->missing)
         (void)snprintf(text + n, sizeof text - n, ", and %lld more", (long long)(b->missing - listed));

@@ -1,5 +1,5 @@
 /* ............................................................... 15.8 Megatron-LM's normalizers and small rules ... */
-/* Megatron-LM's key normalizers, and its rules for splits, shards and stored keys. */
+/* Megatron-LM's key normalizers, and its rules for splits and shards. */
 
 GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members, int32_t experts,
                                  gmm_ckpt_tensor *parts, gmm_ckpt_report *report) {
@@ -12,6 +12,11 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     if (tensor->rank < 0 || tensor->rank > GMM_CKPT_RANK || experts < 1 || members < 0)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
                             "rank %d, %d members, %d experts: out of range", (int)tensor->rank, members, experts);
+    for (d = 0; d < tensor->rank && tensor->shape[d] >= 0; d++) {}
+    if (d < tensor->rank || tensor->bytes < 0 || tensor->offset < 0 || tensor->offset > INT64_MAX - tensor->bytes)
+        return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
+                            "%lld bytes at %lld, or an extent: out of range", (long long)tensor->bytes,
+                            (long long)tensor->offset);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
                             members, experts);
@@ -231,6 +236,9 @@ static gmm_status gmm__ck_upstream_format(gmm__ck_builder *b, const gmm_ckpt_row
     if (codes->rank != 1 && codes->rank != 2)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, codes->name, "an expert's codes of %d dimensions are no matrix with "
                               "scales", (int)codes->rank);
+    if (codes->rank == 2 && codes->shape[1] > INT64_MAX / 2)
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, codes->name, "rows of %lld do not fit 63 bits",
+                              (long long)codes->shape[1]);
     q.rows = codes->shape[0];
     q.cols = codes->rank == 1 ? 1 : codes->shape[1] * (codes->dtype == GMM_U8 ? 2 : 1);
     *format = gmm__ck_find_format(&q, &dims, &dtypes, shapes, sizeof shapes);
@@ -524,46 +532,6 @@ GMMDEF gmm_status gmm_ckpt_shard_members(const int64_t *numel, int32_t members, 
         out[i].length = empty ? 0 : end - begin;
         member_begin += numel[i];
     }
-    return GMM_OK;
-}
-
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
-                                      gmm_error *error) {
-    static const char fn[] = "gmm_ckpt_stored_key";
-    gmm_ckpt_stored s;
-    gmm_ckpt_place result = GMM_ZERO;
-    char number[32];
-    int n;
-    if (!stored || !key || !place)
-        return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
-    if (!gmm__copy_sized(&s, sizeof s, stored))
-        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn,
-                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
-    if (s.ep_size == 0) s.ep_size = 1;
-    if (s.etp_size == 0) s.etp_size = 1;
-    if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
-        (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
-        s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
-        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.half < GMM_CKPT_BOTH ||
-        s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
-        return gmm__fail(error, GMM_E_ARG,
-                         "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
-                         "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
-                         (long long)s.experts_local, s.ep_rank, s.ep_size, s.etp_rank, s.etp_size);
-    result.expert = s.ep_rank * s.experts_local + s.index;
-    result.experts = s.ep_size * s.experts_local;
-    result.axis = s.slot == GMM_CKPT_FC1 ? 0 : s.kind == GMM_CKPT_WEIGHT ? 1 : -1;
-    result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
-    result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
-    (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
-    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
-                 s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
-                 !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
-    if (n < 0 || (size_t)n >= room)
-        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
-                         (unsigned long long)room, n + 1);
-    *place = result;
     return GMM_OK;
 }
 

@@ -183,6 +183,47 @@ static gmm_status gmm__ck_build_plan(gmm__ck_builder *b, gmm_ckpt_plan *plan) {
     return GMM_OK;
 }
 
+/* Checks that none of the names of an argument is NULL. */
+static gmm_status gmm__ck_check_names(gmm__ck_builder *b, const char *argument, const char *const *names,
+                                      int32_t count) {
+    int32_t i;
+    for (i = 0; i < count; i++)
+        if (!names[i]) return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s[%d] is NULL", argument, i);
+    return GMM_OK;
+}
+
+/* Copies the parts of the source, and checks their ranks and that of the target. */
+static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
+    int32_t p, q;
+    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
+    if (!b->parts) return gmm__ck_no_memory(b);
+    memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
+    for (p = -1; p < b->source.part_count; p++) {
+        gmm_ckpt_rank *r = p < 0 ? &b->target.rank : &b->parts[p].rank;
+        if (p < 0) r->gtp_rank = r->gtp_size = 0;
+        if (r->ep_size == 0) r->ep_size = 1;
+        if (r->etp_size == 0) r->etp_size = 1;
+        if (r->gtp_size == 0) r->gtp_size = 1;
+        if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
+            r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
+                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
+                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
+        if (p >= 0 && !b->parts[p].table)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
+        if (p < 0) continue;
+        if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
+            r->gtp_size != b->parts[0].rank.gtp_size)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
+                                  "parts[0]", p);
+        for (q = 0; q < p; q++)
+            if (!memcmp(r, &b->parts[q].rank, sizeof *r))
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
+                                      p);
+    }
+    return GMM_OK;
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
@@ -190,7 +231,8 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
-    int32_t i, p, q;
+    gmm_status s;
+    int32_t i;
     descriptors[0] = source;
     descriptors[1] = target;
     copies[0] = &b->source;
@@ -228,6 +270,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
+    if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
+        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+        return s;
     b->states = b->source.states;
     if (!b->source.states || !b->source.state_count) {
         const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
@@ -239,6 +284,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
                               b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
@@ -248,33 +294,7 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     if (b->target.glu_block < 0)
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, NULL, "target.glu_block is %d: must be >= 0",
                               b->target.glu_block);
-    b->parts = (gmm_ckpt_part *)gmm__ck_alloc(&b->arena, b->source.part_count, sizeof *b->parts);
-    if (!b->parts) return gmm__ck_no_memory(b);
-    memcpy(b->parts, b->source.parts, (size_t)b->source.part_count * sizeof *b->parts);
-    for (p = -1; p < b->source.part_count; p++) {
-        gmm_ckpt_rank *r = p < 0 ? &b->target.rank : &b->parts[p].rank;
-        if (p < 0) r->gtp_rank = r->gtp_size = 0;
-        if (r->ep_size == 0) r->ep_size = 1;
-        if (r->etp_size == 0) r->etp_size = 1;
-        if (r->gtp_size == 0) r->gtp_size = 1;
-        if (r->ep_rank < 0 || r->ep_rank >= r->ep_size || r->etp_rank < 0 || r->etp_rank >= r->etp_size ||
-            r->gtp_rank < 0 || r->gtp_rank >= r->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: EP %d/%d, ETP %d/%d, GTP %d/%d: ranks must lie in "
-                                  "[0, size)", p < 0 ? "target.rank" : "parts", r->ep_rank, r->ep_size,
-                                  r->etp_rank, r->etp_size, r->gtp_rank, r->gtp_size);
-        if (p >= 0 && !b->parts[p].table)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d].table is NULL", p);
-        if (p < 0) continue;
-        if (r->ep_size != b->parts[0].rank.ep_size || r->etp_size != b->parts[0].rank.etp_size ||
-            r->gtp_size != b->parts[0].rank.gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] has other sizes of EP, ETP or GTP than "
-                                  "parts[0]", p);
-        for (q = 0; q < p; q++)
-            if (!memcmp(r, &b->parts[q].rank, sizeof *r))
-                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "parts[%d] and parts[%d] are the same rank", q,
-                                      p);
-    }
-    return GMM_OK;
+    return gmm__ck_read_parts(b);
 }
 
 /* Checks and copies the linears of the caller. */
@@ -288,12 +308,15 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].slot is %d: must be a slot",
                                   (long long)i, (int)l.slot);
         if (l.experts == 0) l.experts = 1;
+        if (l.spare < 0)
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].spare is %d: must be >= 0", (long long)i,
+                                  (int)l.spare);
         if (l.experts < 1 || l.out < 1 || l.in < 0 || (l.gated && l.out % 2))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
         if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements))
+            !gmm__mul(elements, 8, &elements) || !gmm__mul(l.experts, b->source.part_count, &elements))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
         if (l.path) {

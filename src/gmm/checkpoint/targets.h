@@ -157,6 +157,7 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
     const int cut = g->cut && x->gtp_sharded;
+    int64_t elements;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
@@ -184,7 +185,11 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    d->expert_step = *stored * d->k;
+    if (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
+        !gmm__mul(elements, 16, &elements)) /* 8 bytes of an element, or 2 codes */
+        return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
+                              "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
+                              (long long)d->k);
     return GMM_OK;
 }
 
@@ -204,6 +209,10 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
     if (index < 0)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING,
                               b->parts[part].table->tensors[src->tensor].name, "its scales are missing");
+    if (scaling != GMM_SCALING_TENSOR && g->weight[half].row->transposed)
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[src->tensor].name, "codes that are "
+                              "stored in x out cannot be dequantized by scales of %s: keep them quantized",
+                              gmm_scaling_name(scaling));
     if (part_experts > 1 &&
         (h->row->form == GMM_CKPT_EACH) != (g->weight[half].row->form == GMM_CKPT_EACH))
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, b->parts[part].table->tensors[index].name, "scales of %s "

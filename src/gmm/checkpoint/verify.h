@@ -108,6 +108,7 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         src += step;
         if (!gmm__mul(m->count[l] - 1, m->dst_step[l], &step) || dst > INT64_MAX - step) return "an offset overflows";
         dst += step;
+        if (inner > INT64_MAX - step) return "an offset overflows";
         inner += step;
     }
     if (dst >= gmm__ck_unit_count(d)) return "it writes past the target's end";
@@ -248,7 +249,8 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         int32_t l;
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
-        if (m.kind == GMM_CKPT_ZERO) m.src = m.scale = -1;
+        if (m.kind == GMM_CKPT_ZERO) m.src = -1;
+        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply reads what it names */
         if (!fault) gmm__ck_simplify_loops(&m);
         if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {

@@ -150,6 +150,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     if (op != GMM_OP_LINEAR_FWD && op != GMM_OP_LINEAR_BGRAD) d->bias_scale = NULL;
     if (op == GMM_OP_LINEAR_BGRAD) d->alpha = NULL;
     else d->d_bias_scale = NULL;
+    if (op == GMM_OP_LINEAR_BGRAD && !d->d_bias_scale) d->bias = NULL;
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if ((s = gmm__check_indices(call, d->x_index, d->dy_index, d->index_rows, &d->index_div)) != GMM_OK) return s;
     dx = gmm__matrix(call->rows, K);

@@ -74,10 +74,10 @@ static gmm_status gmm__pad_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
     if (d->cols < 1) return gmm__refuse(call, GMM_E_ARG, "cols", "%lld must be >= 1", (long long)d->cols);
     if (d->padded_capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must be >= 0", (long long)d->padded_capacity);
+    if (!pad) d->sizes = NULL; /* which unpad does not write */
     if (d->sizes && d->padded_capacity > INT32_MAX)
         return gmm__refuse(call, GMM_E_ARG, "padded_capacity", "%lld must fit the int32 of sizes",
                            (long long)d->padded_capacity);
-    if (!pad) d->sizes = NULL; /* which unpad does not write */
     call->in = call->out = d->cols;
     src_rows = pad ? call->rows : d->padded_capacity;
     dst_rows = pad ? d->padded_capacity : call->rows;

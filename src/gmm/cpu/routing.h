@@ -372,7 +372,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     if (r->offsets) r->offsets[r->experts] = first;
     for (c = 0; c < chunks; c++) z += ((const float *)gmm__part(plan, GMM__TOPK_Z))[c];
     if (r->aux_loss) *r->aux_loss = (float)aux;
-    if (r->z_loss) *r->z_loss = (float)(gmm__topk_z_factor(plan) * z);
+    if (r->z_loss) *r->z_loss = r->z_coeff == 0.0f ? 0.0f : (float)(gmm__topk_z_factor(plan) * z);
     return GMM_OK;
 }
 

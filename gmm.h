@@ -1657,7 +1657,7 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
 /* ---- Quantized weights
 
    A plan finds the format of a linear's weights by the dtypes and shapes of weights and scales. R x C is the matrix of
-   one expert in its tensor.
+   one expert, out x in.
        format     weight                            scales
        128X128    E4M3, E5M2 [R, C]                 F32, BF16 [R/128, C/128]
        ROW        E4M3, E5M2 [R, C]                 F32, BF16 [R] or [R, 1]
@@ -1681,7 +1681,8 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
    Moves      With target.dtype NONE, codes and scales are copied: scales are stacked, split, cut, joined and
               interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
               every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
-              dequantize several experts, weights and scales must both be EACH or both not EACH (shape).
+              dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
+              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape).
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would

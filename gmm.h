@@ -4636,7 +4636,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     const gmm_glu *d = &plan->call->d.glu;
     gmm__glu_job job;
     (void)stream;
-    if (d->count == 0) return GMM_OK; /* the other extents may then be any */
+    if (d->count == 0) return GMM_OK; /* then products of the other extents may not fit 64 bits */
     job.call = plan->call;
     job.blocks = 2 * (d->ffn / d->block);
     job.units = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.blocks;
@@ -5729,7 +5729,7 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
 
 /* Places the copies of both weights in the cache of the caller, and returns its bytes. Backward on dequantized values
    reads rowwise copies alone. Forward and backward place them alike: a weight that the caller has quantized has no copy
-   there, whichever of its own copies the call is given, and W1, which backward may not read, is behind W2. */
+   there, whichever of its own copies the call is given, and W1 is behind W2, since some backwards do not read it. */
 static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
     const gmm__call *call = steps->call;
@@ -6357,8 +6357,9 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
 /* Plans, launches and entry points of the MLP, which is composed of steps, and the queue of delayed weight gradients.
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
-/* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
-   without `saved` whether it trains or infers. It describes the first variant: training, the activation by prices. */
+/* A query covers every way in which the call may decide: by its addresses, whether FC1's product computes the
+   activation, and where the query has no `saved`, whether it trains or infers. What it describes is the first of these:
+   training where it may train, and the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const int trains_or_infers = call->query && !call->d.mlp.saved;
     int fuses = 0, i;
@@ -13258,7 +13259,8 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
-    const int64_t rows = mlp ? m->index_rows : l->index_rows, div = mlp ? m->index_div : l->index_div;
+    const int64_t rows = mlp ? m->index_rows : linear ? l->index_rows : 0;
+    const int64_t div = mlp ? m->index_div : linear ? l->index_div : 1;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
         return gmm__verify_index(call, "src_index", q->src_index, q->index_rows, q->index_div, stream);
@@ -14637,7 +14639,7 @@ static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t 
         rank[i] = 0;
         if (split) shape[i][rank[i]++] = experts;
         for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
-        if (stacked && !split && !gmm__mul(shape[i][0], experts, &shape[i][0])) shape[i][0] = -1; /* no tensor's */
+        if (stacked && !split && !gmm__mul(shape[i][0], experts, &shape[i][0])) shape[i][0] = -1; /* no tensor has it */
     }
     if (row->form == GMM_CKPT_WIDE && !gmm__mul(shape[0][n - 1], experts, &shape[0][n - 1])) shape[0][n - 1] = -1;
     return stacked ? 2 : 1;
@@ -14996,7 +14998,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
         return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
                                    &slot_index);
     }
-    for (i = 0; i < begin; i++) { /* the longest path wins */
+    for (i = 0; i + 1 < begin; i++) { /* the longest path wins; no segment is empty */
         if (i && key[i - 1] != '.') continue;
         linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &slot_index);
         *start = i;
@@ -15166,8 +15168,9 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
         (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
-        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.etp_size > INT32_MAX / 2 ||
-        s.half < GMM_CKPT_BOTH || s.half > GMM_CKPT_UP ||
+        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size ||
+        (s.half != GMM_CKPT_BOTH && !s.singleton && s.etp_size > INT32_MAX / 2) || s.half < GMM_CKPT_BOTH ||
+        s.half > GMM_CKPT_UP ||
         (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
         return gmm__fail(error, GMM_E_ARG,
                          "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
@@ -15616,6 +15619,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->dims);
             if (status) return status;
+            if (r > INT64_MAX - sum)
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the rows of the %d GTP ranks do not fit 63 bits",
+                                      (int)rank->gtp_size);
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }
@@ -15891,8 +15897,9 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    if (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
-        !gmm__mul(elements, 16, &elements)) /* 8 bytes of an element, or 2 codes */
+    d->expert_step = cut ? 0 : *stored * d->k; /* without a cut gmm__ck_add_linears has checked it */
+    if (cut && (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
+                !gmm__mul(elements, 16, &elements))) /* an element has at most 8 bytes, a byte at most 2 codes */
         return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
                               "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
                               (long long)d->k);
@@ -17266,9 +17273,12 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
         if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements) || !gmm__mul(l.experts, b->source.part_count, &elements))
+            !gmm__mul(elements, 8, &elements))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
+        if (!gmm__mul(l.experts, b->source.part_count, &elements))
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld experts in %d parts do not fit "
+                                  "63 bits", (long long)i, (long long)l.experts, (int)b->source.part_count);
         if (l.path) {
             char *path = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);
@@ -17723,7 +17733,7 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     for (d = 0; d < tensor->rank && tensor->shape[d] >= 0; d++) {}
     if (d < tensor->rank || tensor->bytes < 0 || tensor->offset < 0 || tensor->offset > INT64_MAX - tensor->bytes)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
-                            "%lld bytes at %lld, or an extent: out of range", (long long)tensor->bytes,
+                            "%lld bytes at offset %lld, or an extent: out of range", (long long)tensor->bytes,
                             (long long)tensor->offset);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",
@@ -18495,7 +18505,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
         if (m.kind == GMM_CKPT_ZERO) m.src = -1;
-        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply reads what it names */
+        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply would read the tensor */
         if (!fault) gmm__ck_simplify_loops(&m);
         if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {

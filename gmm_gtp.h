@@ -7001,7 +7001,7 @@ static gmm_status gmm__gtp_zero_padding(gmm__gtp_planner *p, const gmm__gtp_side
 
 /* Whether two shards belong to weights of the same rows, columns and sections. */
 static int gmm__gtp_same_weight(const gmm_shard *a, const gmm_shard *b) {
-    const int32_t n = a->sections ? a->sections : 1; /* NULL: one section */
+    const int32_t n = a->sections ? a->sections : 1; /* 0: one section, as section_rows is NULL */
     int32_t i;
     if (a->rows != b->rows || a->cols != b->cols || n != (b->sections ? b->sections : 1)) return 0;
     for (i = 0; n > 1 && i < n; i++)

@@ -1237,8 +1237,8 @@ static void drawn_streams(int arg) {
 }
 
 void tests_linear(void) {
-    t_add(bgrad_without_bias, 0, "linear bgrad looks at no bias without d_bias_scale");
     static const char *const name[] = {"f32", "f16", "bf16"};
+    t_add(bgrad_without_bias, 0, "linear bgrad looks at no bias without d_bias_scale");
     t_add(drawn, 0, "linear drawn at random");
     t_random(12);
     t_add_gpu(drawn_streams, 0, "linear drawn at random on several streams");

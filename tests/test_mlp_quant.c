@@ -262,13 +262,13 @@ static void weight_cache(int arg) {
     }
 }
 
-/* One weight that the caller has quantized, beside a cache of the other: forward is given its rowwise copy, backward
-   both, and no w1 where it multiplies none. The bits are those of weights in 16 bits. */
-static void cache_of_one_weight(int arg) {
-    for (int k = 0; k < 2; k++) {
+/* One weight, or none, that the caller has quantized, beside a cache of the rest: forward is given its rowwise copy,
+   backward both, and no w1 where it multiplies none. The bits are those of weights in 16 bits. */
+static void cache_of_the_rest(int arg) {
+    for (int k = 0; k < 3; k++) { /* w1, w2, none */
         mlp_case now, cached;
         gmm_mat copies[2], rowwise;
-        const gmm_mat *both, **weight = k ? &cached.d.w2 : &cached.d.w1;
+        const gmm_mat *both, **weight = k == 1 ? &cached.d.w2 : &cached.d.w1;
         gmm_info info = GMM_ZERO;
         t_reseed(9);
         build(&now, arg, GMM_SAVE_PREACT);
@@ -277,9 +277,9 @@ static void cache_of_one_weight(int arg) {
         gradients_of(&now, NULL);
         t_reseed(9);
         build(&cached, arg, GMM_SAVE_PREACT);
-        both = mlp_cast(&cached.d, k ? GMM_SLOT_W2 : GMM_SLOT_W1, *weight, copies);
+        both = k == 2 ? *weight : mlp_cast(&cached.d, k ? GMM_SLOT_W2 : GMM_SLOT_W1, *weight, copies);
         rowwise = *both;
-        rowwise.columnwise = NULL;
+        if (k < 2) rowwise.columnwise = NULL;
         *weight = &rowwise;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &cached.d, &info));
         cached.quant.weight_cache = t_alloc_aligned(info.weight_cache_bytes, 256);
@@ -832,7 +832,7 @@ void tests_mlp_quant(void) {
     for (int i = 0; i < REF_RECIPES; i++) {
         t_add(policy_bits, i, "mlp recipe %s bits of save policies", ref_recipe_of(i).name);
         t_add(weight_cache, i, "mlp recipe %s weight cache", ref_recipe_of(i).name);
-        t_add(cache_of_one_weight, i, "mlp recipe %s weight cache of one weight", ref_recipe_of(i).name);
+        t_add(cache_of_the_rest, i, "mlp recipe %s weight cache beside quantized weights", ref_recipe_of(i).name);
         t_add(saved_copies, i, "mlp recipe %s saved copies", ref_recipe_of(i).name);
     }
     for (int i = 0; i < REF_RECIPES; i++) {

@@ -199,6 +199,9 @@ static gmm_status gmm__ck_source_shard(gmm__ck_builder *b, const gmm__ck_array *
             status = gmm__ck_check_shape(b, h->row, &b->parts[q].table->tensors[i], part_experts, &r, shape_cols,
                                          x->dims);
             if (status) return status;
+            if (r > INT64_MAX - sum)
+                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the rows of the %d GTP ranks do not fit 63 bits",
+                                      (int)rank->gtp_size);
             if (other_rank->gtp_rank < rank->gtp_rank) p->row0 += r;
             sum += r;
         }

@@ -97,7 +97,7 @@ static int gmm__ck_row_shapes(const gmm_ckpt_row *row, int64_t experts, int64_t 
         rank[i] = 0;
         if (split) shape[i][rank[i]++] = experts;
         for (d = 0; d < n; d++) shape[i][rank[i]++] = matrix[d];
-        if (stacked && !split && !gmm__mul(shape[i][0], experts, &shape[i][0])) shape[i][0] = -1; /* no tensor's */
+        if (stacked && !split && !gmm__mul(shape[i][0], experts, &shape[i][0])) shape[i][0] = -1; /* no tensor has it */
     }
     if (row->form == GMM_CKPT_WIDE && !gmm__mul(shape[0][n - 1], experts, &shape[0][n - 1])) shape[0][n - 1] = -1;
     return stacked ? 2 : 1;

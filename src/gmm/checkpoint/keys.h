@@ -281,7 +281,7 @@ static int64_t gmm__ck_match_row(gmm__ck_builder *b, const gmm_ckpt_row *row, co
         return gmm__ck_find_linear(b, key + stated, begin > stated ? begin - 1 - stated : 0, GMM_CKPT_SLOT_ANY, 0,
                                    &slot_index);
     }
-    for (i = 0; i < begin; i++) { /* the longest path wins */
+    for (i = 0; i + 1 < begin; i++) { /* the longest path wins; no segment is empty */
         if (i && key[i - 1] != '.') continue;
         linear = gmm__ck_find_linear(b, key + i, begin - 1 - i, GMM_CKPT_SLOT_ANY, 0, &slot_index);
         *start = i;
@@ -451,8 +451,9 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
         (s.kind != GMM_CKPT_WEIGHT && s.kind != GMM_CKPT_BIAS) || s.experts_local < 1 || s.index < 0 ||
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
-        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size || s.etp_size > INT32_MAX / 2 ||
-        s.half < GMM_CKPT_BOTH || s.half > GMM_CKPT_UP ||
+        s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size ||
+        (s.half != GMM_CKPT_BOTH && !s.singleton && s.etp_size > INT32_MAX / 2) || s.half < GMM_CKPT_BOTH ||
+        s.half > GMM_CKPT_UP ||
         (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
         return gmm__fail(error, GMM_E_ARG,
                          "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "

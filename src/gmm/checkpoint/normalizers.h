@@ -15,7 +15,7 @@ GMMDEF gmm_status gmm_ckpt_split(const gmm_ckpt_tensor *tensor, int32_t members,
     for (d = 0; d < tensor->rank && tensor->shape[d] >= 0; d++) {}
     if (d < tensor->rank || tensor->bytes < 0 || tensor->offset < 0 || tensor->offset > INT64_MAX - tensor->bytes)
         return gmm__ck_fail(report, GMM_CKPT_ARGUMENT, tensor->name, fn,
-                            "%lld bytes at %lld, or an extent: out of range", (long long)tensor->bytes,
+                            "%lld bytes at offset %lld, or an extent: out of range", (long long)tensor->bytes,
                             (long long)tensor->offset);
     if (members && members != experts)
         return gmm__ck_fail(report, GMM_CKPT_GROUP_COUNT, tensor->name, fn, "it has %d groups, %d experts are expected",

@@ -316,9 +316,12 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
         if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements) || !gmm__mul(l.experts, b->source.part_count, &elements))
+            !gmm__mul(elements, 8, &elements))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
+        if (!gmm__mul(l.experts, b->source.part_count, &elements))
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld experts in %d parts do not fit "
+                                  "63 bits", (long long)i, (long long)l.experts, (int)b->source.part_count);
         if (l.path) {
             char *path = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);

@@ -185,8 +185,9 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    if (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
-        !gmm__mul(elements, 16, &elements)) /* 8 bytes of an element, or 2 codes */
+    d->expert_step = cut ? 0 : *stored * d->k; /* without a cut gmm__ck_add_linears has checked it */
+    if (cut && (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
+                !gmm__mul(elements, 16, &elements))) /* an element has at most 8 bytes, a byte at most 2 codes */
         return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
                               "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
                               (long long)d->k);

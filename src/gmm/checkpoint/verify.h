@@ -250,7 +250,7 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
         for (l = 0; !fault && l < m.loops; l++)
             if (m.count[l] < 1 || m.src_step[l] < 0 || m.dst_step[l] < 0) fault = "a count or step out of range";
         if (m.kind == GMM_CKPT_ZERO) m.src = -1;
-        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply reads what it names */
+        if (m.kind != GMM_CKPT_DEQUANT) m.scale = -1; /* gmm_ckpt_apply would read the tensor */
         if (!fault) gmm__ck_simplify_loops(&m);
         if (!fault) fault = gmm__ck_move_fault(*out, &m);
         if (fault) {

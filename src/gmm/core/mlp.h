@@ -1,8 +1,9 @@
 /* Plans, launches and entry points of the MLP, which is composed of steps, and the queue of delayed weight gradients.
    The engines CPU and MMA share these functions; each step selects an engine of its own. */
 
-/* A query covers what the call may decide otherwise: by addresses whether FC1's product computes the activation, and
-   without `saved` whether it trains or infers. It describes the first variant: training, the activation by prices. */
+/* A query covers every way in which the call may decide: by its addresses, whether FC1's product computes the
+   activation, and where the query has no `saved`, whether it trains or infers. What it describes is the first of these:
+   training where it may train, and the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const int trains_or_infers = call->query && !call->d.mlp.saved;
     int fuses = 0, i;

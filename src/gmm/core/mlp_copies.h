@@ -179,7 +179,7 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
 
 /* Places the copies of both weights in the cache of the caller, and returns its bytes. Backward on dequantized values
    reads rowwise copies alone. Forward and backward place them alike: a weight that the caller has quantized has no copy
-   there, whichever of its own copies the call is given, and W1, which backward may not read, is behind W2. */
+   there, whichever of its own copies the call is given, and W1 is behind W2, since some backwards do not read it. */
 static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
     const gmm__call *call = steps->call;

@@ -100,7 +100,8 @@ static gmm_status gmm__verify_indices(const gmm__call *call, gmm_stream stream) 
     const gmm_quantization *q = &call->d.quant;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_BGRAD;
     const int mlp = call->op == GMM_OP_MLP_FWD || call->op == GMM_OP_MLP_BWD;
-    const int64_t rows = mlp ? m->index_rows : l->index_rows, div = mlp ? m->index_div : l->index_div;
+    const int64_t rows = mlp ? m->index_rows : linear ? l->index_rows : 0;
+    const int64_t div = mlp ? m->index_div : linear ? l->index_div : 1;
     gmm_status s;
     if (call->op == GMM_OP_QUANTIZE)
         return gmm__verify_index(call, "src_index", q->src_index, q->index_rows, q->index_div, stream);

@@ -55,7 +55,7 @@ static gmm_status gmm__cpu_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     const gmm_glu *d = &plan->call->d.glu;
     gmm__glu_job job;
     (void)stream;
-    if (d->count == 0) return GMM_OK; /* the other extents may then be any */
+    if (d->count == 0) return GMM_OK; /* then products of the other extents may not fit 64 bits */
     job.call = plan->call;
     job.blocks = 2 * (d->ffn / d->block);
     job.units = d->axis == GMM_GLU_COLUMNS ? d->count : d->count * job.blocks;

@@ -17267,7 +17267,7 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
         if (l.experts == 0) l.experts = 1;
         if (l.spare < 0)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].spare is %d: must be >= 0", (long long)i,
-                                  (int)l.spare);
+                                  l.spare);
         if (l.experts < 1 || l.out < 1 || l.in < 0 || (l.gated && l.out % 2))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
@@ -17278,7 +17278,7 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
         if (!gmm__mul(l.experts, b->source.part_count, &elements))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld experts in %d parts do not fit "
-                                  "63 bits", (long long)i, (long long)l.experts, (int)b->source.part_count);
+                                  "63 bits", (long long)i, (long long)l.experts, b->source.part_count);
         if (l.path) {
             char *path = (char *)gmm__ck_alloc(&b->arena, (int64_t)strlen(l.path) + 1, 1);
             if (!path) return gmm__ck_no_memory(b);

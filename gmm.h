@@ -1985,9 +1985,9 @@ typedef struct gmm_ckpt_place {
     int32_t fragment, fragments;
 } gmm_ckpt_place;
 
-/* Writes the key (NUL-terminated, into `room` bytes) and the place.
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (room). */
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+/* Writes the key (NUL-terminated, into `key_bytes` bytes) and the place.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (key_bytes). */
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t key_bytes, gmm_ckpt_place *place,
                                       gmm_error *error);
 
 #ifdef __cplusplus
@@ -15150,7 +15150,7 @@ static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, i
 }
 
 /* The key and the fragment of a stored tensor of experts, by Megatron-LM's rules. */
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t key_bytes, gmm_ckpt_place *place,
                                       gmm_error *error) {
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
@@ -15161,8 +15161,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
     if (!gmm__copy_sized(&s, sizeof s, stored))
         return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn,
-                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+                         fn, stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
     if (s.ep_size == 0) s.ep_size = 1;
     if (s.etp_size == 0) s.etp_size = 1;
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
@@ -15170,8 +15169,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size ||
         (s.half != GMM_CKPT_BOTH && !s.singleton && s.etp_size > INT32_MAX / 2) || s.half < GMM_CKPT_BOTH ||
-        s.half > GMM_CKPT_UP ||
-        (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
+        s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
         return gmm__fail(error, GMM_E_ARG,
                          "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
                          "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
@@ -15182,12 +15180,12 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
     result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
     (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
-    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
+    n = snprintf(key, key_bytes, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
                  s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
                  !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
-    if (n < 0 || (size_t)n >= room)
-        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
-                         (unsigned long long)room, n + 1);
+    if (n < 0 || (size_t)n >= key_bytes)
+        return gmm__fail(error, GMM_E_WORKSPACE, "%s: key_bytes is %llu: the key takes %d bytes", fn,
+                         (unsigned long long)key_bytes, n + 1);
     *place = result;
     return GMM_OK;
 }
@@ -15207,6 +15205,13 @@ typedef struct gmm__ck_array {
     int32_t single;                              /* 1: one value of the whole matrix, in which gate and up are one */
     int32_t etp_part;                            /* >= 0: the ETP rank whose parts alone are read; -1 = all */
 } gmm__ck_array;
+
+/* Whether the elements of so many matrices can be counted in 63 bits, as bytes and as codes: an element has at most 8
+   bytes, and a byte at most 2 codes. */
+static int gmm__ck_fits(int64_t experts, int64_t rows, int64_t cols) {
+    int64_t n;
+    return gmm__mul(rows, cols, &n) && gmm__mul(n, experts, &n) && gmm__mul(n, 16, &n);
+}
 
 static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     static const int8_t rules[][3] = {
@@ -15869,7 +15874,6 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
     const int cut = g->cut && x->gtp_sharded;
-    int64_t elements;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
@@ -15897,12 +15901,11 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    d->expert_step = cut ? 0 : *stored * d->k; /* without a cut gmm__ck_add_linears has checked it */
-    if (cut && (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
-                !gmm__mul(elements, 16, &elements))) /* an element has at most 8 bytes, a byte at most 2 codes */
+    if (!gmm__ck_fits(x->experts, *stored, d->k)) /* the linear does: only a cut can store more rows */
         return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
                               "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
                               (long long)d->k);
+    d->expert_step = *stored * d->k;
     return GMM_OK;
 }
 
@@ -17259,7 +17262,7 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
     int64_t i;
     for (i = 0; i < count; i++) {
         gmm_ckpt_linear l = linears[i];
-        int64_t elements = 0;
+        int64_t slots; /* of the tensors of one row */
         gmm_status status;
         if (l.slot < GMM_CKPT_FC1 || l.slot >= GMM_CKPT_SLOT_COUNT)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].slot is %d: must be a slot",
@@ -17272,11 +17275,10 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
-        if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements))
+        if (!gmm__ck_fits(l.experts, l.out, l.in ? l.in : 1))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
-        if (!gmm__mul(l.experts, b->source.part_count, &elements))
+        if (!gmm__mul(l.experts, b->source.part_count, &slots))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld experts in %d parts do not fit "
                                   "63 bits", (long long)i, (long long)l.experts, b->source.part_count);
         if (l.path) {

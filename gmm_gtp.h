@@ -7214,7 +7214,7 @@ static gmm_status gmm__gtp_plan_items(gmm__gtp_planner *p, const gmm_gtp_item *i
         status = gmm_ckpt_plan_of_moves(out, p->parts, p->part_count, p->targets, p->target_count, p->moves,
                                         (int64_t)p->move_count, p->exports, allocator, p->report);
     if (status && p->report && !strncmp(p->report->error.text, of_moves, sizeof of_moves - 1)) {
-        const gmm_error inner = p->report->error; /* the message names the function that was called */
+        const gmm_error inner = p->report->error; /* its message is to name the function that the caller called */
         (void)gmm__fail(&p->report->error, inner.status, "%s%s", p->fn, inner.text + sizeof of_moves - 1);
     }
     gmm__gtp_free(p, p->targets);

@@ -659,9 +659,11 @@ static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int thr
     return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
 }
 
-/* The same, with `pdl` by programmatic dependent launch: the kernel calls one of the functions above. sm_kib: KiB of
-   shared memory of all CTAs of the kernel that a multiprocessor holds, each of which takes 1 KiB more than it asks for;
-   the driver rounds it up to a size that the multiprocessor can have, and the rest of 256 KiB is L1. With 0, no
+/* KiB of shared memory of so many CTAs that ask for `bytes` each; every CTA takes 1 KiB more. */
+#define GMM__SM_KIB(ctas, bytes) (((ctas) * ((bytes) + 1024) + 1023) / 1024)
+/* The same, with `pdl` by programmatic dependent launch: the kernel calls one of the functions above. sm_kib:
+   GMM__SM_KIB of the CTAs that a multiprocessor holds, with the static shared memory that ptxas reports; the driver
+   rounds it up to a size that the multiprocessor can have, and the rest of 256 KiB is L1. With 0, no
    preference, a kernel that is launched while its predecessor runs keeps the predecessor's division. Behind a product
    that is 28 KiB of L1, with which a cast takes 1.2 times as long. */
 enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
@@ -1965,7 +1967,8 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, int pdl, const gmm_tail_args *args, cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, 8, args, stream);
+    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, GMM__SM_KIB(8, 0),
+                          args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 
@@ -2037,7 +2040,8 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
                                                  cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, 8, args, stream);
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, GMM__SM_KIB(8, 0),
+                          args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 /* ................................................................................ Groups as cuBLASLt reads them ... */
@@ -5593,7 +5597,8 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
-                          (unsigned)grid, (unsigned)threads, 0, columns ? 4 * 33 : 8, args, stream);
+                          (unsigned)grid, (unsigned)threads, 0,
+                          columns ? GMM__SM_KIB(4, 32768) : GMM__SM_KIB(8, 0), args, stream);
 }
 #endif
 
@@ -5747,11 +5752,13 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, i
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, 40, args, stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 4096), args,
+                               stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
-        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
+        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0,
+                               GMM__SM_KIB(8, 0), args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 0), args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */
@@ -8474,17 +8481,20 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
-    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it: of two or three CTAs, 16-bit sources */
+    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 /* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
 #define GMM__CASTS(X, dtype, tag) \
-    X(dtype, tag, TENSOR, 1, 73, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, 73, gmm_amax, gmm_cast_row) \
-    X(dtype, tag, 1X128, 1, 73, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, 73, gmm_amax, gmm_cast_128x128) \
-    X(dtype, tag, MX32, 1, 10, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, 40, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, TENSOR, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_tensor) \
+    X(dtype, tag, ROW, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_1x128) \
+    X(dtype, tag, 128X128, 1, GMM__SM_KIB(3, 21760), gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, GMM__SM_KIB(2, 4096), gmm_amax, gmm_cast_mx32) \
+    X(dtype, tag, NV16, 1, GMM__SM_KIB(3, 12544), gmm_amax, gmm_cast_nv16) \
     X(dtype, tag, NONE, 0, 0, gmm_quantize_amax, gmm_quantize)
 #define GMM_QUANTIZE_KERNEL_LIST(X) \
-    X(GMM_BF16, bf16, NV16, 2, 27, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    X(GMM_BF16, bf16, NV16, 2, GMM__SM_KIB(2, 12544), gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
     GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
@@ -8495,8 +8505,8 @@ GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, 114, NULL, (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, 1, 114, NULL, (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X
@@ -8548,7 +8558,7 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     forward.backward = 0;
     if (amax)
         error = gmm__quant_launch(row->amax, limits.pdl, grid, a->vectorized ? 0 : GMM__QUANT_TILE_BYTES,
-                                  a->vectorized ? 21 : 0, &forward, stream);
+                                  a->vectorized ? GMM__SM_KIB(4, 4160) : 0, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
         error = gmm__quant_launch((const void *)gmm_quantize_scales, limits.pdl, gmm__quant_grid(max_blocks, 64), 0, 0,
                                   &forward, stream);
@@ -8559,7 +8569,8 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
 static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
                                                      gmm__launch_limits limits, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,
-                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES, 195, a, stream);
+                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES,
+                             GMM__SM_KIB(GMM__QUANT_PER_SM, GMM__QUANT_TILE_BYTES), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, gmm__launch_limits limits,
@@ -8567,18 +8578,19 @@ static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
-                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0, 70, a, stream);
+                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0,
+                             GMM__SM_KIB(GMM__TRANSPOSE_PER_SM, 16896), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
     return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes, limits.pdl,
-                             gmm__quant_grid(work, limits.max_ctas), 0, 8, a, stream);
+                             gmm__quant_grid(work, limits.max_ctas), 0, GMM__SM_KIB(8, 0), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, int pdl, cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, 8, a, stream);
+    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, GMM__SM_KIB(8, 0), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, int pdl, cudaStream_t stream) {
@@ -9675,13 +9687,13 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_row_probs(const __
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory need at most 16 KiB per multiprocessor. */
+   kernel calls gmm_pdl_wait. Those without dynamic shared memory have next to none, and 16 CTAs per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, shared ? 0 : 16, args,
-                          stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared,
+                          shared ? 0 : GMM__SM_KIB(16, 0), args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */

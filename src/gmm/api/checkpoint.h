@@ -513,9 +513,9 @@ typedef struct gmm_ckpt_place {
     int32_t fragment, fragments;
 } gmm_ckpt_place;
 
-/* Writes the key (NUL-terminated, into `room` bytes) and the place.
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (room). */
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+/* Writes the key (NUL-terminated, into `key_bytes` bytes) and the place.
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (a field out of range), GMM_E_WORKSPACE (key_bytes). */
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t key_bytes, gmm_ckpt_place *place,
                                       gmm_error *error);
 
 #ifdef __cplusplus

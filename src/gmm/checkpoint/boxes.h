@@ -14,6 +14,13 @@ typedef struct gmm__ck_array {
     int32_t etp_part;                            /* >= 0: the ETP rank whose parts alone are read; -1 = all */
 } gmm__ck_array;
 
+/* Whether the elements of so many matrices can be counted in 63 bits, as bytes and as codes: an element has at most 8
+   bytes, and a byte at most 2 codes. */
+static int gmm__ck_fits(int64_t experts, int64_t rows, int64_t cols) {
+    int64_t n;
+    return gmm__mul(rows, cols, &n) && gmm__mul(n, experts, &n) && gmm__mul(n, 16, &n);
+}
+
 static gmm__ck_array gmm__ck_make_array(const gmm_ckpt_linear *l, gmm_ckpt_kind kind) {
     static const int8_t rules[][3] = {
 #define GMM__X(name, value, text, grouped, rows, cols) {grouped, rows, cols},

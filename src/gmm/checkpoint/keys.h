@@ -433,7 +433,7 @@ static char *gmm__ck_missing_name(gmm__ck_builder *b, const gmm_ckpt_row *row, i
 }
 
 /* The key and the fragment of a stored tensor of experts, by Megatron-LM's rules. */
-GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t room, gmm_ckpt_place *place,
+GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, size_t key_bytes, gmm_ckpt_place *place,
                                       gmm_error *error) {
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
@@ -444,8 +444,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
     if (!gmm__copy_sized(&s, sizeof s, stored))
         return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn,
-                         stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+                         fn, stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
     if (s.ep_size == 0) s.ep_size = 1;
     if (s.etp_size == 0) s.etp_size = 1;
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
@@ -453,8 +452,7 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
         s.index >= s.experts_local || s.ep_rank < 0 || s.ep_rank >= s.ep_size || s.etp_rank < 0 ||
         s.etp_rank >= s.etp_size || s.experts_local > INT64_MAX / s.ep_size ||
         (s.half != GMM_CKPT_BOTH && !s.singleton && s.etp_size > INT32_MAX / 2) || s.half < GMM_CKPT_BOTH ||
-        s.half > GMM_CKPT_UP ||
-        (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
+        s.half > GMM_CKPT_UP || (s.half != GMM_CKPT_BOTH) != (s.slot == GMM_CKPT_FC1 && s.gated))
         return gmm__fail(error, GMM_E_ARG,
                          "%s: slot %d, kind %d, half %d, expert %lld of %lld, EP %d/%d, ETP %d/%d: out of range, or a "
                          "gated FC1 without its half", fn, (int)s.slot, (int)s.kind, (int)s.half, (long long)s.index,
@@ -465,12 +463,12 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     result.fragment = result.axis < 0 ? 0 : s.etp_rank + (s.half == GMM_CKPT_UP && !s.singleton ? s.etp_size : 0);
     result.fragments = result.axis < 0 ? 1 : s.etp_size * (s.half != GMM_CKPT_BOTH && !s.singleton ? 2 : 1);
     (void)snprintf(number, sizeof number, "%lld.", (long long)result.expert);
-    n = snprintf(key, room, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
+    n = snprintf(key, key_bytes, "%sexperts.experts.%slinear_fc%d.%s%s", s.prefix, s.singleton ? number : "",
                  s.slot == GMM_CKPT_FC1 ? 1 : 2, s.kind == GMM_CKPT_WEIGHT ? "weight" : "bias",
                  !s.singleton || s.half == GMM_CKPT_BOTH ? "" : s.half == GMM_CKPT_GATE ? "_w" : "_v");
-    if (n < 0 || (size_t)n >= room)
-        return gmm__fail(error, GMM_E_WORKSPACE, "%s: room is %llu: the key takes %d bytes", fn,
-                         (unsigned long long)room, n + 1);
+    if (n < 0 || (size_t)n >= key_bytes)
+        return gmm__fail(error, GMM_E_WORKSPACE, "%s: key_bytes is %llu: the key takes %d bytes", fn,
+                         (unsigned long long)key_bytes, n + 1);
     *place = result;
     return GMM_OK;
 }

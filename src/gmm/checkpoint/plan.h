@@ -302,7 +302,7 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
     int64_t i;
     for (i = 0; i < count; i++) {
         gmm_ckpt_linear l = linears[i];
-        int64_t elements = 0;
+        int64_t slots; /* of the tensors of one row */
         gmm_status status;
         if (l.slot < GMM_CKPT_FC1 || l.slot >= GMM_CKPT_SLOT_COUNT)
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld].slot is %d: must be a slot",
@@ -315,11 +315,10 @@ static gmm_status gmm__ck_add_linears(gmm__ck_builder *b, const gmm_ckpt_linear 
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, l.path, "linears[%lld]: %lld experts of %lld x %lld%s: extents "
                                   "must be >= 1 (in: 0 is a vector), gated out even", (long long)i,
                                   (long long)l.experts, (long long)l.out, (long long)l.in, l.gated ? ", gated" : "");
-        if (!gmm__mul(l.experts, l.out, &elements) || !gmm__mul(elements, l.in ? l.in : 1, &elements) ||
-            !gmm__mul(elements, 8, &elements))
+        if (!gmm__ck_fits(l.experts, l.out, l.in ? l.in : 1))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld x %lld x %lld do not fit 63 bits",
                                   (long long)i, (long long)l.experts, (long long)l.out, (long long)l.in);
-        if (!gmm__mul(l.experts, b->source.part_count, &elements))
+        if (!gmm__mul(l.experts, b->source.part_count, &slots))
             return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, l.path, "linears[%lld]: %lld experts in %d parts do not fit "
                                   "63 bits", (long long)i, (long long)l.experts, b->source.part_count);
         if (l.path) {

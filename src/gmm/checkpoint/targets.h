@@ -157,7 +157,6 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
                                        const gmm_ckpt_row *row, gmm__ck_shard *d, int64_t *stored) {
     const gmm_ckpt_rank *rank = &b->target.rank;
     const int cut = g->cut && x->gtp_sharded;
-    int64_t elements;
     memset(d, 0, sizeof *d);
     d->f = x->rows_sharded ? x->f / rank->etp_size : x->f;
     d->f0 = x->rows_sharded ? rank->etp_rank * d->f : 0;
@@ -185,12 +184,11 @@ static gmm_status gmm__ck_target_shard(gmm__ck_builder *b, const gmm__ck_array *
     }
     d->row_step = row->transposed ? 1 : d->k;
     d->col_step = row->transposed ? *stored : 1;
-    d->expert_step = cut ? 0 : *stored * d->k; /* without a cut gmm__ck_add_linears has checked it */
-    if (cut && (!gmm__mul(*stored, d->k, &d->expert_step) || !gmm__mul(d->expert_step, x->experts, &elements) ||
-                !gmm__mul(elements, 16, &elements))) /* an element has at most 8 bytes, a byte at most 2 codes */
+    if (!gmm__ck_fits(x->experts, *stored, d->k)) /* the linear does: only a cut can store more rows */
         return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, NULL, "cuts: stored_rows %lld: %lld experts of %lld x %lld do not "
                               "fit 63 bits", (long long)*stored, (long long)x->experts, (long long)*stored,
                               (long long)d->k);
+    d->expert_step = *stored * d->k;
     return GMM_OK;
 }
 

@@ -66,6 +66,7 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
                                                  cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, 8, args, stream);
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, GMM__SM_KIB(8, 0),
+                          args, stream);
 }
 #endif /* GMM__HOLDS(0) */

@@ -54,11 +54,13 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, i
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, 40, args, stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 4096), args,
+                               stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
-        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
+        error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0,
+                               GMM__SM_KIB(8, 0), args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, 8, args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 0), args, stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */

@@ -36,7 +36,8 @@ GMM__KERNEL __launch_bounds__(GMM_TAIL_THREADS) gmm_linear_tail(const __grid_con
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_tail(int32_t grid, int pdl, const gmm_tail_args *args, cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, 8, args, stream);
+    return gmm_launch_pdl((const void *)gmm_linear_tail, pdl, (unsigned)grid, GMM_TAIL_THREADS, 0, GMM__SM_KIB(8, 0),
+                          args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 

@@ -410,7 +410,8 @@ static GMM__UNUSED cudaError_t gmm_launch_expand(int columns, int32_t grid, int 
                                                  const gmm_expand_args *args, cudaStream_t stream) {
     const int threads = columns ? GMM_EXPAND_TRANSPOSE_THREADS : limited ? GMM_EXPAND_MAX_THREADS : GMM_EXPAND_THREADS;
     return gmm_launch_pdl(columns ? (const void *)gmm_expand_columns : (const void *)gmm_expand_rows, pdl,
-                          (unsigned)grid, (unsigned)threads, 0, columns ? 4 * 33 : 8, args, stream);
+                          (unsigned)grid, (unsigned)threads, 0,
+                          columns ? GMM__SM_KIB(4, 32768) : GMM__SM_KIB(8, 0), args, stream);
 }
 #endif
 

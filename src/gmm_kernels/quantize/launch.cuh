@@ -5,17 +5,20 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     int32_t vectorized; /* at most that of the arguments */
     int32_t act;        /* the source is an activation */
-    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it: of two or three CTAs, 16-bit sources */
+    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 /* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
 #define GMM__CASTS(X, dtype, tag) \
-    X(dtype, tag, TENSOR, 1, 73, gmm_amax, gmm_cast_tensor) X(dtype, tag, ROW, 1, 73, gmm_amax, gmm_cast_row) \
-    X(dtype, tag, 1X128, 1, 73, gmm_amax, gmm_cast_1x128) X(dtype, tag, 128X128, 1, 73, gmm_amax, gmm_cast_128x128) \
-    X(dtype, tag, MX32, 1, 10, gmm_amax, gmm_cast_mx32) X(dtype, tag, NV16, 1, 40, gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, TENSOR, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_tensor) \
+    X(dtype, tag, ROW, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_1x128) \
+    X(dtype, tag, 128X128, 1, GMM__SM_KIB(3, 21760), gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, 1, GMM__SM_KIB(2, 4096), gmm_amax, gmm_cast_mx32) \
+    X(dtype, tag, NV16, 1, GMM__SM_KIB(3, 12544), gmm_amax, gmm_cast_nv16) \
     X(dtype, tag, NONE, 0, 0, gmm_quantize_amax, gmm_quantize)
 #define GMM_QUANTIZE_KERNEL_LIST(X) \
-    X(GMM_BF16, bf16, NV16, 2, 27, gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    X(GMM_BF16, bf16, NV16, 2, GMM__SM_KIB(2, 12544), gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
     GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
@@ -26,8 +29,8 @@ GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, 114, NULL, (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, 1, 114, NULL, (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X
@@ -79,7 +82,7 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     forward.backward = 0;
     if (amax)
         error = gmm__quant_launch(row->amax, limits.pdl, grid, a->vectorized ? 0 : GMM__QUANT_TILE_BYTES,
-                                  a->vectorized ? 21 : 0, &forward, stream);
+                                  a->vectorized ? GMM__SM_KIB(4, 4160) : 0, &forward, stream);
     if (error == cudaSuccess && (!a->vectorized || !cast))
         error = gmm__quant_launch((const void *)gmm_quantize_scales, limits.pdl, gmm__quant_grid(max_blocks, 64), 0, 0,
                                   &forward, stream);
@@ -90,7 +93,8 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
 static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
                                                      gmm__launch_limits limits, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,
-                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES, 195, a, stream);
+                             gmm__quant_grid(tile_count, limits.max_ctas), GMM__QUANT_TILE_BYTES,
+                             GMM__SM_KIB(GMM__QUANT_PER_SM, GMM__QUANT_TILE_BYTES), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a, gmm__launch_limits limits,
@@ -98,18 +102,19 @@ static GMM__UNUSED cudaError_t gmm_launch_transpose(const gmm__transpose_args *a
     const int64_t tile_count = a->units * gmm__ceil_div(a->rows, GMM_TILE) * gmm__ceil_div(a->cols, GMM_TILE);
     return gmm__quant_launch(a->src.dtype == GMM_E2M1 ? (const void *)gmm_transpose_e2m1_tiles
                                                       : (const void *)gmm_transpose_tiles,
-                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0, 70, a, stream);
+                             limits.pdl, gmm__quant_grid(tile_count, limits.max_ctas), 0,
+                             GMM__SM_KIB(GMM__TRANSPOSE_PER_SM, 16896), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_shard_cast(const gmm__shard_args *a, int amax, gmm__launch_limits limits,
                                                      cudaStream_t stream) {
     const int64_t work = a->count * a->rows * a->cols / GMM__QUANT_THREADS + 1;
     return gmm__quant_launch(amax ? (const void *)gmm_shard_amax : (const void *)gmm_shard_codes, limits.pdl,
-                             gmm__quant_grid(work, limits.max_ctas), 0, 8, a, stream);
+                             gmm__quant_grid(work, limits.max_ctas), 0, GMM__SM_KIB(8, 0), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_quantize_tail(const gmm__quant_tail_args *a, int pdl, cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, 8, a, stream);
+    return gmm__quant_launch((const void *)gmm_quantize_tail, pdl, dim3(256), 0, GMM__SM_KIB(8, 0), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_update_scales(const gmm__update_args *a, int pdl, cudaStream_t stream) {

@@ -2,13 +2,13 @@
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory need at most 16 KiB per multiprocessor. */
+   kernel calls gmm_pdl_wait. Those without dynamic shared memory have next to none, and 16 CTAs per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
     if (blocks < 1) blocks = 1;
-    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared, shared ? 0 : 16, args,
-                          stream);
+    return gmm_launch_pdl(kernel, limits.pdl, (unsigned)blocks, (unsigned)threads, shared,
+                          shared ? 0 : GMM__SM_KIB(16, 0), args, stream);
 }
 
 /* For kernels whose tasks are `parts` parts of each of `rows` rows, one warp per task. */

@@ -1124,12 +1124,12 @@ GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, f
         u = 1.702f * c.alpha;
         s = gmm_sigmoid_rest(u * ga, &r);
         f = ga * s;
-        fa = s + u * f * r;
+        fa = s + u * (f * r); /* u * f could overflow where r is 0 */
         break;
     case GMM_GATE_SILU:
         s = gmm_sigmoid_rest(c.alpha * ga, &r);
         f = ga * s;
-        fa = s + c.alpha * f * r;
+        fa = s + c.alpha * (f * r);
         break;
     case GMM_GATE_SIGMOID:
         f = gmm_sigmoid_rest(c.alpha * ga, &r);

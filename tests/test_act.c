@@ -550,11 +550,17 @@ static void limits(int arg) {
     }
 }
 
-/* Large finite inputs, which a square or an exponential would overflow, give finite results. */
+/* Large finite inputs, which a square, an exponential or alpha would overflow, give finite results. */
 static void extremes(int arg) {
-    const float big[] = { 1e3f, -1e3f, 1e10f, -1e10f, 1e18f, -1e18f, 100.0f, -100.0f, -88.8f, -95.0f, -120.0f };
-    const int64_t ffn = T_COUNT(big);
-    act_run r = make(settings(kind_of(arg), 0), 1, 1, ffn, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
+    const ref_act_row *row = &ref_acts[arg % ref_act_count];
+    const float big[] = { 1e3f, -1e3f, 1e10f, -1e10f, 1e18f, -1e18f, 100.0f, -100.0f, -88.8f, -95.0f, -120.0f,
+                          1e38f, -1e38f };
+    const int squares = row->kind == GMM_ACT_RELU2 || row->kind == GMM_ACT_RELU2_GLU; /* of 1e38 they are infinite */
+    const int64_t ffn = T_COUNT(big) - (squares ? 2 : 0);
+    gmm_act act = settings(row->kind, 0);
+    act_run r;
+    if (row->alpha) act.alpha = 4.0f;
+    r = make(act, 1, 1, ffn, GMM_F32, GMM_F32, GMM_F32, GMM_F32, 0);
     for (int64_t j = 0; j < r.cols; j++) r.x.v[j] = j < ffn ? (double)big[j] : 0.75;
     t_mat_put(&r.x);
     r.d.prob = NULL;

@@ -11424,9 +11424,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
     const int32_t passes = 1 + k->glu;
     const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n * passes,
                                                      s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
-    const int64_t along = k->tile_n == 128 ? t.tiles_n : t.tiles_m, other = k->tile_n == 128 ? t.tiles_m : t.tiles_n;
-    /* gmm_sm90_group_work in 64 bits */
-    const int64_t work = s->groups * (along / 2 * other + along % 2 * ((other + 1) / 2));
+    const int64_t tiles = t.tiles_m * t.tiles_n; /* of a group: gmm_sm90_group_tiles */
+    const int64_t work = s->op == gmm_gemm_wgrad ? s->groups * ((tiles + 1) / 2) : (s->groups * tiles + 1) / 2;
     const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
     const double mma = passes / (double)t.tiles_m *
                        (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)(m64 / t.tiles_m),

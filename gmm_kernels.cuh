@@ -2113,10 +2113,15 @@ static GMM__UNUSED cudaError_t gmm_launch_lt_groups(int32_t grid, const gmm_lt_a
 
    A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
    tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
-   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends,
-   the prefix sums of gmm_sm90_group_work over the groups, say in which group a cluster tile lies;
-   gmm_sm90_schedule_tile computes this CTA's work tile from the number of the cluster tile within the group. For wgrad
-   of a skewed split the balanced order below replaces that order. */
+   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends
+   says in which group a cluster tile lies; gmm_sm90_schedule_tile computes this CTA's work tile from the number of the
+   cluster tile within the group. For wgrad of a skewed split the balanced order below replaces that order.
+
+   In a group with an odd number of work tiles the last one is unpaired. The two CTAs of a cluster must pass as many
+   stages as each other. In wgrad these depend on the group, so that the other CTA has no tile. In forward and dgrad the
+   unpaired tiles of two groups make one cluster tile, the last one of the second group; if the number of all tiles is
+   odd, the last unpaired one remains, and is the last cluster tile of the last group. So work_ends[g] is there half the
+   number of work tiles before group g, rounded down, and work_ends[G] half of all, rounded up. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
@@ -2139,7 +2144,7 @@ typedef struct gmm_sm90_tile {
 /* What the functions below read of a product's arguments (common/epilogue.cuh): extents of D and of the contraction;
    the one that varies between groups is not read. */
 typedef struct gmm_gemm_args {
-    int32_t m, n, k;
+    int32_t groups, m, n, k;
 } gmm_gemm_args;
 #endif
 
@@ -2178,12 +2183,13 @@ typedef struct gmm_sm90_balance {
 typedef struct gmm_sm90_scheduler {
     const gmm_gemm_args *p;
     int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' cluster tiles (gmm_sm90_count_work) */
+    int32_t *work_ends;     /* [G + 1] cluster tiles before the groups, and all (gmm_sm90_count_work) */
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
                                row tiles of the same columns (gmm_sm90_group_work) */
     int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
+    int32_t odd_tiles;      /* forward, dgrad with clusters of two: whether the number of all work tiles is odd */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
@@ -2208,21 +2214,27 @@ GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t ma
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Cluster tiles of a group. The two work tiles of a cluster have the same columns, and B is multicast, where tiles have
-   192 or 256 columns; with `cluster_along_n` (128 columns) they have the same rows, and A, the larger operand, is
-   multicast. If the number of tiles along that axis is odd, the last ones are paired along the other axis. */
-GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int cluster_along_n) {
-    const int32_t along = cluster_along_n ? tiles_n : tiles_m, other = cluster_along_n ? tiles_m : tiles_n;
-    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
+/* Row tiles of group g. */
+GMM__HD int32_t gmm_sm90_row_tiles(const gmm_sm90_scheduler *s, int32_t g) {
+    return gmm_sm90_tile_count(s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g], s->block_rows, s->max_blocks);
+}
+/* Work tiles of group g; in wgrad rounded up to whole cluster tiles. */
+GMM__HD int32_t gmm_sm90_group_tiles(const gmm_sm90_scheduler *s, int32_t g, int32_t cluster_size) {
+    const int32_t tiles = gmm_sm90_row_tiles(s, g) * s->tiles_n;
+    return s->k_grouped ? (tiles + cluster_size - 1) & -cluster_size : tiles;
 }
 
 /* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
-   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. nonempty > 0. */
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. Unless loads of weights bound the product
+   (loads_bound), no more than the width of the widest tile demands: narrower ones beside it would load rows once more
+   and save no time. nonempty > 0. */
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
-                                       int32_t cluster_size) {
+                                       int32_t cluster_size, int loads_bound) {
     /* rounded down to a multiple of the cluster size */
     const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
-    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+    const int32_t tiles = filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+    const int32_t widest = (max_tiles + tiles - 1) / tiles;
+    return loads_bound ? tiles : (max_tiles + widest - 1) / widest;
 }
 /* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
@@ -2265,23 +2277,34 @@ GMM__HD int gmm_sm90_wgrad_rotation(int32_t stride, int32_t group_work, int32_t 
     return tiles_m <= 8 && stride % tiles_m == 0 ? GMM_SM90_ROTATE_ROWS : 0;
 }
 
-/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g, which has `group_work` cluster tiles.
-   Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. cluster_along_n: as s->cluster_along_n. */
+/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g; t->g becomes the group of an unpaired
+   tile. group_work: cluster tiles of the group in wgrad. The two work tiles of a cluster have the same columns, and B
+   is multicast, where tiles have 192 or 256 columns; with `cluster_along_n`, which is s->cluster_along_n (128 columns),
+   they have the same rows, and A, the larger operand, is multicast. If the number of tiles along that axis is odd, the
+   last ones are paired along the other axis. Rasterization within a group: along the rows first, in bands of 8
+   clusters, so that tiles in flight read the same operands. */
 GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_along_n, int32_t group_work, int32_t work,
                                     const int rotation, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
-    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size;
+    int32_t cta_rank = cta.cta_rank, m, units, tiles_m = gmm_sm90_row_tiles(s, t->g), clusters_m, clusters_n, tm, tn;
+    if (!s->k_grouped) group_work = tiles_m * tiles_n >> (cluster_size - 1); /* without an unpaired tile */
+    if (!s->k_grouped && work == group_work) { /* unpaired tiles */
+        const int remains = s->odd_tiles && t->g == p->groups - 1;
+        if (!remains) { /* CTA 1 takes that of this group, CTA 0 that of the group before with an odd number */
+            t->g -= !cta_rank;
+            cta_rank = 0;
+        }
+        while (!((tiles_m = gmm_sm90_row_tiles(s, t->g)) * tiles_n & 1)) t->g--;
+        work = tiles_m * tiles_n >> 1;
+    } else if (rotation == GMM_SM90_ROTATE_TILES) {
+        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
+        if (work >= group_work) work -= group_work;
+    }
     t->row = s->ends[t->g];
     t->end = s->ends[t->g + 1];
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
-    if (rotation == GMM_SM90_ROTATE_TILES) {
-        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
-        if (work >= group_work) work -= group_work;
-    }
-    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = cluster_along_n ? tiles_m : tiles_m >> (cluster_size - 1);
     clusters_n = cluster_along_n ? tiles_n >> (cluster_size - 1) : tiles_n;
     t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
@@ -2303,8 +2326,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
                      ? GMM_SM90_MULTICAST_A + GMM_SM90_MULTICAST_B - t->multicast : GMM_SM90_MULTICAST_NONE;
         tm = cluster_along_n ? work + cta_rank : tiles_m - 1;
         tn = cluster_along_n ? tiles_n - 1 : work + cta_rank;
-        /* If their number is odd, the second CTA of the last cluster has no tile: its column tile lies beyond the last
-           one, so that cols <= 0. Along the columns, tn is that already. */
+        /* The CTA beside an unpaired tile that no other joins has no tile: its column tile lies beyond the last one, so
+           that cols <= 0. Along the columns, tn is that already. */
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;
@@ -3104,9 +3127,9 @@ GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
-   Whole warp. */
-GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
+/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups,
+   divided by 2^shift and rounded down. Whole warp. */
+GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shift, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
     const int32_t end = gmm_sm90_lane_groups(groups, &g);
@@ -3118,7 +3141,7 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     offset -= total;
     if (lane == 0) sums[0] = 0;
 #pragma unroll 1
-    for (; g < end; g++) sums[g + 1] += offset;
+    for (; g < end; g++) sums[g + 1] = (sums[g + 1] + offset) >> shift;
     __syncwarp();
 }
 
@@ -3215,28 +3238,34 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
+    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size,
+                                  stats.max_rows <= GMM_SM90_SMALL_M);
 }
 
 /* Whether group g of wgrad has work: frozen groups and empty groups with beta 1 have none. */
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* Writes work_ends, the prefix sums of the groups' cluster tiles. Whole warp. */
-GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
-    const gmm_gemm_args *p = s->p;
-    const int32_t G = p->groups;
-    int32_t total = 0, g;
+/* An odd number of all work tiles: the last unpaired one is a cluster tile too. tiles: of this lane's groups. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_count_odd_tile(gmm_sm90_scheduler *s, int32_t tiles, int32_t cluster_size) {
+    s->odd_tiles = (int32_t)__reduce_add_sync(0xFFFFFFFFu, (uint32_t)tiles) & (cluster_size - 1);
+    if (s->odd_tiles && (threadIdx.x & 31) == 0) s->work_ends[s->p->groups]++;
+    __syncwarp();
+}
+/* Writes work_ends and s->odd_tiles. Whole warp. */
+GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size) {
+    const int32_t G = s->p->groups;
+    int32_t tiles = 0, g;
     const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
-        const int32_t m = s->ends[g + 1] - s->ends[g];
-        if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
-            total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
-                                         s->tiles_n, cluster_size, s->cluster_along_n);
-        s->work_ends[g + 1] = total;
+        if (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g]))
+            tiles += gmm_sm90_group_tiles(s, g, cluster_size);
+        s->work_ends[g + 1] = tiles;
     }
-    gmm_sm90_prefix_sums(G, total, s->work_ends);
+    gmm_sm90_prefix_sums(G, tiles, cluster_size - 1, s->work_ends);
+    if (!s->k_grouped) gmm_sm90_count_odd_tile(s, tiles, cluster_size);
 }
 
 /* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
@@ -3274,8 +3303,7 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
 #pragma unroll 1
     for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
     if ((threadIdx.x & 31) == 0) {
-        const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
-                                                 cluster_size, s->cluster_along_n);
+        const int32_t work = gmm_sm90_group_tiles(s, 0, cluster_size) >> (cluster_size - 1);
         b->rounds = work / clusters;
         b->rest = work % clusters;
         b->min_load = min_load;
@@ -4747,31 +4775,28 @@ GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, float lower, 
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
 /* The price of fwd or dgrad of the split in a tile of `consumers` blocks of rows and tile_n columns: the rounds of the
-   busiest cluster times the clocks of a mean tile. Whole warp. */
+   busiest CTA times the clocks of a mean tile. Whole warp. */
 GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, const int32_t consumers,
                                      const int32_t tile_n) {
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
-    const int32_t min_tiles = (s->p->n + tile_n - 1) / tile_n;
+    const int32_t grid = (int32_t)gridDim.x, min_tiles = (s->p->n + tile_n - 1) / tile_n;
     const int32_t tiles_n = tile_n == 128 ? min_tiles
                                           : gmm_sm90_tiles_n(s->p, min_tiles, 64, GMM_FP8_BLOCK_ROWS * consumers,
-                                                             cluster_size, stats);
-    int32_t work = 0, tiles = 0, g;
-    float clocks = 0.0f; /* of a stage, summed over row tiles */
+                                                             (int32_t)gmm_cluster_nctarank(), stats);
+    int32_t tiles = 0, g; /* row tiles */
+    float clocks = 0.0f;  /* of a stage, summed over row tiles */
 #pragma unroll 1
     for (g = (int32_t)threadIdx.x & 31; g < s->p->groups; g += 32) {
         const int32_t blocks = (s->ends[g + 1] - s->ends[g] + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
-        work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
         if (tiles_m > 0)
             clocks += gmm_fp8_group_clocks(tile_n, blocks / tiles_m, (float)(tiles_m - blocks % tiles_m),
                                            (float)(blocks % tiles_m));
     }
-    work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
 #pragma unroll
     for (g = 16; g > 0; g /= 2) clocks += __shfl_xor_sync(0xFFFFFFFFu, clocks, g);
-    return (float)((work + clusters - 1) / clusters) *
+    return (float)((tiles * tiles_n + grid - 1) / grid) *
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
@@ -4782,7 +4807,7 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
 #pragma unroll 1
     for (; g < last; g++)
         starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix_sums(groups, total, starts);
+    gmm_sm90_prefix_sums(groups, total, 0, starts);
 }
 
 /* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
@@ -4884,8 +4909,7 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
    lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
-   once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
-   warp. */
+   once. Leaves all as it is where `known` is set and s->ends still describe the split. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
@@ -4905,14 +4929,14 @@ GMM_FP8_TILE_LIST(GMM__X)
                   "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
-                                       const int lane_groups, int known, int32_t tile_n) {
+GMM__DEVICE void gmm_fp8_plan_tiles(const gmm_fp8_args *args, gmm_sm90_scheduler *s, const int lane_groups, int known,
+                                    int32_t tile_n) {
     int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
+    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, tiles = 0, padded = 0, first = lane, i, j;
     const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
                                          : min(lane + 1, args->p.groups);
     int changed = !known;
@@ -4923,7 +4947,7 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     for (j = 0; j < lane_groups; j++)
         if (known && first + j < last)
             changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
+    if (!__any_sync(0xFFFFFFFFu, changed)) return;
     __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
     for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
@@ -4944,34 +4968,32 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
-                               s->block_rows * s->max_blocks, cluster_size, stats);
+    s->tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
+                                  s->block_rows * s->max_blocks, cluster_size, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
-        const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
-                                                       tiles_n, cluster_size, s->cluster_along_n);
-        starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+        work_ends[j + 1] = tiles += gmm_sm90_row_tiles(s, j) * s->tiles_n;
+        starts[j + 1] = padded += (ends[j + 1] - ends[j] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
-        const int32_t lane_work = work, lane_padded = padded;
+        int32_t tiles_before = tiles, padded_before = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t work_before = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
-            const int32_t padded_before = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) work += work_before, padded += padded_before;
+            const int32_t other_tiles = __shfl_up_sync(0xFFFFFFFFu, tiles_before, (unsigned)i);
+            const int32_t other_padded = __shfl_up_sync(0xFFFFFFFFu, padded_before, (unsigned)i);
+            if (lane >= i) tiles_before += other_tiles, padded_before += other_padded;
         }
-        work -= lane_work;
-        padded -= lane_padded;
-    }
+        tiles_before -= tiles;
+        padded_before -= padded;
 #pragma unroll 1
-    for (j = first; j < last; j++) {
-        work_ends[j + 1] += work;
-        starts[j + 1] += padded;
+        for (j = first; j < last; j++) {
+            work_ends[j + 1] = (work_ends[j + 1] + tiles_before) >> (cluster_size - 1);
+            starts[j + 1] += padded_before;
+        }
     }
     __syncwarp();
-    return tiles_n;
+    gmm_sm90_count_odd_tile(s, tiles, cluster_size);
 }
 
 /* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
@@ -4979,21 +5001,17 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
-    const int32_t work = (int32_t)blockIdx.x / cta.cluster_size;
-    int32_t g = 0, m;
+    int32_t work = (int32_t)blockIdx.x / cta.cluster_size, g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
+    work -= work_ends[g];
     f->t.g = g;
-    f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.cta_rank;
+    /* gmm_sm90_schedule_tile for one tile of rows, but for an unpaired one */
+    if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
+        const int32_t tn = cta.cluster_size * work + cta.cta_rank;
         const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
-        if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
-            gmm_fp8_empty_tile(args, f);
-            return;
-        }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
@@ -5002,9 +5020,10 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work - work_ends[g], 0, cta, &f->t);
+        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work, 0, cta, &f->t);
         f->t.multicast = GMM_SM90_MULTICAST_NONE;
     }
+    f->padded_row = s->padded_starts[f->t.g];
 }
 /* Whether the predicted first tile is the true one, or both are empty. */
 GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *predicted) {
@@ -12321,7 +12340,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     int32_t *const work_ends = ends + args.p.groups + 1;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                             /* cluster_along_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                             /* cluster_along_n, tiles_n, max_blocks, odd_tiles, g, balanced */ 0, 0, 0, 0, 0, 0,
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
@@ -12877,10 +12896,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
         gmm_fp8_tile f;
 #pragma unroll 1
         for (speculative = 1; speculative >= 0; speculative--) {
-            int32_t tiles_n;
-            if (args->p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
-            else tiles_n = gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
-            if (tiles_n) s->tiles_n = tiles_n;
+            if (args->p.groups <= 32) gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
+            else gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
             if (!speculative) break;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
@@ -12936,7 +12953,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
     gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
                              /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
-                             /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+                             /* max_blocks */ GMM__CFG(consumers), /* odd_tiles, g, balanced */ 0, 0, 0,
                              /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
                              /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */

@@ -10,15 +10,21 @@
 enum { MOST_GROUPS = 4096, MOST_ROWS = 1 << 16 };
 
 /* What the scheduler warp of a CTA computes with a group per lane, in sequence. All groups have work, and D takes no
-   time. First gmm_sm90_count_work: the prefix sums of the groups' cluster tiles. */
-static void sum_work(const gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
-    s->work_ends[0] = 0;
+   time. First gmm_sm90_count_work: the cluster tiles before the groups. */
+static void sum_work(gmm_sm90_scheduler *s, int32_t groups, int32_t cluster_size) {
+    int32_t tiles = s->work_ends[0] = 0;
     for (int32_t g = 0; g < groups; g++) {
-        const int32_t m = s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g];
-        const int32_t tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
-        s->work_ends[g + 1] = s->work_ends[g] +
-                              gmm_sm90_group_work(tiles_m, s->tiles_n, cluster_size, s->cluster_along_n);
+        tiles += gmm_sm90_group_tiles(s, g, cluster_size);
+        s->work_ends[g + 1] = tiles / cluster_size;
     }
+    s->odd_tiles = tiles % cluster_size;
+    s->work_ends[groups] += s->odd_tiles;
+}
+/* The group with the n-th odd number of work tiles, -1 behind the last. */
+static int32_t odd_group(const gmm_sm90_scheduler *s, int32_t groups, int32_t n) {
+    for (int32_t g = 0; g < groups; g++)
+        if (gmm_sm90_row_tiles(s, g) * s->tiles_n % 2 && n-- == 0) return g;
+    return -1;
 }
 enum { AS_WGRAD = -1 }; /* rotation: what gmm_sm90_wgrad_rotation says */
 /* The tile that CTA `block` of `grid` takes as its `index`-th. Returns 0 behind the last. */
@@ -133,7 +139,8 @@ static int32_t least(int32_t a, int32_t b) { return a < b ? a : b; }
 
 /* A group's tiles in the promised order, as rows and columns of tiles, two entries per CTA of a cluster: bands of 8
    clusters along the rows, in a band column by column, each from row `row0` of the band on; then what an odd number of
-   tiles leaves, along the other axis. A second CTA without a tile has row -1. Returns the number of clusters. */
+   tiles leaves, along the other axis. Of an unpaired tile the second CTA has row -1. Returns the number of clusters,
+   without that of an unpaired tile in forward and dgrad. */
 static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, int32_t cluster, int32_t row0,
                         int32_t (*order)[4]) {
     const int32_t clusters_m = k->cluster_along_n ? tiles_m : tiles_m / cluster;
@@ -156,7 +163,38 @@ static int32_t promised(const struct kind *k, int32_t tiles_m, int32_t tiles_n, 
             order[count][2] = !second ? -1 : k->cluster_along_n ? i + 1 : tiles_m - 1;
             order[count][3] = !second ? -1 : k->cluster_along_n ? tiles_n - 1 : i + 1;
         }
-    return count;
+    return count - (cluster == 2 && !k->k_grouped && tiles_m * tiles_n % 2);
+}
+
+/* The tile of one CTA: tile tm, tn of its group; tm is -1 where it has none. Marks the tile's cells, and returns how
+   many they are. */
+static int64_t check_tile(const struct kind *k, const gmm_sm90_scheduler *s, int32_t work, const gmm_sm90_tile *c,
+                          int32_t tm, int32_t tn, unsigned char *seen, int64_t seen_size) {
+    const int32_t rows = s->ends[c->g + 1] - s->ends[c->g], m = k->k_grouped ? s->p->m : rows, n = s->p->n;
+    const int32_t tiles_m = ((m + k->block_rows - 1) / k->block_rows + k->max_blocks - 1) / k->max_blocks;
+    const int32_t units_m = (m + k->row_align - 1) / k->row_align, units_n = (n + k->col_align - 1) / k->col_align;
+    const int64_t row0 = k->k_grouped ? (int64_t)c->g * units_m : s->ends[c->g] / k->row_align + c->g;
+    int64_t cells = 0;
+    T_CHECK(c->row == s->ends[c->g] && c->end == s->ends[c->g + 1] && c->k == (k->k_grouped ? rows : s->p->k),
+            "rows or k of work %d", (int)work);
+    T_CHECK(c->row_blocks >= 1 && c->row_blocks <= k->max_blocks && c->rows <= k->block_rows * c->row_blocks,
+            "work %d: %d blocks for %d rows", (int)work, (int)c->row_blocks, (int)c->rows);
+    if (tm < 0) {
+        T_CHECK(c->cols <= 0 && c->multicast == GMM_SM90_MULTICAST_NONE, "work %d: a tile behind the last", (int)work);
+        return 0;
+    }
+    T_CHECK(c->m0 == k->row_align * part_begin(units_m, tiles_m, tm) &&
+            c->n0 == k->col_align * part_begin(units_n, s->tiles_n, tn),
+            "work %d: tile at %d, %d, not tile %d, %d", (int)work, (int)c->m0, (int)c->n0, (int)tm, (int)tn);
+    T_CHECK(c->rows > 0 && c->m0 + c->rows <= m && c->cols > 0 && c->cols <= k->tile_n && c->n0 + c->cols <= n,
+            "work %d: %d x %d at %d, %d", (int)work, (int)c->rows, (int)c->cols, (int)c->m0, (int)c->n0);
+    for (int32_t i = c->m0 / k->row_align; i * k->row_align < c->m0 + c->rows; i++)
+        for (int32_t j = c->n0 / k->col_align; j * k->col_align < c->n0 + c->cols; j++, cells++) {
+            const int64_t cell = (row0 + i) * units_n + j;
+            T_CHECK(cell < seen_size && !seen[cell], "work %d: twice", (int)work);
+            seen[cell] = 1;
+        }
+    return cells;
 }
 
 /* One problem on one grid. */
@@ -164,9 +202,9 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
                         int32_t cluster) {
     static int32_t work_ends[MOST_GROUPS + 1], shift[MOST_GROUPS], order[1 << 14][4];
     static unsigned char seen[1 << 20];
-    const gmm_gemm_args extents = { m_all, n, 777 };
+    const gmm_gemm_args extents = { G, m_all, n, 777 };
     const int32_t units_n = (n + k->col_align - 1) / k->col_align;
-    int32_t max_rows = 0, nonempty = 0, ordered = -1, tiles_m = 0, count = 0, rotation = 0;
+    int32_t max_rows = 0, nonempty = 0, ordered = -1, tiles_m = 0, count = 0, rotation = 0, joined = 0, g = 0;
     int64_t cells = 0;
     gmm_sm90_scheduler s = GMM_ZERO;
     for (int32_t g = 0; g < G; g++) {
@@ -186,7 +224,7 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
     s.col_align = k->col_align;
     s.tiles_n = (n + k->tile_n - 1) / k->tile_n;
     if (!k->k_grouped && nonempty > 0 && max_rows <= k->block_rows * k->max_blocks)
-        s.tiles_n = gmm_sm90_filling_tiles(nonempty, s.tiles_n, units_n, (int32_t)grid, cluster);
+        s.tiles_n = gmm_sm90_filling_tiles(nonempty, s.tiles_n, units_n, (int32_t)grid, cluster, max_rows <= 128);
     T_CHECK(s.tiles_n >= 1 && s.tiles_n <= units_n, "%d tiles of %d columns", (int)s.tiles_n, (int)n);
     sum_work(&s, G, cluster);
     memset(seen, 0, sizeof seen);
@@ -200,10 +238,21 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
             T_CHECK(nth_tile(&s, G, block, grid, cluster, k->rotation, (uint32_t)work / stride, &t[rank]),
                     "work %d has no tile", (int)work);
         }
-        const int32_t g = t[0].g, in_group = work - work_ends[g];
-        T_CHECK(g >= 0 && g < G && in_group >= 0 && work < work_ends[g + 1], "work %d in group %d", (int)work, (int)g);
-        if (g != ordered) { /* cluster tiles of a group follow one another */
-            T_CHECK(g > ordered, "group %d after %d", (int)g, (int)ordered);
+        while (work_ends[g + 1] <= work) g++;
+        const int32_t in_group = work - work_ends[g];
+        if (cluster == 2 && !k->k_grouped && in_group == gmm_sm90_row_tiles(&s, g) * s.tiles_n / 2) {
+            /* the unpaired tiles of two groups, or the last one, in the order of groups */
+            for (int32_t rank = 0; rank < 2; rank++) {
+                const int32_t group = odd_group(&s, G, joined + rank);
+                T_CHECK(group < 0 ? rank == 1 : t[rank].g == group, "work %d in group %d", (int)work, (int)t[rank].g);
+                cells += check_tile(k, &s, work, &t[rank], group < 0 ? -1 : gmm_sm90_row_tiles(&s, group) - 1,
+                                    s.tiles_n - 1, seen, sizeof seen);
+                T_CHECK(t[rank].multicast == GMM_SM90_MULTICAST_NONE, "work %d: multicast", (int)work);
+            }
+            joined += 2;
+            continue;
+        }
+        if (g != ordered) {
             ordered = g;
             m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
             tiles_m = ((m + k->block_rows - 1) / k->block_rows + k->max_blocks - 1) / k->max_blocks;
@@ -211,8 +260,8 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
                            ? k->rotation
                            : gmm_sm90_wgrad_rotation((int32_t)grid / cluster, work_ends[g + 1] - work_ends[g], tiles_m);
             count = promised(k, tiles_m, s.tiles_n, cluster, rotation == GMM_SM90_ROTATE_ROWS ? g : 0, order);
-            T_CHECK(count == work_ends[g + 1] - work_ends[g], "group %d: work %d, not %d", (int)g,
-                    (int)(work_ends[g + 1] - work_ends[g]), (int)count);
+            T_CHECK(work_ends[g + 1] - work_ends[g] == count || work_ends[g + 1] - work_ends[g] == count + 1,
+                    "group %d: work %d, not %d", (int)g, (int)(work_ends[g + 1] - work_ends[g]), (int)count);
         }
         m = k->k_grouped ? m_all : ends[g + 1] - ends[g];
         units_m = (m + k->row_align - 1) / k->row_align;
@@ -224,29 +273,9 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
                 (int)g);
         position = (in_group + shift[g]) % count;
         for (int32_t rank = 0; rank < cluster; rank++) {
-            const gmm_sm90_tile *const c = &t[rank];
-            const int32_t tm = order[position][2 * rank], tn = order[position][2 * rank + 1];
-            T_CHECK(c->g == g && c->row == ends[g] && c->end == ends[g + 1] &&
-                    c->k == (k->k_grouped ? ends[g + 1] - ends[g] : 777), "group, rows or k of work %d", (int)work);
-            T_CHECK(c->row_blocks >= 1 && c->row_blocks <= k->max_blocks && c->rows <= k->block_rows * c->row_blocks,
-                    "work %d: %d blocks for %d rows", (int)work, (int)c->row_blocks, (int)c->rows);
-            if (tm < 0) {
-                T_CHECK(c->cols <= 0 && c->multicast == GMM_SM90_MULTICAST_NONE, "work %d: a tile behind the last",
-                        (int)work);
-                continue;
-            }
-            T_CHECK(c->m0 == k->row_align * part_begin(units_m, tiles_m, tm) &&
-                    c->n0 == k->col_align * part_begin(units_n, s.tiles_n, tn),
-                    "work %d: tile at %d, %d, not tile %d, %d", (int)work, (int)c->m0, (int)c->n0, (int)tm, (int)tn);
-            T_CHECK(c->rows > 0 && c->m0 + c->rows <= m && c->cols > 0 && c->cols <= k->tile_n && c->n0 + c->cols <= n,
-                    "work %d: %d x %d at %d, %d", (int)work, (int)c->rows, (int)c->cols, (int)c->m0, (int)c->n0);
-            for (int32_t i = c->m0 / k->row_align; i * k->row_align < c->m0 + c->rows; i++)
-                for (int32_t j = c->n0 / k->col_align; j * k->col_align < c->n0 + c->cols; j++, cells++) {
-                    const int64_t row0 = k->k_grouped ? (int64_t)g * units_m : ends[g] / k->row_align + g;
-                    const int64_t cell = (row0 + i) * units_n + j;
-                    T_CHECK(cell < (int64_t)sizeof seen && !seen[cell], "work %d: twice", (int)work);
-                    seen[cell] = 1;
-                }
+            T_CHECK(t[rank].g == g, "work %d in group %d", (int)work, (int)t[rank].g);
+            cells += check_tile(k, &s, work, &t[rank], order[position][2 * rank], order[position][2 * rank + 1], seen,
+                                sizeof seen);
         }
         if (cluster == 2) { /* multicast: a common operand; the CTA without a tile receives nothing */
             const int same_cols = t[0].n0 == t[1].n0 && t[0].cols == t[1].cols && t[1].cols > 0;
@@ -279,7 +308,7 @@ static void shares(int arg) {
     static int32_t ends[MOST_GROUPS + 1], work_ends[MOST_GROUPS + 1];
     const struct kind *k = &kinds[5]; /* wgrad 192x128 */
     const int32_t G = problems[arg].groups, grid = 132, cluster = 2;
-    const gmm_gemm_args extents = { problems[arg].m, problems[arg].n, 777 };
+    const gmm_gemm_args extents = { G, problems[arg].m, problems[arg].n, 777 };
     gmm_sm90_scheduler s = GMM_ZERO;
     int64_t most = 0, all = 0;
     for (int32_t g = ends[0] = 0; g < G; g++) ends[g + 1] = ends[g] + 64;

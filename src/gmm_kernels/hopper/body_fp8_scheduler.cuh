@@ -34,10 +34,8 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
         gmm_fp8_tile f;
 #pragma unroll 1
         for (speculative = 1; speculative >= 0; speculative--) {
-            int32_t tiles_n;
-            if (args->p.groups <= 32) tiles_n = gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
-            else tiles_n = gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
-            if (tiles_n) s->tiles_n = tiles_n;
+            if (args->p.groups <= 32) gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
+            else gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
             if (!speculative) break;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
@@ -93,7 +91,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
     gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
                              /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
-                             /* max_blocks */ GMM__CFG(consumers), /* g, balanced */ 0, 0,
+                             /* max_blocks */ GMM__CFG(consumers), /* odd_tiles, g, balanced */ 0, 0, 0,
                              /* block_rows */ GMM_FP8_BLOCK_ROWS, /* row_align */ GMM_FP8_BLOCK_ROWS,
                              /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */

@@ -46,7 +46,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     int32_t *const work_ends = ends + args.p.groups + 1;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
     gmm_sm90_scheduler s = { &args.p, ends, work_ends, /* padded_starts */ NULL, /* k_grouped */ GMM__K_GROUPED,
-                             /* cluster_along_n, tiles_n, max_blocks, g, balanced */ 0, 0, 0, 0, 0,
+                             /* cluster_along_n, tiles_n, max_blocks, odd_tiles, g, balanced */ 0, 0, 0, 0, 0, 0,
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;

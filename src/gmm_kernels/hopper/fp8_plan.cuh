@@ -19,31 +19,28 @@ GMM__HD float gmm_fp8_group_clocks(int32_t tile_n, int32_t blocks, float lower, 
 enum { GMM_FP8_TILE_CLOCKS = 2000 }; /* what a tile takes besides its stages */
 
 /* The price of fwd or dgrad of the split in a tile of `consumers` blocks of rows and tile_n columns: the rounds of the
-   busiest cluster times the clocks of a mean tile. Whole warp. */
+   busiest CTA times the clocks of a mean tile. Whole warp. */
 GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, const int32_t consumers,
                                      const int32_t tile_n) {
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
-    const int32_t min_tiles = (s->p->n + tile_n - 1) / tile_n;
+    const int32_t grid = (int32_t)gridDim.x, min_tiles = (s->p->n + tile_n - 1) / tile_n;
     const int32_t tiles_n = tile_n == 128 ? min_tiles
                                           : gmm_sm90_tiles_n(s->p, min_tiles, 64, GMM_FP8_BLOCK_ROWS * consumers,
-                                                             cluster_size, stats);
-    int32_t work = 0, tiles = 0, g;
-    float clocks = 0.0f; /* of a stage, summed over row tiles */
+                                                             (int32_t)gmm_cluster_nctarank(), stats);
+    int32_t tiles = 0, g; /* row tiles */
+    float clocks = 0.0f;  /* of a stage, summed over row tiles */
 #pragma unroll 1
     for (g = (int32_t)threadIdx.x & 31; g < s->p->groups; g += 32) {
         const int32_t blocks = (s->ends[g + 1] - s->ends[g] + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
-        work += gmm_sm90_group_work(tiles_m, tiles_n, cluster_size, tile_n == 128);
         if (tiles_m > 0)
             clocks += gmm_fp8_group_clocks(tile_n, blocks / tiles_m, (float)(tiles_m - blocks % tiles_m),
                                            (float)(blocks % tiles_m));
     }
-    work = __reduce_add_sync(0xFFFFFFFFu, work);
     tiles = __reduce_add_sync(0xFFFFFFFFu, tiles);
 #pragma unroll
     for (g = 16; g > 0; g /= 2) clocks += __shfl_xor_sync(0xFFFFFFFFu, clocks, g);
-    return (float)((work + clusters - 1) / clusters) *
+    return (float)((tiles * tiles_n + grid - 1) / grid) *
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
@@ -54,7 +51,7 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
 #pragma unroll 1
     for (; g < last; g++)
         starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix_sums(groups, total, starts);
+    gmm_sm90_prefix_sums(groups, total, 0, starts);
 }
 
 /* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
@@ -156,8 +153,7 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
 
 /* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
    lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
-   once. Returns the tiles along the columns of D, or 0 where `known` is set and s->ends still describe the split. Whole
-   warp. */
+   once. Leaves all as it is where `known` is set and s->ends still describe the split. Whole warp. */
 enum { GMM_FP8_LANE_GROUPS = 4 };
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
@@ -177,14 +173,14 @@ GMM_FP8_TILE_LIST(GMM__X)
                   "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
-                                       const int lane_groups, int known, int32_t tile_n) {
+GMM__DEVICE void gmm_fp8_plan_tiles(const gmm_fp8_args *args, gmm_sm90_scheduler *s, const int lane_groups, int known,
+                                    int32_t tile_n) {
     int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
     const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
     const int32_t lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, work = 0, padded = 0, first = lane, tiles_n, i, j;
+    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, tiles = 0, padded = 0, first = lane, i, j;
     const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
                                          : min(lane + 1, args->p.groups);
     int changed = !known;
@@ -195,7 +191,7 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     for (j = 0; j < lane_groups; j++)
         if (known && first + j < last)
             changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, changed)) return 0;
+    if (!__any_sync(0xFFFFFFFFu, changed)) return;
     __syncwarp(); /* all lanes have read the ends */
 #pragma unroll
     for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
@@ -216,34 +212,32 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
     stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
-                               s->block_rows * s->max_blocks, cluster_size, stats);
+    s->tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
+                                  s->block_rows * s->max_blocks, cluster_size, stats);
     __syncwarp();
 #pragma unroll 1
     for (j = first; j < last; j++) {
-        const int32_t m = ends[j + 1] - ends[j];
-        work_ends[j + 1] = work += gmm_sm90_group_work(gmm_sm90_tile_count(m, s->block_rows, s->max_blocks),
-                                                       tiles_n, cluster_size, s->cluster_along_n);
-        starts[j + 1] = padded += (m + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+        work_ends[j + 1] = tiles += gmm_sm90_row_tiles(s, j) * s->tiles_n;
+        starts[j + 1] = padded += (ends[j + 1] - ends[j] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
     }
     {
-        const int32_t lane_work = work, lane_padded = padded;
+        int32_t tiles_before = tiles, padded_before = padded;
 #pragma unroll
         for (i = 1; i < 32; i *= 2) {
-            const int32_t work_before = __shfl_up_sync(0xFFFFFFFFu, work, (unsigned)i);
-            const int32_t padded_before = __shfl_up_sync(0xFFFFFFFFu, padded, (unsigned)i);
-            if (lane >= i) work += work_before, padded += padded_before;
+            const int32_t other_tiles = __shfl_up_sync(0xFFFFFFFFu, tiles_before, (unsigned)i);
+            const int32_t other_padded = __shfl_up_sync(0xFFFFFFFFu, padded_before, (unsigned)i);
+            if (lane >= i) tiles_before += other_tiles, padded_before += other_padded;
         }
-        work -= lane_work;
-        padded -= lane_padded;
-    }
+        tiles_before -= tiles;
+        padded_before -= padded;
 #pragma unroll 1
-    for (j = first; j < last; j++) {
-        work_ends[j + 1] += work;
-        starts[j + 1] += padded;
+        for (j = first; j < last; j++) {
+            work_ends[j + 1] = (work_ends[j + 1] + tiles_before) >> (cluster_size - 1);
+            starts[j + 1] += padded_before;
+        }
     }
     __syncwarp();
-    return tiles_n;
+    gmm_sm90_count_odd_tile(s, tiles, cluster_size);
 }
 
 /* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
@@ -251,21 +245,17 @@ GMM__DEVICE int32_t gmm_fp8_plan_tiles(const gmm_fp8_args *args, const gmm_sm90_
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
-    const int32_t work = (int32_t)blockIdx.x / cta.cluster_size;
-    int32_t g = 0, m;
+    int32_t work = (int32_t)blockIdx.x / cta.cluster_size, g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
+    work -= work_ends[g];
     f->t.g = g;
-    f->padded_row = s->padded_starts[g];
     m = ends[g + 1] - ends[g];
-    if (m <= s->block_rows * s->max_blocks) { /* gmm_sm90_schedule_tile for one tile of rows */
-        const int32_t tn = cta.cluster_size * (work - work_ends[g]) + cta.cta_rank;
+    /* gmm_sm90_schedule_tile for one tile of rows, but for an unpaired one */
+    if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
+        const int32_t tn = cta.cluster_size * work + cta.cta_rank;
         const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
-        if (tn >= s->tiles_n) { /* only the other CTA of the cluster has a tile */
-            gmm_fp8_empty_tile(args, f);
-            return;
-        }
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
@@ -274,9 +264,10 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
     } else {
-        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work - work_ends[g], 0, cta, &f->t);
+        gmm_sm90_schedule_tile(s, s->cluster_along_n, 0, work, 0, cta, &f->t);
         f->t.multicast = GMM_SM90_MULTICAST_NONE;
     }
+    f->padded_row = s->padded_starts[f->t.g];
 }
 /* Whether the predicted first tile is the true one, or both are empty. */
 GMM__DEVICE int gmm_fp8_same_tile(const gmm_fp8_tile *f, const gmm_fp8_tile *predicted) {

@@ -6,10 +6,15 @@
 
    A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
    tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
-   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends,
-   the prefix sums of gmm_sm90_group_work over the groups, say in which group a cluster tile lies;
-   gmm_sm90_schedule_tile computes this CTA's work tile from the number of the cluster tile within the group. For wgrad
-   of a skewed split the balanced order below replaces that order. */
+   `work` for them. CTA b of a grid of B CTAs takes cluster tiles b / c, b / c + B / c, b / c + 2 B / c, ... work_ends
+   says in which group a cluster tile lies; gmm_sm90_schedule_tile computes this CTA's work tile from the number of the
+   cluster tile within the group. For wgrad of a skewed split the balanced order below replaces that order.
+
+   In a group with an odd number of work tiles the last one is unpaired. The two CTAs of a cluster must pass as many
+   stages as each other. In wgrad these depend on the group, so that the other CTA has no tile. In forward and dgrad the
+   unpaired tiles of two groups make one cluster tile, the last one of the second group; if the number of all tiles is
+   odd, the last unpaired one remains, and is the last cluster tile of the last group. So work_ends[g] is there half the
+   number of work tiles before group g, rounded down, and work_ends[G] half of all, rounded up. */
 #endif
 #if !defined(GMM__SCHEDULE_DONE) && \
     (defined(GMM_KERNELS_SCHEDULE) || (defined(GMM_IMPLEMENTATION) && defined(__CUDACC__)))
@@ -32,7 +37,7 @@ typedef struct gmm_sm90_tile {
 /* What the functions below read of a product's arguments (common/epilogue.cuh): extents of D and of the contraction;
    the one that varies between groups is not read. */
 typedef struct gmm_gemm_args {
-    int32_t m, n, k;
+    int32_t groups, m, n, k;
 } gmm_gemm_args;
 #endif
 
@@ -71,12 +76,13 @@ typedef struct gmm_sm90_balance {
 typedef struct gmm_sm90_scheduler {
     const gmm_gemm_args *p;
     int32_t *ends;          /* [G + 1] ends of the groups' rows */
-    int32_t *work_ends;     /* [G + 1] prefix sums of the groups' cluster tiles (gmm_sm90_count_work) */
+    int32_t *work_ends;     /* [G + 1] cluster tiles before the groups, and all (gmm_sm90_count_work) */
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
                                row tiles of the same columns (gmm_sm90_group_work) */
     int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
+    int32_t odd_tiles;      /* forward, dgrad with clusters of two: whether the number of all work tiles is odd */
     int32_t g;              /* group in which the search for the next tile begins */
     int32_t balanced;       /* wgrad in the balanced order: a gmm_sm90_balance lies in work_ends */
     int32_t block_rows, row_align, col_align;
@@ -101,21 +107,27 @@ GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t ma
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
 GMM__HD uint32_t gmm_sm90_k_tiles(int32_t k) { return k > 0 ? (uint32_t)(k + 63) / 64 : 1; }
 
-/* Cluster tiles of a group. The two work tiles of a cluster have the same columns, and B is multicast, where tiles have
-   192 or 256 columns; with `cluster_along_n` (128 columns) they have the same rows, and A, the larger operand, is
-   multicast. If the number of tiles along that axis is odd, the last ones are paired along the other axis. */
-GMM__HD int32_t gmm_sm90_group_work(int32_t tiles_m, int32_t tiles_n, int32_t cluster_size, int cluster_along_n) {
-    const int32_t along = cluster_along_n ? tiles_n : tiles_m, other = cluster_along_n ? tiles_m : tiles_n;
-    return cluster_size == 1 ? tiles_m * tiles_n : along / 2 * other + along % 2 * ((other + 1) / 2);
+/* Row tiles of group g. */
+GMM__HD int32_t gmm_sm90_row_tiles(const gmm_sm90_scheduler *s, int32_t g) {
+    return gmm_sm90_tile_count(s->k_grouped ? s->p->m : s->ends[g + 1] - s->ends[g], s->block_rows, s->max_blocks);
+}
+/* Work tiles of group g; in wgrad rounded up to whole cluster tiles. */
+GMM__HD int32_t gmm_sm90_group_tiles(const gmm_sm90_scheduler *s, int32_t g, int32_t cluster_size) {
+    const int32_t tiles = gmm_sm90_row_tiles(s, g) * s->tiles_n;
+    return s->k_grouped ? (tiles + cluster_size - 1) & -cluster_size : tiles;
 }
 
 /* Tiles along the columns of D where each of `nonempty` groups fits one tile of rows: at least `min_tiles`, and as many
-   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. nonempty > 0. */
+   more, up to `max_tiles`, as fill the last round of a grid of `grid` CTAs. Unless loads of weights bound the product
+   (loads_bound), no more than the width of the widest tile demands: narrower ones beside it would load rows once more
+   and save no time. nonempty > 0. */
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
-                                       int32_t cluster_size) {
+                                       int32_t cluster_size, int loads_bound) {
     /* rounded down to a multiple of the cluster size */
     const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
-    return filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+    const int32_t tiles = filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
+    const int32_t widest = (max_tiles + tiles - 1) / tiles;
+    return loads_bound ? tiles : (max_tiles + widest - 1) / widest;
 }
 /* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
@@ -158,23 +170,34 @@ GMM__HD int gmm_sm90_wgrad_rotation(int32_t stride, int32_t group_work, int32_t 
     return tiles_m <= 8 && stride % tiles_m == 0 ? GMM_SM90_ROTATE_ROWS : 0;
 }
 
-/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g, which has `group_work` cluster tiles.
-   Rasterization within a group: along the rows first, in bands of 8 clusters, so that tiles in flight read the same
-   operands. cluster_along_n: as s->cluster_along_n. */
+/* Fills in the work tile `t` of CTA `cta` in cluster tile `work` of group t->g; t->g becomes the group of an unpaired
+   tile. group_work: cluster tiles of the group in wgrad. The two work tiles of a cluster have the same columns, and B
+   is multicast, where tiles have 192 or 256 columns; with `cluster_along_n`, which is s->cluster_along_n (128 columns),
+   they have the same rows, and A, the larger operand, is multicast. If the number of tiles along that axis is odd, the
+   last ones are paired along the other axis. Rasterization within a group: along the rows first, in bands of 8
+   clusters, so that tiles in flight read the same operands. */
 GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_along_n, int32_t group_work, int32_t work,
                                     const int rotation, const gmm_sm90_cta cta, gmm_sm90_tile *t) {
     const gmm_gemm_args *p = s->p;
-    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size, cta_rank = cta.cta_rank;
-    int32_t m, units, tiles_m, clusters_m, clusters_n, tm, tn;
+    const int32_t tiles_n = s->tiles_n, cluster_size = cta.cluster_size;
+    int32_t cta_rank = cta.cta_rank, m, units, tiles_m = gmm_sm90_row_tiles(s, t->g), clusters_m, clusters_n, tm, tn;
+    if (!s->k_grouped) group_work = tiles_m * tiles_n >> (cluster_size - 1); /* without an unpaired tile */
+    if (!s->k_grouped && work == group_work) { /* unpaired tiles */
+        const int remains = s->odd_tiles && t->g == p->groups - 1;
+        if (!remains) { /* CTA 1 takes that of this group, CTA 0 that of the group before with an odd number */
+            t->g -= !cta_rank;
+            cta_rank = 0;
+        }
+        while (!((tiles_m = gmm_sm90_row_tiles(s, t->g)) * tiles_n & 1)) t->g--;
+        work = tiles_m * tiles_n >> 1;
+    } else if (rotation == GMM_SM90_ROTATE_TILES) {
+        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
+        if (work >= group_work) work -= group_work;
+    }
     t->row = s->ends[t->g];
     t->end = s->ends[t->g + 1];
     m = s->k_grouped ? p->m : t->end - t->row;
     t->k = s->k_grouped ? t->end - t->row : p->k;
-    if (rotation == GMM_SM90_ROTATE_TILES) {
-        work += (int32_t)gmm_sm90_umulhi((uint32_t)t->g * 2654435769u, (uint32_t)group_work);
-        if (work >= group_work) work -= group_work;
-    }
-    tiles_m = gmm_sm90_tile_count(m, s->block_rows, s->max_blocks);
     clusters_m = cluster_along_n ? tiles_m : tiles_m >> (cluster_size - 1);
     clusters_n = cluster_along_n ? tiles_n >> (cluster_size - 1) : tiles_n;
     t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
@@ -196,8 +219,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
                      ? GMM_SM90_MULTICAST_A + GMM_SM90_MULTICAST_B - t->multicast : GMM_SM90_MULTICAST_NONE;
         tm = cluster_along_n ? work + cta_rank : tiles_m - 1;
         tn = cluster_along_n ? tiles_n - 1 : work + cta_rank;
-        /* If their number is odd, the second CTA of the last cluster has no tile: its column tile lies beyond the last
-           one, so that cols <= 0. Along the columns, tn is that already. */
+        /* The CTA beside an unpaired tile that no other joins has no tile: its column tile lies beyond the last one, so
+           that cols <= 0. Along the columns, tn is that already. */
         if (tm >= tiles_m) {
             tm = tiles_m - 1;
             tn = tiles_n;

@@ -67,9 +67,9 @@ GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
     *first = ((int32_t)threadIdx.x & 31) * per_lane;
     return *first + per_lane < groups ? *first + per_lane : groups;
 }
-/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups.
-   Whole warp. */
-GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *sums) {
+/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups,
+   divided by 2^shift and rounded down. Whole warp. */
+GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shift, int32_t *sums) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t offset = total, g, i;
     const int32_t end = gmm_sm90_lane_groups(groups, &g);
@@ -81,7 +81,7 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t *su
     offset -= total;
     if (lane == 0) sums[0] = 0;
 #pragma unroll 1
-    for (; g < end; g++) sums[g + 1] += offset;
+    for (; g < end; g++) sums[g + 1] = (sums[g + 1] + offset) >> shift;
     __syncwarp();
 }
 
@@ -178,28 +178,34 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
                                      int32_t cluster_size, gmm_sm90_split_stats stats) {
     const int32_t max_tiles = (p->n + col_align - 1) / col_align, grid = (int32_t)gridDim.x;
     if (stats.max_rows > tile_rows || stats.nonempty == 0) return min_tiles;
-    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size);
+    return gmm_sm90_filling_tiles(stats.nonempty, min_tiles, max_tiles, grid, cluster_size,
+                                  stats.max_rows <= GMM_SM90_SMALL_M);
 }
 
 /* Whether group g of wgrad has work: frozen groups and empty groups with beta 1 have none. */
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* Writes work_ends, the prefix sums of the groups' cluster tiles. Whole warp. */
-GMM__DEVICE void gmm_sm90_count_work(const gmm_sm90_scheduler *s, int32_t cluster_size) {
-    const gmm_gemm_args *p = s->p;
-    const int32_t G = p->groups;
-    int32_t total = 0, g;
+/* An odd number of all work tiles: the last unpaired one is a cluster tile too. tiles: of this lane's groups. Whole
+   warp. */
+GMM__DEVICE void gmm_sm90_count_odd_tile(gmm_sm90_scheduler *s, int32_t tiles, int32_t cluster_size) {
+    s->odd_tiles = (int32_t)__reduce_add_sync(0xFFFFFFFFu, (uint32_t)tiles) & (cluster_size - 1);
+    if (s->odd_tiles && (threadIdx.x & 31) == 0) s->work_ends[s->p->groups]++;
+    __syncwarp();
+}
+/* Writes work_ends and s->odd_tiles. Whole warp. */
+GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size) {
+    const int32_t G = s->p->groups;
+    int32_t tiles = 0, g;
     const int32_t last = gmm_sm90_lane_groups(G, &g);
 #pragma unroll 1
     for (; g < last; g++) {
-        const int32_t m = s->ends[g + 1] - s->ends[g];
-        if (!s->k_grouped || gmm_sm90_has_work(p, g, m))
-            total += gmm_sm90_group_work(gmm_sm90_tile_count(s->k_grouped ? p->m : m, s->block_rows, s->max_blocks),
-                                         s->tiles_n, cluster_size, s->cluster_along_n);
-        s->work_ends[g + 1] = total;
+        if (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g]))
+            tiles += gmm_sm90_group_tiles(s, g, cluster_size);
+        s->work_ends[g + 1] = tiles;
     }
-    gmm_sm90_prefix_sums(G, total, s->work_ends);
+    gmm_sm90_prefix_sums(G, tiles, cluster_size - 1, s->work_ends);
+    if (!s->k_grouped) gmm_sm90_count_odd_tile(s, tiles, cluster_size);
 }
 
 /* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
@@ -237,8 +243,7 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
 #pragma unroll 1
     for (c = (int32_t)threadIdx.x & 31; c < clusters; c += 32) b->load[c] = 0;
     if ((threadIdx.x & 31) == 0) {
-        const int32_t work = gmm_sm90_group_work(gmm_sm90_tile_count(s->p->m, s->block_rows, s->max_blocks), s->tiles_n,
-                                                 cluster_size, s->cluster_along_n);
+        const int32_t work = gmm_sm90_group_tiles(s, 0, cluster_size) >> (cluster_size - 1);
         b->rounds = work / clusters;
         b->rest = work % clusters;
         b->min_load = min_load;

@@ -9807,27 +9807,28 @@ static gmm_status gmm__cpu_launch_shard_cast(const gmm__plan *plan, gmm_stream s
 }
 #endif /* GMM_NO_QUANT */
 
-/* ............................................................................. 14.11 MMA engine: grouped linear ... */
+/* ................................................................. 14.11 CUDA engines: common, grouped linear ... */
 
 #ifdef __CUDACC__
 
-/* Plans and launches of the MMA engine's linear layers. The WGMMA engine uses the same workspace regions, offsets and
-   arguments; the other CUDA parts use gmm__cuda_status and gmm__mma_enqueue_offsets. */
+/* What the engines MMA, WGMMA and CUBLASLT have in common (gmm__cuda_*): errors of CUDA, regions of the workspace,
+   copies of host tables, the split on the device, roles and arguments of products, rows that are copied together. */
 
-/* Regions of the workspace. */
+/* Regions of the workspace. Row offsets and prefix sums belong to all operations with groups, the others to linear
+   layers; operations of other families have regions of their own, which begin behind those that they use of these. */
 enum {
-    GMM__MMA_OFFSETS,         /* [G + 1] int64: row offsets of the groups */
-    GMM__MMA_TILES,           /* [G + 1] int32: prefix sums of the groups' tiles */
-    GMM__MMA_MATRIX_TABLE,    /* [G] device copies of host tables: addresses of w, dw or db */
-    GMM__MMA_BIAS_TABLE,      /* [G] addresses of biases */
-    GMM__MMA_SCALE_TABLE,     /* [G] addresses of the weights' scales */
-    GMM__MMA_BGRAD_PARTIALS,  /* [strips, out] float: partial sums of the bias gradient */
+    GMM__ROW_OFFSETS,         /* [G + 1] int64: row offsets of the groups */
+    GMM__TILE_SUMS,           /* [G + 1] int32: prefix sums of the groups' tiles */
+    GMM__MATRIX_TABLE,        /* [G] device copies of host tables: addresses of w, dw or db */
+    GMM__BIAS_TABLE,          /* [G] addresses of biases */
+    GMM__SCALE_TABLE,         /* [G] addresses of the weights' scales */
+    GMM__BGRAD_PARTIALS,      /* [strips, out] float: partial sums of the bias gradient */
     GMM__COPY_A,              /* copies of operands: gathered rows; WGMMA: quantized ones as 16-bit elements */
     GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
-    GMM__WGMMA_GROUP_TABLES = GMM__MMA_BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
+    GMM__WGMMA_GROUP_TABLES = GMM__BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
 
 /* The status of a call whose last CUDA function returned e. */
@@ -9842,7 +9843,7 @@ static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {
 enum { GMM__MAX_EXTENT = INT32_MAX - 1024 };
 
 /* The groups of a call with their splits as row offsets in device memory. */
-static gmm_groups gmm__groups_at(const gmm_groups *groups, const int64_t *offsets) {
+static gmm_groups gmm__cuda_groups_at(const gmm_groups *groups, const int64_t *offsets) {
     gmm_groups g = *groups;
     g.splits = offsets;
     g.form = GMM_SPLIT_OFFSETS;
@@ -9852,32 +9853,32 @@ static gmm_groups gmm__groups_at(const gmm_groups *groups, const int64_t *offset
 }
 
 /* Sets *table to `source`, or to its copy in `region` of the workspace if the tables of `m` are in host memory. */
-static cudaError_t gmm__mma_device_table(const gmm__plan *plan, const gmm_mat *m, void *const *source, int64_t count,
-                                         int region, void *const **table, gmm_stream stream) {
+static cudaError_t gmm__cuda_device_table(const gmm__plan *plan, const gmm_mat *m, void *const *source, int64_t count,
+                                          int region, void *const **table, gmm_stream stream) {
     *table = source;
     if (!source || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
     *table = (void *const *)gmm__part(plan, region);
     return gmm_launch_copy(gmm__part(plan, region), source, count, stream);
 }
 
-/* Reserves the regions of offsets and tiles, and the region for the device copy of a table in host memory. */
-static void gmm__mma_reserve_groups(const gmm__call *call, gmm__plan *plan) {
-    const size_t groups = (size_t)call->groups.count;
-    gmm__reserve(plan, GMM__MMA_OFFSETS, (groups + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__MMA_TILES, (groups + 1) * sizeof(int32_t));
+/* Reserves the row offsets and the prefix sums of the tiles of so many groups. */
+static void gmm__cuda_reserve_split(gmm__plan *plan, int64_t groups) {
+    gmm__reserve(plan, GMM__ROW_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
+    gmm__reserve(plan, GMM__TILE_SUMS, (size_t)(groups + 1) * sizeof(int32_t));
 }
-static void gmm__mma_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int region) {
+/* Reserves a region for the device copy of an operand's table, if that is in host memory. */
+static void gmm__cuda_reserve_table(const gmm__call *call, gmm__plan *plan, int role, int region) {
     if (call->mat[role].dtype != GMM_NONE && (call->mat[role].flags & (uint32_t)GMM_MAT_TABLE_ON_HOST))
         gmm__reserve(plan, region, (size_t)call->groups.count * sizeof(void *));
 }
 
 /* Whether a call's kernels use programmatic dependent launch. With options.sm_limit they do not: CTAs of the dependent
    kernel would wait on the multiprocessors that the caller keeps free for other kernels. */
-static int gmm__mma_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
+static int gmm__cuda_pdl(const gmm__call *call) { return call->ctx->device.pdl && call->options.sm_limit == 0; }
 
 /* Enqueues the computation of a call's row offsets, and of the prefix sums of its tiles, to the addresses in `args`.
    Offsets of a split on the host are computed here and copied to the device; a kernel computes all others. */
-static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
+static gmm_status gmm__cuda_enqueue_split(const gmm__call *call, gmm_offsets_args *args, gmm_stream stream) {
     args->groups = call->groups;
     if (call->groups.on_host) { /* gmm__check_split has refused faulty sizes, so that `fault` stays 0 */
         const int64_t words = (int64_t)call->groups.count + 1;
@@ -9905,18 +9906,18 @@ static gmm_status gmm__mma_enqueue_split(const gmm__call *call, gmm_offsets_args
         args->groups.dtype = GMM_I64;
         args->groups.row_align = 0;
     }
-    return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__mma_pdl(call), stream));
+    return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__cuda_pdl(call), stream));
 }
 
 /* The same with the prefix sums of tiles of `tile_rows` rows alone, unless `tiles` is NULL. */
-static gmm_status gmm__mma_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
-                                           gmm_stream stream) {
+static gmm_status gmm__cuda_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
+                                            gmm_stream stream) {
     gmm_offsets_args args;
     memset(&args, 0, sizeof args);
     args.offsets = offsets;
     args.tiles[0] = tiles;
     args.tile_rows[0] = tile_rows;
-    return gmm__mma_enqueue_split(call, &args, stream);
+    return gmm__cuda_enqueue_split(call, &args, stream);
 }
 
 /* Rows of a tile by gmm__tile_kind. */
@@ -9924,17 +9925,17 @@ static const int32_t gmm__tile_rows[GMM__TILE_KINDS] = { GMM_TILE, 16 };
 typedef char gmm__tile_kinds_fit[(int)GMM__TILE_KINDS == (int)GMM_OFFSETS_TILES ? 1 : -1];
 
 /* The offsets of a call's groups and the prefix sums of their tiles. */
-typedef struct gmm__mma_split {
+typedef struct gmm__cuda_split {
     const int64_t *offsets;
     const int32_t *tiles[GMM__TILE_KINDS];
-} gmm__mma_split;
+} gmm__cuda_split;
 
 /* An MLP computes the split once for its casts, dequantizations, activations and bias gradients; the products of MMA
    compute it again, with the prefix sums of their kernel's tiles. For calls outside of an MLP this enqueues the
    computation into the workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with
    those of 16 rows, to `tiles16`. */
-static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
-                                    gmm__mma_split *split, gmm_stream stream) {
+static gmm_status gmm__cuda_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
+                                     gmm__cuda_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
     gmm_offsets_args args;
     int k;
@@ -9946,19 +9947,19 @@ static gmm_status gmm__mma_split_of(const gmm__plan *plan, enum gmm__tile_kind k
         return GMM_OK;
     }
     memset(&args, 0, sizeof args);
-    args.offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__MMA_TILES);
+    args.offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
     if (tiles16) args.tiles[GMM__TILES_16] = tiles16;
     memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
     split->offsets = args.offsets;
     for (k = 0; k < GMM__TILE_KINDS; k++) split->tiles[k] = args.tiles[k];
-    return gmm__mma_enqueue_split(call, &args, stream);
+    return gmm__cuda_enqueue_split(call, &args, stream);
 }
 
 /* Describes an operand to kernels; `per_group`: it has one matrix per group. A host table is copied to `region` of the
    workspace. */
-static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
-                                    gmm_stream stream) {
+static cudaError_t gmm__cuda_operand(const gmm__plan *plan, int role, int per_group, int region, gmm_kmat *out,
+                                     gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
     memset(out, 0, sizeof *out);
     out->dtype = m->dtype;
@@ -9967,65 +9968,68 @@ static cudaError_t gmm__mma_operand(const gmm__plan *plan, int role, int per_gro
     out->ld = m->ld;
     out->stride = per_group ? m->group_stride * (gmm_dtype_bits(m->dtype) / 8) : 0;
     if (m->dtype == GMM_NONE) return cudaSuccess;
-    return gmm__mma_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
+    return gmm__cuda_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
 }
 
 /* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
-static float gmm__mma_beta(const gmm_grad *grad) {
+static float gmm__cuda_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */
     return gmm__grad_beta(&g, 0);
 }
 
-static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    gmm_offsets_args args;
-    int k;
-    memset(&args, 0, sizeof args);
-    args.offsets = (int64_t *)call->output;
-    for (k = 0; k < GMM__TILE_KINDS; k++)
-        if (call->tile_kinds >> k & 1) args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
-    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
-    return gmm__mma_enqueue_split(call, &args, stream);
-}
-
 /* Roles of the operands of the product D = A B^T, which has M rows, N columns and the contraction K: fwd multiplies x
    by w, dgrad dy by w, wgrad dy by x. */
-static int gmm__mma_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
-static int gmm__mma_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
-static int gmm__mma_role_d(gmm_gemm_op op) {
+static int gmm__cuda_role_a(gmm_gemm_op op) { return op == gmm_gemm_fwd ? GMM__X_ : GMM__DY; }
+static int gmm__cuda_role_b(gmm_gemm_op op) { return op == gmm_gemm_wgrad ? GMM__X_ : GMM__W; }
+static int gmm__cuda_role_d(gmm_gemm_op op) {
     return op == gmm_gemm_fwd ? GMM__Y : op == gmm_gemm_dgrad ? GMM__DX : GMM__DW;
 }
 
-/* The index of an operand whose rows are gathered, else NULL. */
-static const int32_t *gmm__index_of(const gmm__call *call, int role) {
-    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+/* Reserves what every product needs: the split, and device copies of host tables. */
+static void gmm__cuda_reserve_product(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int wgrad = op == gmm_gemm_wgrad;
+    gmm__cuda_reserve_split(plan, call->groups.count);
+    gmm__cuda_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MATRIX_TABLE);
+    if (!wgrad && call->mat[GMM__W].scaling != GMM_SCALING_NONE)
+        gmm__cuda_reserve_table(call, plan, GMM__W, GMM__SCALE_TABLE);
+    if (op == gmm_gemm_fwd) gmm__cuda_reserve_table(call, plan, GMM__BIAS, GMM__BIAS_TABLE);
 }
-static gmm_row_index gmm__row_index(const gmm__call *call, int role) {
+
+/* The index by which kernels gather rows of a matrix that has `rows` rows; at NULL: they do not. */
+static gmm_row_index gmm__cuda_row_index(const gmm__call *call, const int32_t *at, int64_t rows, int32_t div) {
     gmm_row_index index;
-    index.at = gmm__index_of(call, role);
+    index.at = at;
     index.fault = call->groups.fault;
-    index.div = call->d.linear.index_div;
-    index.rows = (int32_t)call->d.linear.index_rows;
+    index.div = div;
+    index.rows = (int32_t)rows;
     return index;
 }
+/* The index of an operand of a linear call whose rows are gathered, else NULL. */
+static const int32_t *gmm__cuda_index_of(const gmm__call *call, int role) {
+    return role == GMM__X_ ? call->d.linear.x_index : role == GMM__DY ? call->d.linear.dy_index : NULL;
+}
+static gmm_row_index gmm__cuda_linear_index(const gmm__call *call, int role) {
+    const gmm_linear *d = &call->d.linear;
+    return gmm__cuda_row_index(call, gmm__cuda_index_of(call, role), d->index_rows, d->index_div);
+}
 /* Bytes from row to row of an operand's gathered copy in the workspace; 0: the rows are not gathered. */
-static int64_t gmm__copy_pitch(const gmm__call *call, int role) {
+static int64_t gmm__cuda_copy_pitch(const gmm__call *call, int role) {
     const int64_t cols = role == GMM__X_ ? call->in : call->out, size = gmm_dtype_bits(call->mat[role].dtype) / 8;
-    return gmm__index_of(call, role) ? (cols * size + 15) / 16 * 16 : 0;
+    return gmm__cuda_index_of(call, role) ? (cols * size + 15) / 16 * 16 : 0;
 }
 /* Reserves the copies of gathered operands, the last regions of a plan, and says so in the note. Declines what
    options.workspace_limit forbids. */
-static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int64_t pitch_a = gmm__copy_pitch(call, gmm__mma_role_a(op));
-    const int64_t pitch_b = gmm__copy_pitch(call, gmm__mma_role_b(op));
+static int gmm__cuda_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
+    const int64_t pitch_a = gmm__cuda_copy_pitch(call, gmm__cuda_role_a(op));
+    const int64_t pitch_b = gmm__cuda_copy_pitch(call, gmm__cuda_role_b(op));
     const size_t used = strlen(plan->note);
     int64_t bytes;
     if (pitch_a + pitch_b == 0) return 1;
     if (!gmm__mul(call->rows, pitch_a + pitch_b, &bytes))
         return gmm__decline(plan, "copies no %lld rows of %lld bytes", (long long)call->rows,
                             (long long)(pitch_a + pitch_b));
-    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8, INT32_MAX);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, GMM_GATHER_PER_SM, INT32_MAX);
     gmm__reserve(plan, GMM__COPY_A, (size_t)(call->rows * pitch_a));
     gmm__reserve(plan, GMM__COPY_B, (size_t)(call->rows * pitch_b));
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
@@ -10037,14 +10041,14 @@ static int gmm__mma_plan_gather(const gmm__call *call, gmm__plan *plan, gmm_gemm
     return 1;
 }
 /* Enqueues the copies of gathered operands, and makes `args` address them. `groups` has its splits on the device. */
-static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, const gmm_groups *groups,
-                                   gmm_stream stream) {
+static cudaError_t gmm__cuda_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args,
+                                    const gmm_groups *groups, gmm_stream stream) {
     const gmm__call *call = plan->call;
     cudaError_t e = cudaSuccess;
     int operand;
     for (operand = 0; operand < 2 && e == cudaSuccess; operand++) {
-        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
-        const int64_t pitch = gmm__copy_pitch(call, role), size = gmm_dtype_bits(call->mat[role].dtype) / 8;
+        const int role = operand ? gmm__cuda_role_b(op) : gmm__cuda_role_a(op);
+        const int64_t pitch = gmm__cuda_copy_pitch(call, role), size = gmm_dtype_bits(call->mat[role].dtype) / 8;
         gmm_kmat *m = operand ? &args->b : &args->a;
         gmm_gather_args copy;
         if (!pitch) continue;
@@ -10054,13 +10058,73 @@ static cudaError_t gmm__mma_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_ge
         copy.ld = m->ld * size;
         copy.pitch = pitch;
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
-        copy.index = gmm__row_index(call, role);
+        copy.index = gmm__cuda_linear_index(call, role);
         copy.groups = *groups;
-        e = gmm_launch_gather(plan->grid[1], gmm__mma_pdl(plan->call), &copy, stream);
+        e = gmm_launch_gather(plan->grid[1], gmm__cuda_pdl(call), &copy, stream);
         m->data = copy.dst;
         m->ld = pitch / size;
     }
     return e;
+}
+
+/* Rows of all groups together for which a plan is made: groups.rows_hint, or else the capacity. */
+static int64_t gmm__cuda_expected_rows(const gmm__call *call) {
+    const int64_t hint = call->groups.rows_hint;
+    return hint > 0 && hint < call->rows ? hint : call->rows;
+}
+/* The same of one group, on average. */
+static int64_t gmm__cuda_rows_per_group(const gmm__call *call) {
+    return gmm__ceil_div(gmm__cuda_expected_rows(call), (int64_t)call->groups.count);
+}
+
+/* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
+   wgrad are out_features, in_features and the rows of a group, which the kernel reads from the offsets. */
+static gmm_status gmm__cuda_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args,
+                                         gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    const gmm_linear *d = &call->d.linear;
+    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
+    cudaError_t e = gmm__cuda_operand(plan, gmm__cuda_role_a(op), 0, 0, &args->a, stream);
+    if (e == cudaSuccess)
+        e = gmm__cuda_operand(plan, gmm__cuda_role_b(op), !wgrad, GMM__MATRIX_TABLE, &args->b, stream);
+    if (e == cudaSuccess)
+        e = gmm__cuda_operand(plan, gmm__cuda_role_d(op), wgrad, GMM__MATRIX_TABLE, &args->d, stream);
+    if (e == cudaSuccess && fwd) e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args->bias, stream);
+    args->groups = call->groups.count;
+    args->capacity = call->rows;
+    args->m = (int32_t)(wgrad ? call->out : call->rows);
+    args->n = (int32_t)(fwd ? call->out : call->in);
+    args->k = (int32_t)(fwd ? call->in : call->out);
+    args->alpha = d->alpha;
+    args->alpha_per_group = d->alpha_per_group;
+    args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
+    if (fwd) args->bias_scale = d->bias_scale;
+    args->prob = d->prob;
+    args->beta_all = d->y_add ? 1.0f : 0.0f;
+    if (wgrad) {
+        args->beta = call->grad[GMM__DW].beta;
+        args->frozen = call->grad[GMM__DW].frozen;
+        args->beta_all = gmm__cuda_beta(&call->grad[GMM__DW]);
+    }
+    return gmm__cuda_status(call, e);
+}
+
+#endif /* __CUDACC__ */
+
+#ifdef __CUDACC__
+
+/* Plans and launches of the MMA engine's linear layers, and its gmm_offsets. */
+
+static gmm_status gmm__mma_launch_offsets(const gmm__plan *plan, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm_offsets_args args;
+    int k;
+    memset(&args, 0, sizeof args);
+    args.offsets = (int64_t *)call->output;
+    for (k = 0; k < GMM__TILE_KINDS; k++)
+        if (call->tile_kinds >> k & 1) args.tiles[k] = call->split_tiles + k * (call->groups.count + (int64_t)1);
+    memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
+    return gmm__cuda_enqueue_split(call, &args, stream);
 }
 
 #ifndef GMM_NO_QUANT
@@ -10086,7 +10150,7 @@ static int gmm__mma_takes_scalings(const gmm__call *call, gmm__plan *plan) {
 
 /* Plans a product of quantized operands: kernel, grid, workspace. */
 static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows, n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t max_extent = INT32_MAX / 16 / 128 * 128; /* 16 bytes times a padded extent fit 32 bits */
@@ -10120,22 +10184,13 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
         return gmm__decline(plan, "takes at most %d tiles, not %lld rows of tiles with %lld each", INT32_MAX,
                             (long long)max_tiles, (long long)tiles_n);
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, max_tiles * tiles_n);
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s, tile %d x %d, %d blocks", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), gmm_dtype_name(dtype), (int)GMM_QGEMM_TILE_M,
                    (int)gmm_qgemm_kernels[plan->kernel].tile_cols, plan->grid[0]);
-    return gmm__mma_plan_gather(call, plan, op);
+    return gmm__cuda_plan_gather(call, plan, op);
 }
 #endif /* GMM_NO_QUANT */
-
-/* Rows of all groups together for which a plan is made: groups.rows_hint, or else the capacity. */
-static int64_t gmm__mma_expected_rows(const gmm__call *call) {
-    const int64_t hint = call->groups.rows_hint;
-    return hint > 0 && hint < call->rows ? hint : call->rows;
-}
 
 /* Plans a product. Of the kernels, which all give the same bits, it chooses the one whose waves of tiles are estimated
    to cost least if all groups have the average size. */
@@ -10143,7 +10198,7 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
     const int64_t G = call->groups.count, max_extent = GMM__MAX_EXTENT;
     const int64_t m = op == gmm_gemm_wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t rows = gmm__mma_expected_rows(call);
+    const int64_t rows = gmm__cuda_expected_rows(call);
     const gmm_dtype dtype = call->mat[op == gmm_gemm_dgrad ? GMM__DY : GMM__X_].dtype;
     const int32_t processors = call->ctx->device.processors;
     const int32_t shared = call->ctx->device.shared;
@@ -10174,44 +10229,11 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->blocks, max_tiles * tiles_n);
     }
     if (plan->kernel < 0) return gmm__decline(plan, "has no kernel for so many tiles of %s", gmm_dtype_name(dtype));
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, op == gmm_gemm_wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     (void)snprintf(plan->note, sizeof plan->note, "tile %d x %d, %d blocks",
                    (int)gmm_gemm_kernels[plan->kernel].tile_rows, (int)gmm_gemm_kernels[plan->kernel].tile_cols,
                    plan->grid[0]);
-    return gmm__mma_plan_gather(call, plan, op);
-}
-
-/* Fills in the arguments of a product except offsets and tiles, and enqueues the copies of host tables. M, N and K of
-   wgrad are out_features, in_features and the rows of a group, which the kernel reads from the offsets. */
-static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, gmm_gemm_args *args, gmm_stream stream) {
-    const gmm__call *call = plan->call;
-    const gmm_linear *d = &call->d.linear;
-    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    cudaError_t e = gmm__mma_operand(plan, gmm__mma_role_a(op), 0, 0, &args->a, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, gmm__mma_role_b(op), !wgrad, GMM__MMA_MATRIX_TABLE, &args->b, stream);
-    if (e == cudaSuccess)
-        e = gmm__mma_operand(plan, gmm__mma_role_d(op), wgrad, GMM__MMA_MATRIX_TABLE, &args->d, stream);
-    if (e == cudaSuccess && fwd) e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args->bias, stream);
-    args->groups = call->groups.count;
-    args->capacity = call->rows;
-    args->m = (int32_t)(wgrad ? call->out : call->rows);
-    args->n = (int32_t)(fwd ? call->out : call->in);
-    args->k = (int32_t)(fwd ? call->in : call->out);
-    args->alpha = d->alpha;
-    args->alpha_per_group = d->alpha_per_group;
-    args->zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    if (fwd) args->bias_scale = d->bias_scale;
-    args->prob = d->prob;
-    args->beta_all = d->y_add ? 1.0f : 0.0f;
-    if (wgrad) {
-        args->beta = call->grad[GMM__DW].beta;
-        args->frozen = call->grad[GMM__DW].frozen;
-        args->beta_all = gmm__mma_beta(&call->grad[GMM__DW]);
-    }
-    return gmm__cuda_status(call, e);
+    return gmm__cuda_plan_gather(call, plan, op);
 }
 
 #ifndef GMM_NO_QUANT
@@ -10220,13 +10242,13 @@ static gmm_status gmm__mma_product_args(const gmm__plan *plan, gmm_gemm_op op, g
 static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op op, const gmm_gemm_args *p,
                                             gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), fwd = op == gmm_gemm_fwd;
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op), fwd = op == gmm_gemm_fwd;
     gmm_qgemm_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = *p;
     args.a = call->mat[role_a];
-    if (gmm__index_of(call, role_a)) { /* the copy of gathered floats */
+    if (gmm__cuda_index_of(call, role_a)) { /* the copy of gathered floats */
         args.a.data = p->a.data;
         args.a.ld = p->a.ld;
     }
@@ -10239,8 +10261,8 @@ static gmm_status gmm__mma_launch_quantized(const gmm__plan *plan, gmm_gemm_op o
     args.b_rows = (int32_t)call->out;
     args.k_round = args.b.hadamard && op == gmm_gemm_wgrad ? 16 : 1;
     args.block = args.b.scaling == GMM_SCALING_MX32 ? 32 : 128;
-    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
-                              GMM__MMA_SCALE_TABLE, &args.b.scale_table, stream);
+    e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                               GMM__SCALE_TABLE, &args.b.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_qgemm(plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -10256,13 +10278,13 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
 
     tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
     memset(&args, 0, sizeof args);
-    args.offsets = (const int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__MMA_TILES);
-    s = gmm__mma_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS),
-                                 (int32_t *)gmm__part(plan, GMM__MMA_TILES), tile_rows, stream);
-    if (s != GMM_OK || (s = gmm__mma_product_args(plan, op, &args, stream)) != GMM_OK) return s;
-    groups = gmm__groups_at(&call->groups, args.offsets);
-    if ((s = gmm__cuda_status(call, gmm__mma_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
+    args.offsets = (const int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    args.tiles = (const int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    s = gmm__cuda_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS),
+                                  (int32_t *)gmm__part(plan, GMM__TILE_SUMS), tile_rows, stream);
+    if (s != GMM_OK || (s = gmm__cuda_product_args(plan, op, &args, stream)) != GMM_OK) return s;
+    groups = gmm__cuda_groups_at(&call->groups, args.offsets);
+    if ((s = gmm__cuda_status(call, gmm__cuda_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
 #ifndef GMM_NO_QUANT
     if (gmm__quantized(call)) return gmm__mma_launch_quantized(plan, op, &args, stream);
 #endif
@@ -10302,11 +10324,12 @@ static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int
 }
 
 /* Enqueues the kernels of the bias gradient of a matrix `dy` with n columns. The rest of `args` is set. */
-static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__mma_split *split, int dy, int64_t n,
+static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__cuda_split *split, int dy, int64_t n,
                                          int table_region, gmm_bgrad_args *args, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    cudaError_t e = gmm__mma_operand(plan, dy, 0, 0, &args->dy, stream);
-    if (e == cudaSuccess) e = gmm__mma_operand(plan, GMM__DB, 1, table_region, &args->db, stream);
+    cudaError_t e = gmm__cuda_operand(plan, dy, 0, 0, &args->dy, stream);
+    int32_t grid;
+    if (e == cudaSuccess) e = gmm__cuda_operand(plan, GMM__DB, 1, table_region, &args->db, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args->offsets = split->offsets;
     args->tiles = split->tiles[GMM__TILES_128];
@@ -10315,41 +10338,40 @@ static gmm_status gmm__mma_enqueue_bgrad(const gmm__plan *plan, const gmm__mma_s
     args->capacity = call->rows;
     args->beta = call->grad[GMM__DB].beta;
     args->frozen = call->grad[GMM__DB].frozen;
-    args->beta_all = gmm__mma_beta(&call->grad[GMM__DB]);
-    return gmm__cuda_status(call, gmm_launch_bgrad(args->dy.dtype,
-                                                   gmm__grid(call->ctx->device.processors, call->options.sm_limit, 8,
-                                                             INT32_MAX), gmm__mma_pdl(call), args, stream));
+    args->beta_all = gmm__cuda_beta(&call->grad[GMM__DB]);
+    grid = gmm__grid(call->ctx->device.processors, call->options.sm_limit, GMM_BGRAD_PER_SM, INT32_MAX);
+    return gmm__cuda_status(call, gmm_launch_bgrad(args->dy.dtype, grid, gmm__cuda_pdl(call), args, stream));
 }
 
 static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_MATRIX_TABLE);
-    gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_split(plan, call->groups.count);
+    gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MATRIX_TABLE);
+    gmm__cuda_reserve_table(call, plan, GMM__BIAS, GMM__BIAS_TABLE);
     if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
-    return gmm__mma_reserve_partials(call, plan, call->out, GMM__MMA_BGRAD_PARTIALS);
+    return gmm__mma_reserve_partials(call, plan, call->out, GMM__BGRAD_PARTIALS);
 }
 
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
-    gmm__mma_split split;
+    gmm__cuda_split split;
     gmm_bgrad_args args;
-    const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+    const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
     cudaError_t e;
 
     memset(&args, 0, sizeof args);
     if (s != GMM_OK) return s;
-    e = gmm__mma_operand(plan, GMM__BIAS, 1, GMM__MMA_BIAS_TABLE, &args.bias, stream);
+    e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__MMA_BGRAD_PARTIALS);
+        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
     args.has_partials = call->sums.wanted;
     args.bias_scale = d->bias_scale;
-    args.dy_index = gmm__row_index(call, GMM__DY);
+    args.dy_index = gmm__cuda_linear_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
     args.d_bias_scale_add = d->d_bias_scale_add;
     args.zero_tail = call->groups.tail == GMM_TAIL_ZERO;
-    return gmm__mma_enqueue_bgrad(plan, &split, GMM__DY, call->out, GMM__MMA_MATRIX_TABLE, &args, stream);
+    return gmm__mma_enqueue_bgrad(plan, &split, GMM__DY, call->out, GMM__MATRIX_TABLE, &args, stream);
 }
 
 #endif /* __CUDACC__ */
@@ -10360,11 +10382,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
 
 /* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
 
-/* Regions of the workspace, by family of operations. E is the number of experts. */
-enum {
-    GMM__ROW_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
-    GMM__PAD_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
-};
+/* Regions of the workspace, by family of operations. E is the number of experts. Activations have GMM__ROW_OFFSETS, and
+   pad and unpad GMM__TILE_SUMS besides, of blocks of `align` rows. */
 enum {
     GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
     GMM__ROUTE_LOSSES,  /* float: partial sums of the losses, before that of Sinkhorn's columns */
@@ -10378,14 +10397,13 @@ enum {
     GMM__SORT_STARTS  /* permute_map: [E] int64 first row of an expert */
 };
 enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE }; /* [count] addresses: device copies of host tables */
-enum { GMM__ACCUMULATE_SUM };                    /* [rows, cols] float: sum of the addends of earlier launches */
 
 /* Launch limits of a kernel of which `blocks` CTAs fit a multiprocessor. */
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__launch_limits limits;
     limits.max_ctas = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    limits.pdl = gmm__mma_pdl(call);
+    limits.pdl = gmm__cuda_pdl(call);
     limits.sm_limit = call->options.sm_limit;
     return limits;
 }
@@ -10408,15 +10426,12 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     return v;
 }
 
-static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
-    gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
-}
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
     int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
-    return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
+    return plan->call->split_tiles ? GMM_OK : gmm__cuda_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -10427,7 +10442,7 @@ static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
         return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
-    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
+    gmm__reserve(plan, GMM__ROW_OFFSETS, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     return 1;
 }
 
@@ -10460,7 +10475,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     }
     a.groups = call->groups.count;
     a.amax = (uint32_t *)(void *)call->act_amax;
-    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__mma_pdl(call), stream);
+    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
     return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
@@ -10693,8 +10708,7 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
-    gmm__reserve(plan, GMM__PAD_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__cuda_reserve_split(plan, call->groups.count);
     return 1;
 }
 
@@ -10702,8 +10716,8 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__PAD_BLOCKS);
-    const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    const gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
@@ -10758,14 +10772,20 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    e = gmm__cuda_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
     if (e == cudaSuccess)
-        e = gmm__mma_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
+        e = gmm__cuda_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
 
+#endif /* __CUDACC__ */
+#ifdef __CUDACC__
+
 /* --- accumulate, convert: plans and launches of the MMA engine --- */
+
+/* Regions of the workspace of gmm_accumulate. */
+enum { GMM__ACCUMULATE_SUM }; /* [rows, cols] float: sum of the addends of earlier launches */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
@@ -10821,12 +10841,14 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 
-#ifndef GMM_NO_QUANT
+#endif /* __CUDACC__ */
+#if defined(__CUDACC__) && !defined(GMM_NO_QUANT)
+
 /* --- quantization: plans and launches of the MMA engine --- */
 
-/* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
+/* Regions of the workspace, behind GMM__ROW_OFFSETS and GMM__TILE_SUMS. */
 enum {
-    GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
+    GMM__MMA_QUANT_AMAX = GMM__TILE_SUMS + 1, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
     GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
@@ -10844,24 +10866,13 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
-/* The index of gathered rows of the source. */
-static gmm_row_index gmm__mma_quant_index(const gmm__call *call) {
-    gmm_row_index index;
-    index.at = call->d.quant.src_index;
-    index.fault = call->groups.fault;
-    index.div = call->d.quant.index_div;
-    index.rows = (int32_t)call->d.quant.index_rows;
-    return index;
-}
 
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
-    const size_t units = (size_t)gmm__units(call);
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
         return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
-    gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
+    gmm__cuda_reserve_split(plan, gmm__units(call));
     return 1;
 }
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
@@ -10871,7 +10882,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
-    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
+    gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
 }
 
@@ -10902,7 +10913,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm_launch_quantize_tail(&t, gmm__mma_pdl(plan->call), stream);
+    return gmm_launch_quantize_tail(&t, gmm__cuda_pdl(plan->call), stream);
 }
 
 /* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
@@ -10971,17 +10982,18 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
    it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__mma_split split;
+    const gmm_quantization *d = &call->d.quant;
+    gmm__cuda_split split;
     gmm_bgrad_args args;
     gmm_status s;
-    if (has_partials && !call->d.quant.db) return GMM_OK;
-    s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+    if (has_partials && !d->db) return GMM_OK;
+    s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
     if (s != GMM_OK) return s;
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
     args.bias_scale = call->sums.scale;
-    args.dy_index = gmm__mma_quant_index(call);
+    args.dy_index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
 
@@ -11017,7 +11029,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    a.index = gmm__mma_quant_index(call);
+    a.index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
@@ -11032,14 +11044,14 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        gmm__cuda_split split;
+        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
-        e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__mma_pdl(call), stream);
+        e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
     e = gmm_launch_quantize(&a,
@@ -11077,8 +11089,8 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     if (a.grouped) {
-        gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        gmm__cuda_split split;
+        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
@@ -11138,7 +11150,7 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.margin = d->margin;
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
-    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, gmm__mma_pdl(plan->call), stream));
+    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, gmm__cuda_pdl(plan->call), stream));
 }
 
 static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
@@ -11147,13 +11159,12 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     cudaError_t e = cudaSuccess;
     if (amax)
         e = gmm_launch_fill(a.amax, 0, gmm__shard_floats(&a), plan->call->options.sm_limit,
-                            gmm__mma_pdl(plan->call), stream);
+                            gmm__cuda_pdl(plan->call), stream);
     if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call), stream);
     return gmm__cuda_status(plan->call, e);
 }
 
-#endif /* GMM_NO_QUANT */
-#endif /* __CUDACC__ */
+#endif /* __CUDACC__, GMM_NO_QUANT */
 
 /* Which kernel serves a product of the WGMMA engine: the price of each, and the choice of the least. */
 
@@ -11220,11 +11231,6 @@ enum {
     GMM__WGMMA_PACKED_ROWS = 2048  /* rows per group below which gmm__wgmma_packed_slowdown applies */
 };
 
-/* Average rows per group. */
-static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
-    return gmm__ceil_div(gmm__mma_expected_rows(call), call->groups.count);
-}
-
 /* A product as the price models see it. Groups have equal sizes there. */
 typedef struct gmm__wgmma_shape {
     gmm_gemm_op op;
@@ -11238,20 +11244,20 @@ typedef struct gmm__wgmma_shape {
 } gmm__wgmma_shape;
 
 static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op op, int32_t processors) {
-    const int role_a = gmm__mma_role_a(op), role_d = gmm__mma_role_d(op);
+    const int role_a = gmm__cuda_role_a(op), role_d = gmm__cuda_role_d(op);
     gmm__wgmma_shape s;
     s.op = op;
     s.groups = call->groups.count;
-    s.rows = gmm__wgmma_rows_per_group(call);
+    s.rows = gmm__cuda_rows_per_group(call);
     s.m = op == gmm_gemm_wgrad ? call->out : s.rows;
     if (s.m < 1) s.m = 1;
     s.n = op == gmm_gemm_fwd ? call->out : call->in;
     s.contraction = op == gmm_gemm_wgrad ? s.rows : op == gmm_gemm_fwd ? call->in : call->out;
-    s.copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, gmm__mma_role_b(op));
+    s.copied = gmm__cuda_copy_pitch(call, role_a) + gmm__cuda_copy_pitch(call, gmm__cuda_role_b(op));
     s.weight_elements = (double)(s.groups * call->in) * (double)call->out;
     s.processors = processors;
     /* a gather warp counts rows in units of 16 bytes */
-    s.gathers = gmm__index_of(call, role_a) &&
+    s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
     s.drops_d = call->drops_preact;
@@ -11500,7 +11506,7 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
-    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
+    act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
     fused = gmm__wgmma_fc1_clocks(call, 1, copies);
@@ -11578,7 +11584,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     tail.d = glu->h;
     tail.groups = args->groups;
     tail.n = args->p.n / 2;
-    return gmm_launch_tail(plan->grid[0], gmm__mma_pdl(plan->call), &tail, stream);
+    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
 }
 
 #endif /* __CUDACC__ */
@@ -11646,7 +11652,7 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
    where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
    slower there. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = GMM__MAX_EXTENT;
@@ -11679,10 +11685,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
@@ -11696,9 +11699,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
    kernels may read, or 0. copies: gathered rows may be copied to the workspace. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format, int copies) {
-    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
-    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
+    const int wgrad = op == gmm_gemm_wgrad;
+    const int a = gmm__cuda_role_a(op), b = gmm__cuda_role_b(op), d = gmm__cuda_role_d(op);
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
@@ -11726,16 +11730,14 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups)
         gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     return 1;
 }
 
 #ifndef GMM_NO_QUANT
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
+    const gmm_scaling scaling = call->mat[gmm__cuda_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
 /* Whether tokens are transposed while they are dequantized. That is wgrad of NV16, whose columnwise copies are stored
@@ -11747,7 +11749,7 @@ static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
    suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
    workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
+    const gmm_mat *b = &call->mat[gmm__cuda_role_b(op)];
     const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % alignment ||
@@ -11758,7 +11760,7 @@ static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
 /* Rows and columns of operand 0 (A) or 1 (B) after dequantization into the workspace; 0 rows if it is not quantized. */
 static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+    const int role = operand ? gmm__cuda_role_b(op) : gmm__cuda_role_a(op);
     const int weight = role == GMM__W;
     const int transposed = call->mat[role].scaling == GMM_SCALING_NV16 && call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
@@ -11770,15 +11772,16 @@ static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op
 /* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
    operands. */
 static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
+    const gmm_mat *a = &call->mat[gmm__cuda_role_a(op)], *b = &call->mat[gmm__cuda_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
-    const gmm_dtype out = call->mat[gmm__mma_role_d(op)].dtype;
+    const gmm_dtype out = call->mat[gmm__cuda_role_d(op)].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
-    if (gmm__index_of(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
+    if (gmm__cuda_index_of(call, gmm__cuda_role_a(op)))
+        return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -11786,9 +11789,9 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                                gmm__wgmma_packed_format(call, op), 1))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
-        !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        !gmm__wgmma_check_alignment(call, gmm__cuda_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan))
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__cuda_role_b(op), "w", plan))
         return 0;
     for (operand = 0; operand < 2; operand++) {
         int64_t cols;
@@ -11807,7 +11810,6 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
         gmm__reserve(plan, GMM__WGMMA_TILES16, (size_t)(G + 1) * sizeof(int32_t));
         gmm__reserve(plan, GMM__WGMMA_OFFSETS16, (size_t)(G + 1) * sizeof(int64_t));
     }
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
@@ -11821,7 +11823,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
@@ -11845,7 +11847,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
                        call->product_act ? ", with the activation" : "");
-        if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
+        if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
 }
@@ -11855,22 +11857,22 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int role_b = gmm__mma_role_b(op);
+    const int role_b = gmm__cuda_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = product->p;
     args.groups = product->groups;
-    args.a_scale = call->mat[gmm__mma_role_a(op)];
+    args.a_scale = call->mat[gmm__cuda_role_a(op)];
     args.b_scale = call->mat[role_b];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
-    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
-                              GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
+    e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                               GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -11879,7 +11881,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
    weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
    row offsets, those of `split`. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of
    alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_split *split, gmm_sm90_args *product,
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_split *split, gmm_sm90_args *product,
                                         gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -11894,7 +11896,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = split->tiles[GMM__TILES_128];
     for (operand = 0; operand < 2; operand++) {
-        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        const int role = operand ? gmm__cuda_role_b(op) : gmm__cuda_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
         gmm_kmat *m = operand ? &product->p.b : &product->p.a;
         int64_t cols;
@@ -11902,8 +11904,8 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
-        e = gmm__mma_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__MMA_SCALE_TABLE,
-                                  &s->src.scale_table, stream); /* only weights have tables of scales */
+        e = gmm__cuda_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__SCALE_TABLE,
+                                   &s->src.scale_table, stream); /* only weights have tables of scales */
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
         if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
@@ -11925,7 +11927,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
     }
-    if (call->mat[gmm__mma_role_b(op)].scaling == GMM_SCALING_NV16) {
+    if (call->mat[gmm__cuda_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
         args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
@@ -11941,7 +11943,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
     }
     if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
-                                                    gmm__mma_pdl(call), &args, stream));
+                                                    gmm__cuda_pdl(call), &args, stream));
 }
 #endif /* GMM_NO_QUANT */
 
@@ -11955,9 +11957,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int fp8 = 0, quantized_tokens = 0;
 #else
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
-    const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+    const int quantized_tokens = dequantizes && call->mat[gmm__cuda_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
-    gmm__mma_split split;
+    gmm__cuda_split split;
     int32_t *tiles16 = NULL;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
@@ -11970,22 +11972,22 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
         if (dequantizes && gmm__wgmma_transposes(call, op)) tiles16 = (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
 #endif
-        if (quantized_tokens) s = gmm__mma_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
+        if (quantized_tokens) s = gmm__cuda_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
         else {
-            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-            s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+            s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 1, stream);
             split.offsets = offsets;
         }
         if (s != GMM_OK) return s;
-        args.groups = gmm__groups_at(&args.groups, split.offsets);
+        args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     }
-    if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
+    if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad && !call->drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
         tail.n = args.p.n;
-        e = gmm_launch_tail(plan->grid[0], gmm__mma_pdl(call), &tail, stream);
+        e = gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(call), &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
@@ -11993,9 +11995,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
-    args.index = gmm__row_index(call, gmm__mma_role_a(op));
+    args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
-        e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
+        e = gmm__cuda_gather(plan, op, &args.p, &args.groups, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (!args.p.a.data) args.p.a.data = plan->workspace; /* gathered from no rows; a tensor map needs an address */
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */
@@ -12244,7 +12246,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
     const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;
@@ -12350,7 +12352,7 @@ static int gmm__lt_check_grouped(const gmm__call *call, gmm__plan *plan) {
 
 /* Whether D is zeroed where no group writes it: behind the last group, or in wgrad for an empty group. */
 static int gmm__lt_zeroes(const gmm__call *call) {
-    return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
+    return call->op == GMM_OP_LINEAR_WGRAD ? gmm__cuda_beta(&call->grad[GMM__DW]) == 0.0f
                                            : call->groups.tail == GMM_TAIL_ZERO;
 }
 /* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAY_COUNT. */
@@ -12359,12 +12361,6 @@ static size_t gmm__lt_array_bytes(const gmm__call *call) {
 }
 static void *gmm__lt_array(const gmm__plan *plan, int i) {
     return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
-}
-
-/* Rows of a group on average: of groups.rows_hint, or else of the capacity. */
-static int64_t gmm__lt_average_rows(const gmm__call *call) {
-    const int64_t rows = gmm__ceil_div(gmm__mma_expected_rows(call), (int64_t)call->groups.count);
-    return rows > 0 ? rows : 1;
 }
 
 /* Plans one grouped product. */
@@ -12380,15 +12376,15 @@ static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__lt_check_grouped(call, plan)) return 0;
     for (i = 0; i < GMM_LT_MATRICES; i++)
         if (!gmm__wgmma_check_alignment(call, roles[i], names[call->op - GMM_OP_LINEAR_FWD][i], plan)) return 0;
-    plan->grid[0] = gmm__lt_zeroes(call) ? gmm__grid(processors, 0, 8, INT32_MAX)
+    plan->grid[0] = gmm__lt_zeroes(call) ? gmm__grid(processors, 0, GMM_LT_PER_SM, INT32_MAX)
                                          : gmm__grid(processors, 0, 1, gmm__ceil_div(groups, GMM_LT_THREADS));
     gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
+    gmm__cuda_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
-                   "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
+                   "where the library has no algorithm", (long long)gmm__cuda_rows_per_group(call));
     return 1;
 }
 
@@ -12452,7 +12448,7 @@ static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_groupe
         gmm__lt_layout_at(p, GMM_LT_A), gmm__lt_layout_at(p, GMM_LT_B), gmm__lt_layout_at(p, GMM_LT_D)
     };
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const int64_t tokens = gmm__lt_average_rows(call), other = gmm__lt_features_n(call);
+    const int64_t tokens = gmm__cuda_rows_per_group(call), other = gmm__lt_features_n(call);
     const int64_t averages[3] = { gmm__lt_features_m(call), wgrad ? other : tokens, wgrad ? tokens : other };
     const uint32_t align[GMM_LT_MATRICES] = { 16, 16, 16 };
     int64_t key[GMM__LT_KEY] = { 0 };
@@ -12481,18 +12477,18 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__LT_OFFSETS);
     gmm_lt_args args;
     cudaError_t e = cudaSuccess;
-    gmm_status s = gmm__mma_enqueue_offsets(call, offsets, NULL, 0, stream);
+    gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 0, stream);
     int i;
     if (s != GMM_OK) return s;
     memset(&args, 0, sizeof args);
     for (i = 0; i < GMM_LT_MATRICES && e == cudaSuccess; i++) {
         const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
-        e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
+        e = gmm__cuda_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
     }
     for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
     args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
-    args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
+    args.beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
     args.groups = call->groups.count;
     args.wgrad = wgrad;
     args.rows = (int32_t)gmm__lt_features_m(call);
@@ -12516,7 +12512,7 @@ static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream strea
     if (s == CUBLAS_STATUS_SUCCESS && call->rows > 0) s = gmm__lt_find_grouped(call, &p, &algo);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for %d groups of %lld "
-                           "rows on average", call->groups.count, (long long)gmm__lt_average_rows(call));
+                           "rows on average", call->groups.count, (long long)gmm__cuda_rows_per_group(call));
     if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
     status = gmm__lt_enqueue_arrays(plan, stream);
     if (status != GMM_OK || call->rows == 0) return status;

@@ -2006,7 +2006,7 @@ GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t beg
 }
 
 /* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
-enum { GMM_GATHER_THREADS = 256 };
+enum { GMM_GATHER_THREADS = 256, GMM_GATHER_PER_SM = 8 }; /* threads of a CTA; CTAs of a multiprocessor */
 typedef struct gmm_gather_args {
     const char *src;
     char *dst;           /* 16-byte aligned */
@@ -2040,8 +2040,8 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
                                                  cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, GMM__SM_KIB(8, 0),
-                          args, stream);
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0,
+                          GMM__SM_KIB(GMM_GATHER_PER_SM, 0), args, stream);
 }
 #endif /* GMM__HOLDS(0) */
 /* ................................................................................ Groups as cuBLASLt reads them ... */
@@ -2049,7 +2049,8 @@ static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gm
 /* cuBLASLt's grouped mode reads sizes, leading dimensions and addresses of its matrices from arrays in device memory.
    The kernel writes them from the row offsets of the groups. Its matrices are column-major: A, B and D stand for w, x
    and y in forward, w, dy and dx in dgrad, x, dy and dw in wgrad. D has m rows and n columns, k is the contraction. */
-enum { GMM_LT_THREADS = 256, GMM_LT_A = 0, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
+enum { GMM_LT_A, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
+enum { GMM_LT_THREADS = 256, GMM_LT_PER_SM = 8 }; /* threads of a CTA; CTAs of a multiprocessor where D is zeroed */
 /* The arrays, of [G] entries each: m, n, k and the leading dimensions are int32, the addresses void *. */
 enum { GMM_LT_M, GMM_LT_N, GMM_LT_K, GMM_LT_LD, GMM_LT_ADDRESS = GMM_LT_LD + GMM_LT_MATRICES,
        GMM_LT_ARRAY_COUNT = GMM_LT_ADDRESS + GMM_LT_MATRICES };
@@ -5764,6 +5765,7 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
     return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
+enum { GMM_BGRAD_PER_SM = 8 }; /* CTAs of a multiprocessor */
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, int pdl, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
@@ -5771,13 +5773,14 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, i
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 4096), args,
-                               stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(GMM_BGRAD_PER_SM, 4096),
+                               args, stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
         error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0,
-                               GMM__SM_KIB(8, 0), args, stream);
+                               GMM__SM_KIB(GMM_BGRAD_PER_SM, 0), args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 0), args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(GMM_BGRAD_PER_SM, 0), args,
+                               stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */

@@ -229,7 +229,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
-    const float one = 1.0f, beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
+    const float one = 1.0f, beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
     const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;

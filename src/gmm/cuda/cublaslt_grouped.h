@@ -54,7 +54,7 @@ static int gmm__lt_check_grouped(const gmm__call *call, gmm__plan *plan) {
 
 /* Whether D is zeroed where no group writes it: behind the last group, or in wgrad for an empty group. */
 static int gmm__lt_zeroes(const gmm__call *call) {
-    return call->op == GMM_OP_LINEAR_WGRAD ? gmm__mma_beta(&call->grad[GMM__DW]) == 0.0f
+    return call->op == GMM_OP_LINEAR_WGRAD ? gmm__cuda_beta(&call->grad[GMM__DW]) == 0.0f
                                            : call->groups.tail == GMM_TAIL_ZERO;
 }
 /* Bytes of an array that cuBLASLt reads, and array `i` of GMM_LT_ARRAY_COUNT. */
@@ -63,12 +63,6 @@ static size_t gmm__lt_array_bytes(const gmm__call *call) {
 }
 static void *gmm__lt_array(const gmm__plan *plan, int i) {
     return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
-}
-
-/* Rows of a group on average: of groups.rows_hint, or else of the capacity. */
-static int64_t gmm__lt_average_rows(const gmm__call *call) {
-    const int64_t rows = gmm__ceil_div(gmm__mma_expected_rows(call), (int64_t)call->groups.count);
-    return rows > 0 ? rows : 1;
 }
 
 /* Plans one grouped product. */
@@ -84,15 +78,15 @@ static int gmm__lt_plan_grouped(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__lt_check_grouped(call, plan)) return 0;
     for (i = 0; i < GMM_LT_MATRICES; i++)
         if (!gmm__wgmma_check_alignment(call, roles[i], names[call->op - GMM_OP_LINEAR_FWD][i], plan)) return 0;
-    plan->grid[0] = gmm__lt_zeroes(call) ? gmm__grid(processors, 0, 8, INT32_MAX)
+    plan->grid[0] = gmm__lt_zeroes(call) ? gmm__grid(processors, 0, GMM_LT_PER_SM, INT32_MAX)
                                          : gmm__grid(processors, 0, 1, gmm__ceil_div(groups, GMM_LT_THREADS));
     gmm__reserve(plan, GMM__LT_BETA, 2 * sizeof(float));
     gmm__reserve(plan, GMM__LT_WORKSPACE, (size_t)GMM__LT_WORKSPACE_BYTES);
     gmm__reserve(plan, GMM__LT_OFFSETS, (size_t)(groups + 1) * sizeof(int64_t));
     gmm__reserve(plan, GMM__LT_ARRAYS, GMM_LT_ARRAY_COUNT * gmm__lt_array_bytes(call));
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
+    gmm__cuda_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__LT_TABLE);
     (void)snprintf(plan->note, sizeof plan->note, "one grouped cublasLtMatmul, chosen for %lld rows per group; refused "
-                   "where the library has no algorithm", (long long)gmm__lt_average_rows(call));
+                   "where the library has no algorithm", (long long)gmm__cuda_rows_per_group(call));
     return 1;
 }
 
@@ -156,7 +150,7 @@ static cublasStatus_t gmm__lt_find_grouped(const gmm__call *call, gmm__lt_groupe
         gmm__lt_layout_at(p, GMM_LT_A), gmm__lt_layout_at(p, GMM_LT_B), gmm__lt_layout_at(p, GMM_LT_D)
     };
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
-    const int64_t tokens = gmm__lt_average_rows(call), other = gmm__lt_features_n(call);
+    const int64_t tokens = gmm__cuda_rows_per_group(call), other = gmm__lt_features_n(call);
     const int64_t averages[3] = { gmm__lt_features_m(call), wgrad ? other : tokens, wgrad ? tokens : other };
     const uint32_t align[GMM_LT_MATRICES] = { 16, 16, 16 };
     int64_t key[GMM__LT_KEY] = { 0 };
@@ -185,18 +179,18 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__LT_OFFSETS);
     gmm_lt_args args;
     cudaError_t e = cudaSuccess;
-    gmm_status s = gmm__mma_enqueue_offsets(call, offsets, NULL, 0, stream);
+    gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 0, stream);
     int i;
     if (s != GMM_OK) return s;
     memset(&args, 0, sizeof args);
     for (i = 0; i < GMM_LT_MATRICES && e == cudaSuccess; i++) {
         const int per_group = i == (wgrad ? GMM_LT_D : GMM_LT_A);
-        e = gmm__mma_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
+        e = gmm__cuda_operand(plan, roles[i], per_group, GMM__LT_TABLE, &args.matrix[i], stream);
     }
     for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
     args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
-    args.beta = wgrad ? gmm__mma_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
+    args.beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
     args.groups = call->groups.count;
     args.wgrad = wgrad;
     args.rows = (int32_t)gmm__lt_features_m(call);
@@ -220,7 +214,7 @@ static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream strea
     if (s == CUBLAS_STATUS_SUCCESS && call->rows > 0) s = gmm__lt_find_grouped(call, &p, &algo);
     if (s == CUBLAS_STATUS_NOT_SUPPORTED)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "cublaslt has no algorithm for %d groups of %lld "
-                           "rows on average", call->groups.count, (long long)gmm__lt_average_rows(call));
+                           "rows on average", call->groups.count, (long long)gmm__cuda_rows_per_group(call));
     if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
     status = gmm__lt_enqueue_arrays(plan, stream);
     if (status != GMM_OK || call->rows == 0) return status;

@@ -1,4 +1,9 @@
+#ifdef __CUDACC__
+
 /* --- accumulate, convert: plans and launches of the MMA engine --- */
+
+/* Regions of the workspace of gmm_accumulate. */
+enum { GMM__ACCUMULATE_SUM }; /* [rows, cols] float: sum of the addends of earlier launches */
 
 static int gmm__mma_plan_convert(const gmm__call *call, gmm__plan *plan) {
     return call->rows <= INT32_MAX ? 1 : gmm__decline(plan, "takes at most %d rows", INT32_MAX);
@@ -54,3 +59,4 @@ static gmm_status gmm__mma_launch_convert(const gmm__plan *plan, gmm_stream stre
     return gmm__cuda_status(call, gmm__k_convert(&a, gmm__mma_streaming_limits(call), stream));
 }
 
+#endif /* __CUDACC__ */

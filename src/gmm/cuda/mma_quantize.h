@@ -1,9 +1,10 @@
-#ifndef GMM_NO_QUANT
+#if defined(__CUDACC__) && !defined(GMM_NO_QUANT)
+
 /* --- quantization: plans and launches of the MMA engine --- */
 
-/* Regions of the workspace, behind GMM__MMA_OFFSETS and GMM__MMA_TILES. */
+/* Regions of the workspace, behind GMM__ROW_OFFSETS and GMM__TILE_SUMS. */
 enum {
-    GMM__MMA_QUANT_AMAX = 2, /* float: the amaxes that gmm__mma_quant_amax_count counts */
+    GMM__MMA_QUANT_AMAX = GMM__TILE_SUMS + 1, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
     GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
@@ -21,24 +22,13 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     counts[2] = by_row && call->mat[GMM__COLUMNWISE_COPY].dtype != GMM_NONE ? units * (size_t)call->in : 0;
     return counts[0] + counts[1] + counts[2];
 }
-/* The index of gathered rows of the source. */
-static gmm_row_index gmm__mma_quant_index(const gmm__call *call) {
-    gmm_row_index index;
-    index.at = call->d.quant.src_index;
-    index.fault = call->groups.fault;
-    index.div = call->d.quant.index_div;
-    index.rows = (int32_t)call->d.quant.index_rows;
-    return index;
-}
 
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
-    const size_t units = (size_t)gmm__units(call);
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
     if (gmm__strips(call) > INT32_MAX / GMM_TILE || gmm__units(call) > INT32_MAX - 1)
         return gmm__decline(plan, "takes at most %lld padded rows", (long long)INT32_MAX);
-    gmm__reserve(plan, GMM__MMA_OFFSETS, (units + 1) * sizeof(int64_t));
-    gmm__reserve(plan, GMM__MMA_TILES, (units + 1) * sizeof(int32_t));
+    gmm__cuda_reserve_split(plan, gmm__units(call));
     return 1;
 }
 static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
@@ -48,7 +38,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
     if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
-    gmm__mma_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
+    gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
 }
 
@@ -79,7 +69,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm_launch_quantize_tail(&t, gmm__mma_pdl(plan->call), stream);
+    return gmm_launch_quantize_tail(&t, gmm__cuda_pdl(plan->call), stream);
 }
 
 /* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
@@ -148,17 +138,18 @@ static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
    it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm__mma_split split;
+    const gmm_quantization *d = &call->d.quant;
+    gmm__cuda_split split;
     gmm_bgrad_args args;
     gmm_status s;
-    if (has_partials && !call->d.quant.db) return GMM_OK;
-    s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+    if (has_partials && !d->db) return GMM_OK;
+    s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
     if (s != GMM_OK) return s;
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
     args.bias_scale = call->sums.scale;
-    args.dy_index = gmm__mma_quant_index(call);
+    args.dy_index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
 
@@ -194,7 +185,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.scale = d->scale;
     a.skip = d->skip;
     a.random = d->random;
-    a.index = gmm__mma_quant_index(call);
+    a.index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__SOURCE, 0, &a.src, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
@@ -209,14 +200,14 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
-        gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        gmm__cuda_split split;
+        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
     if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
-        e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__mma_pdl(call), stream);
+        e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
     e = gmm_launch_quantize(&a,
@@ -254,8 +245,8 @@ static gmm_status gmm__mma_launch_dequantize(const gmm__plan *plan, gmm_stream s
     a.cols = call->in;
     a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     if (a.grouped) {
-        gmm__mma_split split;
-        const gmm_status s = gmm__mma_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        gmm__cuda_split split;
+        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
@@ -315,7 +306,7 @@ static gmm_status gmm__mma_launch_scale_update(const gmm__plan *plan, gmm_stream
     a.margin = d->margin;
     a.most_recent = d->most_recent;
     a.qmax = gmm_dtype_largest(d->dtype);
-    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, gmm__mma_pdl(plan->call), stream));
+    return gmm__cuda_status(plan->call, gmm_launch_update_scales(&a, gmm__cuda_pdl(plan->call), stream));
 }
 
 static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream stream) {
@@ -324,11 +315,10 @@ static gmm_status gmm__mma_launch_shard_cast(const gmm__plan *plan, gmm_stream s
     cudaError_t e = cudaSuccess;
     if (amax)
         e = gmm_launch_fill(a.amax, 0, gmm__shard_floats(&a), plan->call->options.sm_limit,
-                            gmm__mma_pdl(plan->call), stream);
+                            gmm__cuda_pdl(plan->call), stream);
     if (e == cudaSuccess) e = gmm_launch_shard_cast(&a, amax, gmm__mma_streaming_limits(plan->call), stream);
     return gmm__cuda_status(plan->call, e);
 }
 
-#endif /* GMM_NO_QUANT */
-#endif /* __CUDACC__ */
+#endif /* __CUDACC__, GMM_NO_QUANT */
 

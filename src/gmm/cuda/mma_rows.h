@@ -4,11 +4,8 @@
 
 /* Plans and launches of the MMA engine's activation, routing, permute, pad and gated layout. */
 
-/* Regions of the workspace, by family of operations. E is the number of experts. */
-enum {
-    GMM__ROW_OFFSETS, /* activation, pad: [G + 1] int64 row offsets */
-    GMM__PAD_BLOCKS   /* pad: [G + 1] int32 prefix sums of the groups' blocks of `align` rows */
-};
+/* Regions of the workspace, by family of operations. E is the number of experts. Activations have GMM__ROW_OFFSETS, and
+   pad and unpad GMM__TILE_SUMS besides, of blocks of `align` rows. */
 enum {
     GMM__ROUTE_COUNTS,  /* [E] int32: tokens per expert */
     GMM__ROUTE_LOSSES,  /* float: partial sums of the losses, before that of Sinkhorn's columns */
@@ -22,14 +19,13 @@ enum {
     GMM__SORT_STARTS  /* permute_map: [E] int64 first row of an expert */
 };
 enum { GMM__GLU_SRC_TABLE, GMM__GLU_DST_TABLE }; /* [count] addresses: device copies of host tables */
-enum { GMM__ACCUMULATE_SUM };                    /* [rows, cols] float: sum of the addends of earlier launches */
 
 /* Launch limits of a kernel of which `blocks` CTAs fit a multiprocessor. */
 static gmm__launch_limits gmm__mma_launch_limits(const gmm__call *call, int32_t blocks) {
     const int32_t processors = call->ctx->device.processors;
     gmm__launch_limits limits;
     limits.max_ctas = gmm__grid(processors, call->options.sm_limit, blocks, INT32_MAX);
-    limits.pdl = gmm__mma_pdl(call);
+    limits.pdl = gmm__cuda_pdl(call);
     limits.sm_limit = call->options.sm_limit;
     return limits;
 }
@@ -52,15 +48,12 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
     return v;
 }
 
-static void gmm__mma_reserve_split(const gmm__call *call, gmm__plan *plan, int region) {
-    gmm__reserve(plan, region, ((size_t)call->groups.count + 1) * sizeof(int64_t));
-}
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
     int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
-    return plan->call->split_tiles ? GMM_OK : gmm__mma_enqueue_offsets(plan->call, own, NULL, 1, stream);
+    return plan->call->split_tiles ? GMM_OK : gmm__cuda_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
 
 /* --- activation --- */
@@ -71,7 +64,7 @@ static int32_t gmm__mma_act_interleave(int32_t interleave, int64_t ffn) { return
 static int gmm__mma_plan_act(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->in > GMM__MAX_EXTENT)
         return gmm__decline(plan, "takes at most %d rows and %d columns", INT32_MAX, (int)GMM__MAX_EXTENT);
-    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
+    gmm__reserve(plan, GMM__ROW_OFFSETS, ((size_t)call->groups.count + 1) * sizeof(int64_t));
     return 1;
 }
 
@@ -104,7 +97,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
     }
     a.groups = call->groups.count;
     a.amax = (uint32_t *)(void *)call->act_amax;
-    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__mma_pdl(call), stream);
+    if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
     return gmm__cuda_status(call, forward ? gmm__k_act_fwd(&a, limits, stream) : gmm__k_act_bwd(&a, limits, stream));
@@ -337,8 +330,7 @@ static gmm_status gmm__mma_launch_unpermute_bwd(const gmm__plan *plan, gmm_strea
 static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
     if (call->rows > INT32_MAX || call->d.pad.padded_capacity > INT32_MAX)
         return gmm__decline(plan, "takes at most %d rows", INT32_MAX);
-    gmm__mma_reserve_split(call, plan, GMM__ROW_OFFSETS);
-    gmm__reserve(plan, GMM__PAD_BLOCKS, ((size_t)call->groups.count + 1) * sizeof(int32_t));
+    gmm__cuda_reserve_split(plan, call->groups.count);
     return 1;
 }
 
@@ -346,8 +338,8 @@ static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
     int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__PAD_BLOCKS);
-    const gmm_status s = gmm__mma_enqueue_offsets(call, offsets, blocks, d->align, stream);
+    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    const gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
     memset(&a, 0, sizeof a);
@@ -402,10 +394,11 @@ static gmm_status gmm__mma_launch_glu_interleave(const gmm__plan *plan, gmm_stre
     a.block = d->block;
     a.inverse = d->inverse;
     if (d->axis == GMM_GLU_COLUMNS) return gmm__cuda_status(call, gmm__k_glu_columns(&a, limits, stream));
-    e = gmm__mma_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
+    e = gmm__cuda_device_table(plan, src, src->table, d->count, GMM__GLU_SRC_TABLE, &a.src_table, stream);
     if (e == cudaSuccess)
-        e = gmm__mma_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
+        e = gmm__cuda_device_table(plan, dst, dst->table, d->count, GMM__GLU_DST_TABLE, &a.dst_table, stream);
     if (e == cudaSuccess) e = gmm__k_glu_rows(&a, limits, stream);
     return gmm__cuda_status(call, e);
 }
 
+#endif /* __CUDACC__ */

@@ -62,7 +62,7 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
    where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
    slower there. */
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op), wgrad = op == gmm_gemm_wgrad;
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
     const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
     const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = GMM__MAX_EXTENT;
@@ -95,10 +95,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (!wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
-    if (op == gmm_gemm_fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
@@ -112,9 +109,10 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
    kernels may read, or 0. copies: gathered rows may be copied to the workspace. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format, int copies) {
-    const int fwd = op == gmm_gemm_fwd, wgrad = op == gmm_gemm_wgrad;
-    const int a = gmm__mma_role_a(op), b = gmm__mma_role_b(op), d = gmm__mma_role_d(op);
-    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows, n = fwd ? call->out : call->in;
+    const int wgrad = op == gmm_gemm_wgrad;
+    const int a = gmm__cuda_role_a(op), b = gmm__cuda_role_b(op), d = gmm__cuda_role_d(op);
+    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
+    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
     const int64_t max_extent = GMM__MAX_EXTENT;
     const int32_t processors = call->ctx->device.processors;
     const gmm_sm90_kernel *k;
@@ -142,16 +140,14 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
     if (G > k->smem_groups)
         gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
-    gmm__mma_reserve_groups(call, plan);
-    gmm__mma_reserve_table(call, plan, wgrad ? GMM__DW : GMM__W, GMM__MMA_MATRIX_TABLE);
-    if (fwd) gmm__mma_reserve_table(call, plan, GMM__BIAS, GMM__MMA_BIAS_TABLE);
+    gmm__cuda_reserve_product(call, plan, op);
     return 1;
 }
 
 #ifndef GMM_NO_QUANT
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_scaling scaling = call->mat[gmm__mma_role_b(op)].scaling;
+    const gmm_scaling scaling = call->mat[gmm__cuda_role_b(op)].scaling;
     return scaling == GMM_SCALING_MX32 || scaling == GMM_SCALING_NV16;
 }
 /* Whether tokens are transposed while they are dequantized. That is wgrad of NV16, whose columnwise copies are stored
@@ -163,7 +159,7 @@ static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
    suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
    workspace. */
 static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
-    const gmm_mat *b = &call->mat[gmm__mma_role_b(op)];
+    const gmm_mat *b = &call->mat[gmm__cuda_role_b(op)];
     const int64_t alignment = 128 / gmm_dtype_bits(b->dtype);
     const int mx = b->scaling == GMM_SCALING_MX32;
     if (op == gmm_gemm_wgrad || (op == gmm_gemm_dgrad && mx) || b->dtype == GMM_E5M2 || b->ld % alignment ||
@@ -174,7 +170,7 @@ static int32_t gmm__wgmma_packed_format(const gmm__call *call, gmm_gemm_op op) {
 /* Rows and columns of operand 0 (A) or 1 (B) after dequantization into the workspace; 0 rows if it is not quantized. */
 static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op, int operand, int64_t *cols) {
     const int64_t G = call->groups.count;
-    const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+    const int role = operand ? gmm__cuda_role_b(op) : gmm__cuda_role_a(op);
     const int weight = role == GMM__W;
     const int transposed = call->mat[role].scaling == GMM_SCALING_NV16 && call->direction[role] == GMM_COLUMNWISE;
     *cols = weight ? (transposed ? call->out : call->in) : role == GMM__X_ ? call->in : call->out;
@@ -186,15 +182,16 @@ static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op
 /* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
    operands. */
 static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
-    const gmm_mat *a = &call->mat[gmm__mma_role_a(op)], *b = &call->mat[gmm__mma_role_b(op)];
+    const gmm_mat *a = &call->mat[gmm__cuda_role_a(op)], *b = &call->mat[gmm__cuda_role_b(op)];
     const int64_t G = call->groups.count;
     const int nv = b->scaling == GMM_SCALING_NV16;
-    const gmm_dtype out = call->mat[gmm__mma_role_d(op)].dtype;
+    const gmm_dtype out = call->mat[gmm__cuda_role_d(op)].dtype;
     const gmm_dtype dtype = a->scaling == GMM_SCALING_NONE ? a->dtype : nv && out == GMM_F16 ? GMM_F16 : GMM_BF16;
     int64_t blocks = 0, elements = 0; /* CTAs of the dequantizing kernel; 16-bit elements that it writes */
     char tile[64];
     int operand;
-    if (gmm__index_of(call, gmm__mma_role_a(op))) return gmm__decline(plan, "gathers no rows beside quantized weights");
+    if (gmm__cuda_index_of(call, gmm__cuda_role_a(op)))
+        return gmm__decline(plan, "gathers no rows beside quantized weights");
     if (a->dtype == GMM_F32 || (a->dtype == GMM_F16 && !nv))
         return gmm__decline(plan, "multiplies no %s by %s weights", gmm_dtype_name(a->dtype),
                             gmm_scaling_name(b->scaling));
@@ -202,9 +199,9 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
                                gmm__wgmma_packed_format(call, op), 1))
         return 0;
     if (a->scaling == GMM_SCALING_NONE &&
-        !gmm__wgmma_check_alignment(call, gmm__mma_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
+        !gmm__wgmma_check_alignment(call, gmm__cuda_role_a(op), op == gmm_gemm_fwd ? "x" : "dy", plan))
         return 0;
-    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__mma_role_b(op), "w", plan))
+    if (gmm_sm90_kernels[plan->kernel].b_format && !gmm__wgmma_check_alignment(call, gmm__cuda_role_b(op), "w", plan))
         return 0;
     for (operand = 0; operand < 2; operand++) {
         int64_t cols;
@@ -223,7 +220,6 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
         gmm__reserve(plan, GMM__WGMMA_TILES16, (size_t)(G + 1) * sizeof(int32_t));
         gmm__reserve(plan, GMM__WGMMA_OFFSETS16, (size_t)(G + 1) * sizeof(int64_t));
     }
-    if (op != gmm_gemm_wgrad) gmm__mma_reserve_table(call, plan, GMM__W, GMM__MMA_SCALE_TABLE);
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
@@ -237,7 +233,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
-    const int role_a = gmm__mma_role_a(op), role_b = gmm__mma_role_b(op);
+    const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
@@ -261,7 +257,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
                        call->product_act ? ", with the activation" : "");
-        if (gathers || gmm__mma_plan_gather(call, plan, op)) return 1;
+        if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
 }
@@ -271,22 +267,22 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_args *product, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
-    const int role_b = gmm__mma_role_b(op);
+    const int role_b = gmm__cuda_role_b(op);
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
     args.p = product->p;
     args.groups = product->groups;
-    args.a_scale = call->mat[gmm__mma_role_a(op)];
+    args.a_scale = call->mat[gmm__cuda_role_a(op)];
     args.b_scale = call->mat[role_b];
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
-    e = gmm__mma_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
-                              GMM__MMA_SCALE_TABLE, &args.b_scale.scale_table, stream);
+    e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
+                               GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
     return gmm__cuda_status(call, e);
 }
@@ -295,7 +291,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
    weights are described to the GEMM kernel instead. Where tokens are dequantized, the split of `product` consists of
    row offsets, those of `split`. NV16 has a scale for the whole tensor besides those of its blocks: it becomes part of
    alpha. */
-static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_split *split, gmm_sm90_args *product,
+static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_split *split, gmm_sm90_args *product,
                                         gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
@@ -310,7 +306,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
     args.offsets = (const int64_t *)product->groups.splits;
     args.tiles = split->tiles[GMM__TILES_128];
     for (operand = 0; operand < 2; operand++) {
-        const int role = operand ? gmm__mma_role_b(op) : gmm__mma_role_a(op);
+        const int role = operand ? gmm__cuda_role_b(op) : gmm__cuda_role_a(op);
         gmm_expand_operand *s = &args.operand[operand];
         gmm_kmat *m = operand ? &product->p.b : &product->p.a;
         int64_t cols;
@@ -318,8 +314,8 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         (void)gmm__wgmma_dequantized_rows(call, op, operand, &cols);
         s->src = call->mat[role];
         s->src.table = m->table;
-        e = gmm__mma_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__MMA_SCALE_TABLE,
-                                  &s->src.scale_table, stream); /* only weights have tables of scales */
+        e = gmm__cuda_device_table(plan, &call->mat[role], call->mat[role].scale_table, G, GMM__SCALE_TABLE,
+                                   &s->src.scale_table, stream); /* only weights have tables of scales */
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
         if (operand && gmm_sm90_kernels[plan->kernel].b_format) { /* packed weights */
             product->codes = s->src;
@@ -341,7 +337,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
         m->ld = cols;
         m->stride = role == GMM__W ? call->in * call->out * 2 : 0;
     }
-    if (call->mat[gmm__mma_role_b(op)].scaling == GMM_SCALING_NV16) {
+    if (call->mat[gmm__cuda_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
         args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
@@ -357,7 +353,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__mma_sp
     }
     if (args.operand[0].src.dtype == GMM_NONE && args.operand[1].src.dtype == GMM_NONE && !args.factor) return GMM_OK;
     return gmm__cuda_status(call, gmm_launch_expand(transposes, plan->grid[1], call->options.sm_limit > 0,
-                                                    gmm__mma_pdl(call), &args, stream));
+                                                    gmm__cuda_pdl(call), &args, stream));
 }
 #endif /* GMM_NO_QUANT */
 
@@ -371,9 +367,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int fp8 = 0, quantized_tokens = 0;
 #else
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
-    const int quantized_tokens = dequantizes && call->mat[gmm__mma_role_a(op)].scaling != GMM_SCALING_NONE;
+    const int quantized_tokens = dequantizes && call->mat[gmm__cuda_role_a(op)].scaling != GMM_SCALING_NONE;
 #endif
-    gmm__mma_split split;
+    gmm__cuda_split split;
     int32_t *tiles16 = NULL;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
@@ -386,22 +382,22 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
         if (dequantizes && gmm__wgmma_transposes(call, op)) tiles16 = (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
 #endif
-        if (quantized_tokens) s = gmm__mma_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
+        if (quantized_tokens) s = gmm__cuda_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
         else {
-            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__MMA_OFFSETS);
-            s = gmm__mma_enqueue_offsets(call, offsets, NULL, 1, stream);
+            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+            s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 1, stream);
             split.offsets = offsets;
         }
         if (s != GMM_OK) return s;
-        args.groups = gmm__groups_at(&args.groups, split.offsets);
+        args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     }
-    if ((s = gmm__mma_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
+    if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad && !call->drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
         tail.n = args.p.n;
-        e = gmm_launch_tail(plan->grid[0], gmm__mma_pdl(call), &tail, stream);
+        e = gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(call), &tail, stream);
         if (e != cudaSuccess) return gmm__cuda_status(call, e);
     }
 #ifndef GMM_NO_QUANT
@@ -409,9 +405,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
-    args.index = gmm__row_index(call, gmm__mma_role_a(op));
+    args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
-        e = gmm__mma_gather(plan, op, &args.p, &args.groups, stream);
+        e = gmm__cuda_gather(plan, op, &args.p, &args.groups, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (!args.p.a.data) args.p.a.data = plan->workspace; /* gathered from no rows; a tensor map needs an address */
     if (call->rows == 0) { /* token matrices without rows may have no address, but a tensor map needs one */

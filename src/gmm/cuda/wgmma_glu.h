@@ -27,7 +27,7 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
-    act = (double)(gmm__wgmma_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
+    act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
     fused = gmm__wgmma_fc1_clocks(call, 1, copies);
@@ -105,7 +105,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     tail.d = glu->h;
     tail.groups = args->groups;
     tail.n = args->p.n / 2;
-    return gmm_launch_tail(plan->grid[0], gmm__mma_pdl(plan->call), &tail, stream);
+    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
 }
 
 #endif /* __CUDACC__ */

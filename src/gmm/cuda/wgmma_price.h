@@ -63,11 +63,6 @@ enum {
     GMM__WGMMA_PACKED_ROWS = 2048  /* rows per group below which gmm__wgmma_packed_slowdown applies */
 };
 
-/* Average rows per group. */
-static int64_t gmm__wgmma_rows_per_group(const gmm__call *call) {
-    return gmm__ceil_div(gmm__mma_expected_rows(call), call->groups.count);
-}
-
 /* A product as the price models see it. Groups have equal sizes there. */
 typedef struct gmm__wgmma_shape {
     gmm_gemm_op op;
@@ -81,20 +76,20 @@ typedef struct gmm__wgmma_shape {
 } gmm__wgmma_shape;
 
 static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op op, int32_t processors) {
-    const int role_a = gmm__mma_role_a(op), role_d = gmm__mma_role_d(op);
+    const int role_a = gmm__cuda_role_a(op), role_d = gmm__cuda_role_d(op);
     gmm__wgmma_shape s;
     s.op = op;
     s.groups = call->groups.count;
-    s.rows = gmm__wgmma_rows_per_group(call);
+    s.rows = gmm__cuda_rows_per_group(call);
     s.m = op == gmm_gemm_wgrad ? call->out : s.rows;
     if (s.m < 1) s.m = 1;
     s.n = op == gmm_gemm_fwd ? call->out : call->in;
     s.contraction = op == gmm_gemm_wgrad ? s.rows : op == gmm_gemm_fwd ? call->in : call->out;
-    s.copied = gmm__copy_pitch(call, role_a) + gmm__copy_pitch(call, gmm__mma_role_b(op));
+    s.copied = gmm__cuda_copy_pitch(call, role_a) + gmm__cuda_copy_pitch(call, gmm__cuda_role_b(op));
     s.weight_elements = (double)(s.groups * call->in) * (double)call->out;
     s.processors = processors;
     /* a gather warp counts rows in units of 16 bytes */
-    s.gathers = gmm__index_of(call, role_a) &&
+    s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
     s.drops_d = call->drops_preact;

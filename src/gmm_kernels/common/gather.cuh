@@ -32,7 +32,7 @@ GMM__DEVICE void gmm_report_index_faults(const gmm_row_index *index, int64_t beg
 }
 
 /* Copies the rows that an index names to a dense matrix in the workspace, for products that do not gather them. */
-enum { GMM_GATHER_THREADS = 256 };
+enum { GMM_GATHER_THREADS = 256, GMM_GATHER_PER_SM = 8 }; /* threads of a CTA; CTAs of a multiprocessor */
 typedef struct gmm_gather_args {
     const char *src;
     char *dst;           /* 16-byte aligned */
@@ -66,7 +66,7 @@ GMM__KERNEL __launch_bounds__(GMM_GATHER_THREADS) gmm_gather_rows(const __grid_c
 
 static GMM__UNUSED cudaError_t gmm_launch_gather(int32_t grid, int pdl, const gmm_gather_args *args,
                                                  cudaStream_t stream) {
-    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0, GMM__SM_KIB(8, 0),
-                          args, stream);
+    return gmm_launch_pdl((const void *)gmm_gather_rows, pdl, (unsigned)grid, GMM_GATHER_THREADS, 0,
+                          GMM__SM_KIB(GMM_GATHER_PER_SM, 0), args, stream);
 }
 #endif /* GMM__HOLDS(0) */

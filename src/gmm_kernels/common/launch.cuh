@@ -47,6 +47,7 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
     return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
+enum { GMM_BGRAD_PER_SM = 8 }; /* CTAs of a multiprocessor */
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, int pdl, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {
     const gmm_bgrad_kernel *row = gmm_bgrad_kernels;
@@ -54,13 +55,14 @@ static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, i
     cudaError_t error = cudaSuccess;
     while (row->dtype != dtype || row->gathered != (args->dy_index.at != NULL)) row++;
     if (args->partials && !args->has_partials)
-        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 4096), args,
-                               stream);
+        error = gmm_launch_pdl(row->partials, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(GMM_BGRAD_PER_SM, 4096),
+                               args, stream);
     if (error == cudaSuccess && args->db.dtype != GMM_NONE)
         error = gmm_launch_pdl((const void *)gmm_linear_bgrad_sum, pdl, blocks, GMM_BGRAD_THREADS, 0,
-                               GMM__SM_KIB(8, 0), args, stream);
+                               GMM__SM_KIB(GMM_BGRAD_PER_SM, 0), args, stream);
     if (error == cudaSuccess && args->d_bias_scale)
-        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(8, 0), args, stream);
+        error = gmm_launch_pdl(row->rows, pdl, blocks, GMM_BGRAD_THREADS, 0, GMM__SM_KIB(GMM_BGRAD_PER_SM, 0), args,
+                               stream);
     return error;
 }
 #endif /* GMM__HOLDS(0) */

@@ -3,7 +3,8 @@
 /* cuBLASLt's grouped mode reads sizes, leading dimensions and addresses of its matrices from arrays in device memory.
    The kernel writes them from the row offsets of the groups. Its matrices are column-major: A, B and D stand for w, x
    and y in forward, w, dy and dx in dgrad, x, dy and dw in wgrad. D has m rows and n columns, k is the contraction. */
-enum { GMM_LT_THREADS = 256, GMM_LT_A = 0, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
+enum { GMM_LT_A, GMM_LT_B, GMM_LT_D, GMM_LT_MATRICES };
+enum { GMM_LT_THREADS = 256, GMM_LT_PER_SM = 8 }; /* threads of a CTA; CTAs of a multiprocessor where D is zeroed */
 /* The arrays, of [G] entries each: m, n, k and the leading dimensions are int32, the addresses void *. */
 enum { GMM_LT_M, GMM_LT_N, GMM_LT_K, GMM_LT_LD, GMM_LT_ADDRESS = GMM_LT_LD + GMM_LT_MATRICES,
        GMM_LT_ARRAY_COUNT = GMM_LT_ADDRESS + GMM_LT_MATRICES };

@@ -2181,6 +2181,20 @@ typedef struct gmm__column_sums {
     const float *scale; /* [rows]: factors of the rows; NULL = ones */
 } gmm__column_sums;
 
+/* What the operation of an MLP's step does besides its own work, or in place of another operation. Zeros: nothing, as
+   in every call outside of an MLP. */
+typedef struct gmm__fusion {
+    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes.
+                              mat[GMM__SOURCE] holds the gate columns of the activation's x */
+    float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
+    gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
+    const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product
+                              computes and writes too */
+    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
+                              written. NULL: y has the dtype of its x */
+    int drops_preact;      /* with product_act: mat[GMM__Y] need not be written */
+} gmm__fusion;
+
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
    but its addresses may be NULL. */
@@ -2221,17 +2235,8 @@ typedef struct gmm__call {
         gmm_transposition transposition;
         gmm_sharding shard;
     } d;                    /* the descriptor of the operation */
-    gmm_act act;            /* activation, MLP, and a quantization with act_source */
-    const gmm_activation *act_source; /* a quantization within an MLP: its source is y of this activation, which the
-                               cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
-    float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
-                               writes. NULL = not wanted */
-    gmm__column_sums sums;  /* within an MLP: what a quantization writes besides, and a bias gradient reads */
-    const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
-                               product computes and writes too. NULL = there is none */
-    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
-                               written. NULL = y has the dtype of its x */
-    int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
+    gmm_act act;            /* activation, MLP, and operations that compute an activation besides (fused) */
+    gmm__fusion fused;
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
     int layer_gathers;      /* layer on a GPU: products of forward gather rows of x themselves */
@@ -2239,8 +2244,7 @@ typedef struct gmm__call {
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
-    const void *input;      /* further memory that an operation reads or writes, documented where it is used */
-    void *output;
+    void *output;           /* GMM_OP_OFFSETS: [G + 1] int64. GMM_OP_MLP_WGRAD: a gmm__wgrad_record; NULL in queries */
     int engine_by_context;  /* 1: options.engine is that of gmm_config, since the caller names none */
     int in_place;           /* 1: an output may be one of the inputs (gmm__may_replace) */
     gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */
@@ -2860,6 +2864,10 @@ static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
     return gmm_padded_capacity(groups->count, groups->capacity) / GMM_TILE;
 }
 
+/* An aligned address, not NULL, for memory that only a launch has: descriptors say by addresses what is wanted, and a
+   plan reads and writes none of them. */
+static char *gmm__placeholder(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
+
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
@@ -2906,9 +2914,12 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
+/* Defined behind the engine table, in core/engines.h: gmm__prepare checks the descriptor of any operation that has a
+   query, by the function gmm__*_prepare of its part; gmm__select chooses the engine of a checked call and fills in its
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
    the query (call->query, into *info), or checks workspace and overlap and launches. */
+static gmm_status gmm__prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, const void *d,
+                               int query);
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);
@@ -4866,10 +4877,12 @@ static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
     call->query = query;
     return s;
 }
-/* Dtype of the operands that are not quantized, and of the intermediate matrices. */
+/* Dtype of the operands that are not quantized and of the intermediate matrices, of an MLP or a layer: that of w2, or
+   where w2 is quantized that of the token matrix which every such call reads. */
 static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     const gmm_mat *w = &call->mat[GMM__W2];
-    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+    const int bwd = call->op == GMM_OP_MLP_BWD || call->op == GMM_OP_MLP_WGRAD;
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[bwd ? GMM__DY : GMM__X_].dtype;
 }
 
 /* Every feature count is K of one product and N of another, so that the alignment of any quantized operand applies to
@@ -5157,12 +5170,7 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
-    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
-    float *act_amax;        /* gmm__call.act_amax of an activation */
-    gmm__column_sums sums;  /* gmm__call.sums of a quantization or bias gradient */
-    const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
-    const gmm_format *product_cast;
-    int drops_preact;       /* gmm__call.drops_preact */
+    gmm__fusion fused;      /* gmm__call.fused */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
@@ -5615,7 +5623,7 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
                                               4 * (int64_t)steps->call->groups.count);
     }
     gmm__mlp_add_step(steps, op, &steps->act);
-    if (takes_amax) steps->step[steps->count - 1].act_amax = steps->amax;
+    if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
 }
 /* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
 static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {
@@ -5758,11 +5766,6 @@ static size_t gmm__mlp_cache_bytes(const gmm__call *call) {
 }
 /* The steps of forward, backward and queued weight gradients: how they are listed. */
 
-static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
-                                        const gmm_quantization *quantization, int query);
-static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
-                                          const gmm_dequantization *dequantization, int query);
-
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
 static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
@@ -5853,9 +5856,9 @@ static int gmm__mlp_may_join(const gmm__call *call) {
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
 static void gmm__mlp_join(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
-    step->product_act = &steps->act;
-    step->product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
-    step->drops_preact = drops_preact;
+    step->fused.product_act = &steps->act;
+    step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
+    step->fused.drops_preact = drops_preact;
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
@@ -5920,7 +5923,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
-        steps->step[steps->count - 1].act_source = &steps->act;
+        steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
         return;
     }
@@ -6004,12 +6007,12 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
     gmm__mlp_cast(steps, slot, directions, NULL);
-    if (sums->wanted) steps->step[cast].sums = *sums;
+    if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].sums = steps->sums;
+    steps->step[steps->count - 1].fused.sums = steps->sums;
     steps->sums.wanted = 0;
     gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
 }
@@ -6183,26 +6186,13 @@ static gmm_status gmm__mlp_build_wgrad(gmm__mlp_steps *steps, const gmm__call *c
 /* Checks the call of a step. */
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call) {
-    gmm_context *ctx = steps->call->ctx;
-    const char *function = steps->call->function;
-    gmm_status s;
-    if (step->op == GMM_OP_QUANTIZE)
-        s = gmm__quantize_prepare(call, ctx, step->op, function, (const gmm_quantization *)step->descriptor, query);
-    else if (step->op == GMM_OP_DEQUANTIZE)
-        s = gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)step->descriptor, query);
-    else if (step->op == GMM_OP_ACT_FWD || step->op == GMM_OP_ACT_BWD)
-        s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
-    else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
+    const gmm__call *mlp = steps->call;
+    const gmm_status s = gmm__prepare(call, mlp->ctx, step->op, mlp->function, step->descriptor, query);
     call->split_tiles = steps->tiles;
-    call->act_amax = step->act_amax;
-    call->act_source = step->act_source;
-    call->sums = step->sums;
-    call->product_act = step->product_act;
-    call->product_cast = step->product_cast;
-    call->drops_preact = step->drops_preact;
-    call->describes = steps->call->describes;
-    if (step->act_source) call->act = *step->act_source->act;
-    if (step->product_act) call->act = *step->product_act->act;
+    call->fused = step->fused;
+    call->describes = mlp->describes;
+    if (step->fused.act_source) call->act = *step->fused.act_source->act;
+    if (step->fused.product_act) call->act = *step->fused.product_act->act;
     return s;
 }
 
@@ -6337,6 +6327,12 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
+/* Serves the call of a step, whose workspace begins `at` bytes behind the beginning of the plan's. */
+static gmm_status gmm__serve_step(gmm__call *step, const gmm__plan *plan, size_t at, gmm_stream stream) {
+    return gmm__serve(step, NULL, plan->workspace ? (char *)plan->workspace + at : NULL, plan->workspace_bytes - at,
+                      stream);
+}
+
 /* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
 static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
                                      gmm_stream stream) {
@@ -6347,9 +6343,7 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
         gmm__call call;
         if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
         if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
-        if (s == GMM_OK)
-            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
-                           plan->workspace_bytes - step->workspace, stream);
+        if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
         if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
     }
     return s;
@@ -6376,7 +6370,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
             continue;
         if (i > 0) variant.describes = NULL;
         if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (!infers && trains_or_infers) variant.d.mlp.saved = (void *)(uintptr_t)256; /* any: a query writes nothing */
+        if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
         built = gmm__mlp_build_fwd(&steps, &variant, NULL);
         if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
         if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
@@ -6413,8 +6407,6 @@ enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
-                                       const gmm_conversion *conversion, int query);
 #ifdef __CUDACC__
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
@@ -6438,7 +6430,7 @@ static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int
     d.options = &call->options;
     d.src = &src;
     d.dst = &dst;
-    s = gmm__convert_prepare(&step, call->ctx, call->function, &d, 0);
+    s = gmm__prepare(&step, call->ctx, GMM_OP_CONVERT, call->function, &d, 0);
     return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
@@ -6550,10 +6542,10 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     return s == GMM_OK && gmm__mlp_gradients_of(call).defer ? gmm__mlp_record(&steps, stream) : s;
 }
 
-/* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
-   plans those that a backward of the MLP's own descriptor would queue. */
+/* Plans the weight gradients of the record that call->output points to. A query has none, and plans those that a
+   backward of the MLP's own descriptor would queue. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    const gmm__wgrad_record *r = (const gmm__wgrad_record *)call->input;
+    const gmm__wgrad_record *r = (const gmm__wgrad_record *)call->output;
     gmm__mlp_steps steps;
     gmm__mlp_queued q;
     int i;
@@ -6748,7 +6740,7 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     call.recipe = record.recipe;
     call.quant = record.quant;
     call.rows = record.groups.capacity;
-    call.input = call.output = &record;
+    call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", record.groups.count, (long long)call.rows);
     if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {
@@ -8003,12 +7995,6 @@ typedef struct gmm__moe_wants {
     int x;            /* the call reads gmm_moe.x */
 } gmm__moe_wants;
 
-/* Dtype of x, which is that of the MLP's rows. */
-static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
-    const gmm_mat *w = &call->mat[GMM__W2];
-    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
-}
-
 /* Whether backward queues weight gradients. */
 static int gmm__moe_queues(const gmm__call *call) {
     return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
@@ -8059,7 +8045,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
-                   call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
+                   call->mat[GMM__DY].dtype == gmm__mlp_dtype(call);
     return w;
 }
 
@@ -8267,10 +8253,6 @@ typedef struct gmm__moe_steps {
     int count;
 } gmm__moe_steps;
 
-/* Memory that a plan counts with instead of the caller's. Descriptors tell what is wanted by addresses that are not
-   NULL; a plan reads none of them. */
-static char *gmm__moe_planned(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
-
 /* Offsets in gmm_moe.saved: of the layer's parts, and of the MLP's behind them. */
 typedef struct gmm__moe_saved {
     gmm_moe_layout layout;
@@ -8289,8 +8271,8 @@ static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     s.slot_of = gmm__moe_save_part(&s.layout, "slot_of", GMM_I32, 1, call->rows);
     s.sizes = gmm__moe_save_part(&s.layout, "sizes", GMM_I32, 1, d->experts);
     if (w.weights_rows) s.row_probs = gmm__moe_save_part(&s.layout, "row_probs", GMM_F32, 1, call->rows);
-    if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__moe_dtype(call), call->rows, call->out);
-    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__moe_dtype(call), call->rows, call->in);
+    if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__mlp_dtype(call), call->rows, call->out);
+    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__mlp_dtype(call), call->rows, call->in);
     s.mlp = s.layout.bytes;
     return s;
 }
@@ -8386,7 +8368,7 @@ static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs) {
         steps->mlp.x_index = steps->slot_of;
     }
     if (probs) {
-        p->probs = steps->probs ? steps->probs : (const float *)gmm__moe_planned(); /* a query may leave it open */
+        p->probs = steps->probs ? steps->probs : (const float *)gmm__placeholder(); /* a query may leave it open */
         p->row_probs = steps->row_probs;
     }
     if (p->rows || p->row_probs) gmm__moe_add_step(steps, GMM_OP_PERMUTE_FWD, p);
@@ -8492,7 +8474,7 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->route.dlogits) gmm__moe_add_step(steps, GMM_OP_TOPK_BWD, &steps->route);
 }
 
-/* Lists the steps of a call over its workspace and gmm_moe.deferred; gmm__moe_planned() for a plan. */
+/* Lists the steps of a call over its workspace and gmm_moe.deferred; gmm__placeholder() for a plan. */
 static void gmm__moe_build(gmm__moe_steps *steps, const gmm__call *call, char *workspace, char *deferred) {
     const gmm__moe_saved at = gmm__moe_saved_of(call);
     const int fwd = call->op == GMM_OP_MOE_FWD;
@@ -8500,31 +8482,15 @@ static void gmm__moe_build(gmm__moe_steps *steps, const gmm__call *call, char *w
     memset(steps, 0, sizeof *steps);
     steps->call = call;
     steps->wants = gmm__moe_wants_of(call);
-    steps->dtype = gmm__moe_dtype(call);
+    steps->dtype = gmm__mlp_dtype(call);
     steps->workspace.memory = workspace;
     steps->deferred.memory = deferred;
     if (fwd) gmm__moe_build_fwd(steps, &at, saved);
-    else gmm__moe_build_bwd(steps, &at, saved ? saved : gmm__moe_planned());
+    else gmm__moe_build_bwd(steps, &at, saved ? saved : gmm__placeholder());
     if (fwd || !deferred) return;
     steps->mlp.deferred = deferred + steps->deferred.peak;
     steps->mlp.deferred_bytes = call->d.moe.deferred_bytes > steps->deferred.peak
                                     ? call->d.moe.deferred_bytes - steps->deferred.peak : 0;
-}
-
-/* Checks the call of a step. */
-static gmm_status gmm__moe_prepare_step(const gmm__moe_steps *steps, int i, int query, gmm__call *call) {
-    gmm_context *ctx = steps->call->ctx;
-    const char *function = steps->call->function;
-    const gmm__moe_step *step = &steps->step[i];
-    switch (step->op) {
-    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
-        return gmm__topk_prepare(call, ctx, step->op, function, (const gmm_route *)step->descriptor, query);
-    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD:
-        return gmm__mlp_prepare(call, ctx, step->op, function, (const gmm_mlp *)step->descriptor,
-                                query ? GMM__MLP_QUERY : GMM__MLP_LAUNCH);
-    default:
-        return gmm__permute_prepare(call, ctx, step->op, function, (const gmm_permute *)step->descriptor, query);
-    }
 }
 /* Plan, launch and entry points of the layer, which is composed of operations. The engines CPU and MMA have these
    functions in common; each operation selects an engine of its own. */
@@ -8558,7 +8524,7 @@ static void gmm__moe_choose_rows(gmm__call *call) {
         return;
     if (!w1 || !gmm__copy_sized(&w, sizeof w, w1)) return; /* the MLP's checks refuse it */
     call->layer_gathers = 1;
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     z = gmm_mat_packed(steps.dtype, NULL);
     fc1.groups = steps.mlp.groups;
     fc1.options = steps.mlp.options;
@@ -8586,7 +8552,7 @@ static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     gmm__moe_steps steps;
     gmm_status s;
     gmm__moe_choose_rows(call);
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     if (d->route && (fwd || steps.route.dlogits)) {
         gmm__call route;
         steps.route.dprobs = NULL; /* the layer's own memory */
@@ -8649,11 +8615,11 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
     gmm__text *text = plan->call->describes;
     gmm__call step;
     gmm__plan step_plan;
-    const size_t before = steps->step[i].workspace;
-    const gmm_status s = gmm__moe_prepare_step(steps, i, 1, &step);
+    const gmm__moe_step *row = &steps->step[i];
+    const gmm_status s = gmm__prepare(&step, ctx, row->op, plan->call->function, row->descriptor, 1);
     if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
-    if (before + step_plan.workspace_bytes > plan->workspace_bytes)
-        plan->workspace_bytes = before + step_plan.workspace_bytes;
+    if (row->workspace + step_plan.workspace_bytes > plan->workspace_bytes)
+        plan->workspace_bytes = row->workspace + step_plan.workspace_bytes;
     if (text) gmm__describe_plan(text, &step_plan);
     if (step.op != GMM_OP_MLP_FWD && step.op != GMM_OP_MLP_BWD) return 1;
     plan->deferred_bytes += step_plan.deferred_bytes;
@@ -8670,7 +8636,7 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
 static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     gmm__moe_steps steps;
     int i;
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     plan->workspace_bytes = steps.workspace.peak;
     plan->saved_bytes = (size_t)(gmm__moe_saved_of(call).mlp + call->mlp_saved.bytes);
     plan->deferred_bytes = steps.deferred.peak;
@@ -8707,14 +8673,12 @@ static gmm_status gmm__compose_launch_moe(const gmm__plan *plan, gmm_stream stre
     int i;
     gmm__moe_build(&steps, layer, (char *)plan->workspace, (char *)layer->d.moe.deferred);
     for (i = 0; i < steps.count && s == GMM_OK; i++) {
-        const size_t at = steps.step[i].workspace;
+        const gmm__moe_step *step = &steps.step[i];
         gmm__call call;
-        s = gmm__moe_prepare_step(&steps, i, 0, &call);
-        if (s == GMM_OK && steps.step[i].descriptor == &steps.mlp && gmm__mlp_awaits(&call))
+        s = gmm__prepare(&call, layer->ctx, step->op, layer->function, step->descriptor, 0);
+        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_awaits(&call))
             s = gmm__moe_add_outputs(layer, &call);
-        if (s == GMM_OK)
-            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + at : NULL,
-                           plan->workspace_bytes - at, stream);
+        if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
     }
     return gmm__moe_adopt_error(layer, s);
 }
@@ -8726,7 +8690,7 @@ GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe,
     gmm_status s = gmm__moe_prepare_parts(&call, ctx, queued ? GMM_OP_MOE_BWD : op, "gmm_moe_query", moe, 1, &mlp);
     if (s != GMM_OK) return s;
     if (!queued) return gmm__serve(&call, info, NULL, 0, NULL);
-    gmm__moe_build(&steps, &call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, &call, gmm__placeholder(), gmm__placeholder());
     gmm__moe_complete(&steps);
     s = gmm__mlp_prepare(&mlp, ctx, op, "gmm_moe_query", &steps.mlp, GMM__MLP_QUERY);
     return gmm__moe_adopt_error(&call, s != GMM_OK ? s : gmm__serve(&mlp, info, NULL, 0, NULL));
@@ -10319,7 +10283,7 @@ static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int
     if (call->rows > max_extent || n > max_extent || strips > max_extent ||
         !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->sums.wanted) gmm__reserve(plan, region, (size_t)size);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->fused.sums.wanted) gmm__reserve(plan, region, (size_t)size);
     return 1;
 }
 
@@ -10347,13 +10311,14 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__cuda_reserve_split(plan, call->groups.count);
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MATRIX_TABLE);
     gmm__cuda_reserve_table(call, plan, GMM__BIAS, GMM__BIAS_TABLE);
-    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
     return gmm__mma_reserve_partials(call, plan, call->out, GMM__BGRAD_PARTIALS);
 }
 
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
+    const gmm__column_sums *sums = &call->fused.sums;
     gmm__cuda_split split;
     gmm_bgrad_args args;
     const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -10364,8 +10329,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
-    args.has_partials = call->sums.wanted;
+        args.partials = sums->wanted ? sums->partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
+    args.has_partials = sums->wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__cuda_linear_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;
@@ -10474,7 +10439,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dprob = d->dprob;
     }
     a.groups = call->groups.count;
-    a.amax = (uint32_t *)(void *)call->act_amax;
+    a.amax = (uint32_t *)(void *)call->fused.act_amax;
     if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);
@@ -10880,7 +10845,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -10967,14 +10932,14 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
 static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     gmm__act_source act;
     memset(&act, 0, sizeof act);
-    if (!call->act_source) return act;
+    if (!call->fused.act_source) return act;
     act.kind = call->act.kind;
     act.coef = gmm_act_coefficients(&call->act);
     act.gated = gmm_act_gated(call->act.kind);
     act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
     act.layout = gmm__k_act_layout(act.gated, act.interleave);
     act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
-    act.prob = call->act_source->prob;
+    act.prob = call->fused.act_source->prob;
     return act;
 }
 
@@ -10992,7 +10957,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
-    args.bias_scale = call->sums.scale;
+    args.bias_scale = call->fused.sums.scale;
     args.dy_index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
@@ -11007,7 +10972,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
-    float *partials = call->sums.wanted ? call->sums.partials
+    float *partials = call->fused.sums.wanted ? call->fused.sums.partials
                       : d->db           ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
@@ -11038,9 +11003,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     if (a.vectorized) a.sums = partials;
-    a.sum_scale = call->sums.scale;
+    a.sum_scale = call->fused.sums.scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
-    if (e == cudaSuccess && call->act_source && !a.vectorized)
+    if (e == cudaSuccess && call->fused.act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
@@ -11260,7 +11225,7 @@ static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op o
     s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
-    s.drops_d = call->drops_preact;
+    s.drops_d = call->fused.drops_preact;
     return s;
 }
 
@@ -11486,7 +11451,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
     const int32_t processors = call->ctx->device.processors;
     double clocks = 0.0;
 #ifndef GMM_NO_QUANT
-    if (call->product_cast) {
+    if (call->fused.product_cast) {
         if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
                                   &clocks) < 0)
             return 0.0;
@@ -11502,7 +11467,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
 static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int64_t bytes = call->out / 2 * (call->product_cast ? 5 : 6);
+    const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
@@ -11511,11 +11476,12 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
     fused = gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects %s to be faster alone", call->product_cast ? "act and cast" : "the act");
+        return gmm__decline(plan, "expects %s to be faster alone",
+                            call->fused.product_cast ? "act and cast" : "the act");
     return 1;
 }
 
-/* Whether a glu product serves call->product_act, and is expected to be faster or demanded. */
+/* Whether a glu product serves call->fused.product_act, and is expected to be faster or demanded. */
 static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int copies) {
     const gmm_mat *z = &call->mat[GMM__Y];
     const int64_t ffn = call->out / 2, block = call->act.interleave;
@@ -11534,7 +11500,7 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
    z in BF16 with aligned rows, which TMA stores. */
 static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
-    const gmm_format *f = call->product_cast;
+    const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
@@ -11554,15 +11520,15 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
 static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
     gmm_fp8_glu *glu = &args->glu;
     args->p.n /= 2;
-    glu->h = *call->product_act->y;
+    glu->h = *call->fused.product_act->y;
     glu->h.ld = args->p.n; /* the copy is packed */
-    glu->prob = call->product_act->prob;
+    glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n;
-    glu->drops_d = call->drops_preact;
-    glu->eps = call->product_cast->eps;
-    glu->pow2 = call->product_cast->pow2;
+    glu->drops_d = call->fused.drops_preact;
+    glu->eps = call->fused.product_cast->eps;
+    glu->pow2 = call->fused.product_cast->pow2;
 }
 #endif /* GMM_NO_QUANT */
 
@@ -11572,13 +11538,13 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     gmm_sm90_glu *glu = &args->glu;
     gmm_tail_args tail;
     glu->h = args->p.d;
-    glu->h.data = call->product_act->y->data;
+    glu->h.data = call->fused.product_act->y->data;
     glu->h.ld = call->out / 2; /* y is packed */
-    glu->prob = call->product_act->prob;
+    glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
-    glu->drops_d = call->drops_preact;
+    glu->drops_d = call->fused.drops_preact;
     if (!args->p.zero_tail) return cudaSuccess;
     memset(&tail, 0, sizeof tail);
     tail.d = glu->h;
@@ -11664,8 +11630,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     char text[64];
     double price = 0.0;
     int64_t tiles;
-    if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->product_act != NULL, processors, &price);
+    if (call->fused.product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->fused.product_act != NULL, processors,
+                                         &price);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -11689,7 +11656,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
-                   call->product_act ? ", with the activation and its cast" : "");
+                   call->fused.product_act ? ", with the activation and its cast" : "");
     return 1;
 }
 #endif /* GMM_NO_QUANT */
@@ -11822,23 +11789,23 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->fused.product_act ? gmm_gemm_glu : op;
     const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
-    if (call->product_act && gmm__wgmma_dequantizes(call, op))
+    if (call->fused.product_act && gmm__wgmma_dequantizes(call, op))
         return gmm__decline(plan, "fuses no activation with mx32 and nv16");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
-    if (call->product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
+    if (call->fused.product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if ((call->product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+        if ((call->fused.product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
             !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
@@ -11846,7 +11813,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         gathers = gmm_sm90_kernels[plan->kernel].gather;
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
-                       call->product_act ? ", with the activation" : "");
+                       call->fused.product_act ? ", with the activation" : "");
         if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -11869,7 +11836,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
+    if (call->fused.product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                                GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
@@ -11982,7 +11949,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad && !call->drops_preact) {
+    if (args.p.zero_tail && !wgrad && !call->fused.drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
@@ -11993,7 +11960,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->fused.product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
@@ -13002,8 +12969,9 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
     X(QUANT_INDEX, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.src_index, 1, 0, 1, 0, \
       "quantization.src_index") \
-    X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast fused with an activation") \
-    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act fused into FC1") \
+    X(ACT_CAST, QUANTIZE, ACT_BWD, call->fused.act_source || call->fused.act_amax, 0, 0, 1, 0, \
+      "a cast fused with an activation") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->fused.product_act, 0, 1, 0, 0, "an act fused into FC1") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {
@@ -13100,45 +13068,11 @@ static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan) {
     gmm__text_add(text, "\n");
 }
 
-/* Checks the descriptor of an operation that has a query, as the query does. */
-static gmm_status gmm__prepare_query(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
-                                     const void *d) {
-    gmm_status s;
-    switch (op) {
-    case GMM_OP_QUANTIZE: case GMM_OP_REQUANTIZE:
-        return gmm__quantize_prepare(call, ctx, op, function, (const gmm_quantization *)d, 1);
-    case GMM_OP_DEQUANTIZE:
-        return gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)d, 1);
-    case GMM_OP_TRANSPOSE: return gmm__transpose_prepare(call, ctx, function, (const gmm_transposition *)d, 1);
-    case GMM_OP_LINEAR_FWD: case GMM_OP_LINEAR_DGRAD: case GMM_OP_LINEAR_WGRAD: case GMM_OP_LINEAR_BGRAD:
-        return gmm__linear_prepare(call, ctx, op, function, (const gmm_linear *)d, 1);
-    case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
-        return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, 1);
-    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
-        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d, GMM__MLP_QUERY);
-    case GMM_OP_MOE_FWD: case GMM_OP_MOE_BWD:
-        return gmm__moe_prepare(call, ctx, op, function, (const gmm_moe *)d, 1);
-    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
-        return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, 1);
-    case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
-    case GMM_OP_UNPERMUTE_BWD:
-        return gmm__permute_prepare(call, ctx, op, function, (const gmm_permute *)d, 1);
-    case GMM_OP_PAD: case GMM_OP_UNPAD:
-        return gmm__pad_prepare(call, ctx, op, function, (const gmm_padding *)d, 1);
-    case GMM_OP_GLU_INTERLEAVE: return gmm__glu_prepare(call, ctx, function, (const gmm_glu *)d, 1);
-    case GMM_OP_ACCUMULATE: return gmm__accumulate_prepare(call, ctx, function, (const gmm_accumulation *)d, 1);
-    case GMM_OP_CONVERT: return gmm__convert_prepare(call, ctx, function, (const gmm_conversion *)d, 1);
-    default:
-        s = gmm__open(call, ctx, op, function, 1);
-        return s != GMM_OK ? s : gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) has no query", (int)op, gmm_op_name(op));
-    }
-}
-
 GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descriptor, char *text, size_t bytes) {
     gmm__call call;
     gmm__plan plan;
     gmm__text t;
-    gmm_status s = gmm__prepare_query(&call, ctx, op, "gmm_describe", descriptor);
+    gmm_status s = gmm__prepare(&call, ctx, op, "gmm_describe", descriptor, 1);
     if (s != GMM_OK) return s;
     if (!text || bytes < 1) return gmm__refuse(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
     if ((s = gmm__select(&call, &plan)) != GMM_OK) return s;
@@ -13557,6 +13491,41 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
                                gmm__is_field(call, second) ? "." : "", second, (void *)overlap[1]);
         }
     return GMM_OK;
+}
+
+/* Begins the call of an operation that has a query, and checks its descriptor `d`. */
+static gmm_status gmm__prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, const void *d,
+                               int query) {
+    gmm_status s;
+    switch (op) {
+    case GMM_OP_QUANTIZE: case GMM_OP_REQUANTIZE:
+        return gmm__quantize_prepare(call, ctx, op, function, (const gmm_quantization *)d, query);
+    case GMM_OP_DEQUANTIZE:
+        return gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)d, query);
+    case GMM_OP_TRANSPOSE: return gmm__transpose_prepare(call, ctx, function, (const gmm_transposition *)d, query);
+    case GMM_OP_LINEAR_FWD: case GMM_OP_LINEAR_DGRAD: case GMM_OP_LINEAR_WGRAD: case GMM_OP_LINEAR_BGRAD:
+        return gmm__linear_prepare(call, ctx, op, function, (const gmm_linear *)d, query);
+    case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
+        return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, query);
+    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d,
+                                query ? GMM__MLP_QUERY : GMM__MLP_LAUNCH);
+    case GMM_OP_MOE_FWD: case GMM_OP_MOE_BWD:
+        return gmm__moe_prepare(call, ctx, op, function, (const gmm_moe *)d, query);
+    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
+        return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, query);
+    case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
+    case GMM_OP_UNPERMUTE_BWD:
+        return gmm__permute_prepare(call, ctx, op, function, (const gmm_permute *)d, query);
+    case GMM_OP_PAD: case GMM_OP_UNPAD:
+        return gmm__pad_prepare(call, ctx, op, function, (const gmm_padding *)d, query);
+    case GMM_OP_GLU_INTERLEAVE: return gmm__glu_prepare(call, ctx, function, (const gmm_glu *)d, query);
+    case GMM_OP_ACCUMULATE: return gmm__accumulate_prepare(call, ctx, function, (const gmm_accumulation *)d, query);
+    case GMM_OP_CONVERT: return gmm__convert_prepare(call, ctx, function, (const gmm_conversion *)d, query);
+    default:
+        s = gmm__open(call, ctx, op, function, query);
+        return s != GMM_OK ? s : gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) has no query", (int)op, gmm_op_name(op));
+    }
 }
 
 /* Appends to a plan's note, truncated to fit. */

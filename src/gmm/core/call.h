@@ -55,6 +55,20 @@ typedef struct gmm__column_sums {
     const float *scale; /* [rows]: factors of the rows; NULL = ones */
 } gmm__column_sums;
 
+/* What the operation of an MLP's step does besides its own work, or in place of another operation. Zeros: nothing, as
+   in every call outside of an MLP. */
+typedef struct gmm__fusion {
+    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes.
+                              mat[GMM__SOURCE] holds the gate columns of the activation's x */
+    float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
+    gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
+    const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product
+                              computes and writes too */
+    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
+                              written. NULL: y has the dtype of its x */
+    int drops_preact;      /* with product_act: mat[GMM__Y] need not be written */
+} gmm__fusion;
+
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
    this structure alone, never the caller's descriptors. The call of a query has the same shapes, dtypes and operands,
    but its addresses may be NULL. */
@@ -95,17 +109,8 @@ typedef struct gmm__call {
         gmm_transposition transposition;
         gmm_sharding shard;
     } d;                    /* the descriptor of the operation */
-    gmm_act act;            /* activation, MLP, and a quantization with act_source */
-    const gmm_activation *act_source; /* a quantization within an MLP: its source is y of this activation, which the
-                               cast computes. mat[GMM__DY] holds the gate columns of its x. NULL = there is none */
-    float *act_amax;        /* an activation within an MLP: [G], the amaxes of y (forward) or dx (backward), which it
-                               writes. NULL = not wanted */
-    gmm__column_sums sums;  /* within an MLP: what a quantization writes besides, and a bias gradient reads */
-    const gmm_activation *product_act; /* FC1's product within an MLP: mat[GMM__Y] is x of this activation, whose y the
-                               product computes and writes too. NULL = there is none */
-    const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
-                               written. NULL = y has the dtype of its x */
-    int drops_preact;       /* with product_act: mat[GMM__Y] need not be written */
+    gmm_act act;            /* activation, MLP, and operations that compute an activation besides (fused) */
+    gmm__fusion fused;
     gmm_mlp_config config;  /* MLP, layer */
     gmm_saved_layout mlp_saved; /* layer: what its MLP saves */
     int layer_gathers;      /* layer on a GPU: products of forward gather rows of x themselves */
@@ -113,8 +118,7 @@ typedef struct gmm__call {
                                too; other operations read them, and in groups.splits the offsets that an earlier
                                operation on the stream has written with them. NULL = none */
     int32_t tile_kinds;     /* GMM_OP_OFFSETS: bits of gmm__tile_kind, the sums that are wanted */
-    const void *input;      /* further memory that an operation reads or writes, documented where it is used */
-    void *output;
+    void *output;           /* GMM_OP_OFFSETS: [G + 1] int64. GMM_OP_MLP_WGRAD: a gmm__wgrad_record; NULL in queries */
     int engine_by_context;  /* 1: options.engine is that of gmm_config, since the caller names none */
     int in_place;           /* 1: an output may be one of the inputs (gmm__may_replace) */
     gmm__text *describes;   /* gmm_describe: gets a line for each step of this call. NULL = not wanted */

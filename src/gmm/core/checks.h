@@ -445,6 +445,10 @@ static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
     return gmm_padded_capacity(groups->count, groups->capacity) / GMM_TILE;
 }
 
+/* An aligned address, not NULL, for memory that only a launch has: descriptors say by addresses what is wanted, and a
+   plan reads and writes none of them. */
+static char *gmm__placeholder(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
+
 /* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
 static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
     plan->part[part] = plan->workspace_bytes;
@@ -491,9 +495,12 @@ static GMM__UNUSED int gmm__capturing(const gmm_context *ctx, gmm_stream stream)
     return 0;
 }
 
-/* Defined behind the engine table, in core/engines.h: gmm__select chooses the engine of a checked call and fills in its
+/* Defined behind the engine table, in core/engines.h: gmm__prepare checks the descriptor of any operation that has a
+   query, by the function gmm__*_prepare of its part; gmm__select chooses the engine of a checked call and fills in its
    plan; gmm__check_overlap refuses a call whose outputs overlap its other memory; gmm__serve selects, and then answers
    the query (call->query, into *info), or checks workspace and overlap and launches. */
+static gmm_status gmm__prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, const void *d,
+                               int query);
 static gmm_status gmm__select(gmm__call *call, gmm__plan *plan);
 static void gmm__describe_plan(gmm__text *text, const gmm__plan *plan); /* core/describe.h */
 static gmm_status gmm__check_overlap(gmm__call *call);

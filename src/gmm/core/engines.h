@@ -251,6 +251,41 @@ static gmm_status gmm__check_overlap(gmm__call *call) {
     return GMM_OK;
 }
 
+/* Begins the call of an operation that has a query, and checks its descriptor `d`. */
+static gmm_status gmm__prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function, const void *d,
+                               int query) {
+    gmm_status s;
+    switch (op) {
+    case GMM_OP_QUANTIZE: case GMM_OP_REQUANTIZE:
+        return gmm__quantize_prepare(call, ctx, op, function, (const gmm_quantization *)d, query);
+    case GMM_OP_DEQUANTIZE:
+        return gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)d, query);
+    case GMM_OP_TRANSPOSE: return gmm__transpose_prepare(call, ctx, function, (const gmm_transposition *)d, query);
+    case GMM_OP_LINEAR_FWD: case GMM_OP_LINEAR_DGRAD: case GMM_OP_LINEAR_WGRAD: case GMM_OP_LINEAR_BGRAD:
+        return gmm__linear_prepare(call, ctx, op, function, (const gmm_linear *)d, query);
+    case GMM_OP_ACT_FWD: case GMM_OP_ACT_BWD:
+        return gmm__act_prepare(call, ctx, op, function, (const gmm_activation *)d, query);
+    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD: case GMM_OP_MLP_WGRAD:
+        return gmm__mlp_prepare(call, ctx, op, function, (const gmm_mlp *)d,
+                                query ? GMM__MLP_QUERY : GMM__MLP_LAUNCH);
+    case GMM_OP_MOE_FWD: case GMM_OP_MOE_BWD:
+        return gmm__moe_prepare(call, ctx, op, function, (const gmm_moe *)d, query);
+    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
+        return gmm__topk_prepare(call, ctx, op, function, (const gmm_route *)d, query);
+    case GMM_OP_PERMUTE_MAP: case GMM_OP_PERMUTE_FWD: case GMM_OP_PERMUTE_BWD: case GMM_OP_UNPERMUTE_FWD:
+    case GMM_OP_UNPERMUTE_BWD:
+        return gmm__permute_prepare(call, ctx, op, function, (const gmm_permute *)d, query);
+    case GMM_OP_PAD: case GMM_OP_UNPAD:
+        return gmm__pad_prepare(call, ctx, op, function, (const gmm_padding *)d, query);
+    case GMM_OP_GLU_INTERLEAVE: return gmm__glu_prepare(call, ctx, function, (const gmm_glu *)d, query);
+    case GMM_OP_ACCUMULATE: return gmm__accumulate_prepare(call, ctx, function, (const gmm_accumulation *)d, query);
+    case GMM_OP_CONVERT: return gmm__convert_prepare(call, ctx, function, (const gmm_conversion *)d, query);
+    default:
+        s = gmm__open(call, ctx, op, function, query);
+        return s != GMM_OK ? s : gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) has no query", (int)op, gmm_op_name(op));
+    }
+}
+
 /* Appends to a plan's note, truncated to fit. */
 static void gmm__note(gmm__plan *plan, const char *format, ...) {
     const size_t length = strlen(plan->note);

@@ -98,8 +98,9 @@
     X(QUANT_SKIP, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.skip, 1, 0, 1, 0, "quantization.skip") \
     X(QUANT_INDEX, QUANTIZE, REQUANTIZE, gmm__casts(call->op) && call->d.quant.src_index, 1, 0, 1, 0, \
       "quantization.src_index") \
-    X(ACT_CAST, QUANTIZE, ACT_BWD, call->act_source || call->act_amax, 0, 0, 1, 0, "a cast fused with an activation") \
-    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->product_act, 0, 1, 0, 0, "an act fused into FC1") \
+    X(ACT_CAST, QUANTIZE, ACT_BWD, call->fused.act_source || call->fused.act_amax, 0, 0, 1, 0, \
+      "a cast fused with an activation") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->fused.product_act, 0, 1, 0, 0, "an act fused into FC1") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

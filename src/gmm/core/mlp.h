@@ -20,7 +20,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
             continue;
         if (i > 0) variant.describes = NULL;
         if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (!infers && trains_or_infers) variant.d.mlp.saved = (void *)(uintptr_t)256; /* any: a query writes nothing */
+        if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
         built = gmm__mlp_build_fwd(&steps, &variant, NULL);
         if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
         if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
@@ -57,8 +57,6 @@ enum { GMM__WGRAD_TAG = 0x6772616D };
 
 typedef char gmm__wgrad_record_fits[sizeof(gmm__wgrad_record) <= sizeof(gmm_wgrad_entry) ? 1 : -1];
 
-static gmm_status gmm__convert_prepare(gmm__call *call, gmm_context *ctx, const char *function,
-                                       const gmm_conversion *conversion, int query);
 #ifdef __CUDACC__
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e);
 #endif
@@ -82,7 +80,7 @@ static gmm_status gmm__mlp_copy(const gmm__call *call, const void *src_data, int
     d.options = &call->options;
     d.src = &src;
     d.dst = &dst;
-    s = gmm__convert_prepare(&step, call->ctx, call->function, &d, 0);
+    s = gmm__prepare(&step, call->ctx, GMM_OP_CONVERT, call->function, &d, 0);
     return s != GMM_OK ? s : gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
@@ -194,10 +192,10 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     return s == GMM_OK && gmm__mlp_gradients_of(call).defer ? gmm__mlp_record(&steps, stream) : s;
 }
 
-/* Plans the weight gradients of a record, which call->input and call->output point to. They are NULL in a query, which
-   plans those that a backward of the MLP's own descriptor would queue. */
+/* Plans the weight gradients of the record that call->output points to. A query has none, and plans those that a
+   backward of the MLP's own descriptor would queue. */
 static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
-    const gmm__wgrad_record *r = (const gmm__wgrad_record *)call->input;
+    const gmm__wgrad_record *r = (const gmm__wgrad_record *)call->output;
     gmm__mlp_steps steps;
     gmm__mlp_queued q;
     int i;
@@ -392,7 +390,7 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     call.recipe = record.recipe;
     call.quant = record.quant;
     call.rows = record.groups.capacity;
-    call.input = call.output = &record;
+    call.output = &record;
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", record.groups.count, (long long)call.rows);
     if ((s = gmm__mlp_read_record(&call, &record)) != GMM_OK) return s;
     if ((s = gmm__serve(&call, NULL, workspace, workspace_bytes, stream)) != GMM_OK) {

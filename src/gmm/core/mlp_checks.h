@@ -82,10 +82,12 @@ static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
     call->query = query;
     return s;
 }
-/* Dtype of the operands that are not quantized, and of the intermediate matrices. */
+/* Dtype of the operands that are not quantized and of the intermediate matrices, of an MLP or a layer: that of w2, or
+   where w2 is quantized that of the token matrix which every such call reads. */
 static gmm_dtype gmm__mlp_dtype(const gmm__call *call) {
     const gmm_mat *w = &call->mat[GMM__W2];
-    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[call->op == GMM_OP_MLP_FWD ? GMM__X_ : GMM__DY].dtype;
+    const int bwd = call->op == GMM_OP_MLP_BWD || call->op == GMM_OP_MLP_WGRAD;
+    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[bwd ? GMM__DY : GMM__X_].dtype;
 }
 
 /* Every feature count is K of one product and N of another, so that the alignment of any quantized operand applies to

@@ -65,7 +65,7 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
                                               4 * (int64_t)steps->call->groups.count);
     }
     gmm__mlp_add_step(steps, op, &steps->act);
-    if (takes_amax) steps->step[steps->count - 1].act_amax = steps->amax;
+    if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
 }
 /* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
 static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {

@@ -64,12 +64,7 @@ typedef struct gmm__mlp_operand {
 typedef struct gmm__mlp_step {
     gmm_op op;
     const void *descriptor; /* gmm_linear, gmm_activation, gmm_quantization or gmm_dequantization */
-    const gmm_activation *act_source; /* gmm__call.act_source of a quantization */
-    float *act_amax;        /* gmm__call.act_amax of an activation */
-    gmm__column_sums sums;  /* gmm__call.sums of a quantization or bias gradient */
-    const gmm_activation *product_act; /* gmm__call.product_act and product_cast of FC1 */
-    const gmm_format *product_cast;
-    int drops_preact;       /* gmm__call.drops_preact */
+    gmm__fusion fused;      /* gmm__call.fused */
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;

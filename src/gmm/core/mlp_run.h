@@ -3,26 +3,13 @@
 /* Checks the call of a step. */
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call) {
-    gmm_context *ctx = steps->call->ctx;
-    const char *function = steps->call->function;
-    gmm_status s;
-    if (step->op == GMM_OP_QUANTIZE)
-        s = gmm__quantize_prepare(call, ctx, step->op, function, (const gmm_quantization *)step->descriptor, query);
-    else if (step->op == GMM_OP_DEQUANTIZE)
-        s = gmm__dequantize_prepare(call, ctx, function, (const gmm_dequantization *)step->descriptor, query);
-    else if (step->op == GMM_OP_ACT_FWD || step->op == GMM_OP_ACT_BWD)
-        s = gmm__act_prepare(call, ctx, step->op, function, (const gmm_activation *)step->descriptor, query);
-    else s = gmm__linear_prepare(call, ctx, step->op, function, (const gmm_linear *)step->descriptor, query);
+    const gmm__call *mlp = steps->call;
+    const gmm_status s = gmm__prepare(call, mlp->ctx, step->op, mlp->function, step->descriptor, query);
     call->split_tiles = steps->tiles;
-    call->act_amax = step->act_amax;
-    call->act_source = step->act_source;
-    call->sums = step->sums;
-    call->product_act = step->product_act;
-    call->product_cast = step->product_cast;
-    call->drops_preact = step->drops_preact;
-    call->describes = steps->call->describes;
-    if (step->act_source) call->act = *step->act_source->act;
-    if (step->product_act) call->act = *step->product_act->act;
+    call->fused = step->fused;
+    call->describes = mlp->describes;
+    if (step->fused.act_source) call->act = *step->fused.act_source->act;
+    if (step->fused.product_act) call->act = *step->fused.product_act->act;
     return s;
 }
 
@@ -157,6 +144,12 @@ static gmm_status gmm__mlp_run_split(const gmm__mlp_steps *steps, const gmm__pla
     return gmm__serve(&step, NULL, NULL, 0, stream);
 }
 
+/* Serves the call of a step, whose workspace begins `at` bytes behind the beginning of the plan's. */
+static gmm_status gmm__serve_step(gmm__call *step, const gmm__plan *plan, size_t at, gmm_stream stream) {
+    return gmm__serve(step, NULL, plan->workspace ? (char *)plan->workspace + at : NULL, plan->workspace_bytes - at,
+                      stream);
+}
+
 /* Enqueues the steps, each behind what must outlive it in the workspace of the plan. */
 static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *plan, const gmm_grad_hooks *hooks,
                                      gmm_stream stream) {
@@ -167,9 +160,7 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
         gmm__call call;
         if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
         if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
-        if (s == GMM_OK)
-            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + step->workspace : NULL,
-                           plan->workspace_bytes - step->workspace, stream);
+        if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
         if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
     }
     return s;

@@ -1,10 +1,5 @@
 /* The steps of forward, backward and queued weight gradients: how they are listed. */
 
-static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
-                                        const gmm_quantization *quantization, int query);
-static gmm_status gmm__dequantize_prepare(gmm__call *call, gmm_context *ctx, const char *function,
-                                          const gmm_dequantization *dequantization, int query);
-
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
 static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
@@ -95,9 +90,9 @@ static int gmm__mlp_may_join(const gmm__call *call) {
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
 static void gmm__mlp_join(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
-    step->product_act = &steps->act;
-    step->product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
-    step->drops_preact = drops_preact;
+    step->fused.product_act = &steps->act;
+    step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
+    step->fused.drops_preact = drops_preact;
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
@@ -162,7 +157,7 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
-        steps->step[steps->count - 1].act_source = &steps->act;
+        steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
         return;
     }
@@ -246,12 +241,12 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
     gmm__mlp_cast(steps, slot, directions, NULL);
-    if (sums->wanted) steps->step[cast].sums = *sums;
+    if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].sums = steps->sums;
+    steps->step[steps->count - 1].fused.sums = steps->sums;
     steps->sums.wanted = 0;
     gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
 }

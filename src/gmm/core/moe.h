@@ -30,7 +30,7 @@ static void gmm__moe_choose_rows(gmm__call *call) {
         return;
     if (!w1 || !gmm__copy_sized(&w, sizeof w, w1)) return; /* the MLP's checks refuse it */
     call->layer_gathers = 1;
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     z = gmm_mat_packed(steps.dtype, NULL);
     fc1.groups = steps.mlp.groups;
     fc1.options = steps.mlp.options;
@@ -58,7 +58,7 @@ static gmm_status gmm__moe_check_parts(gmm__call *call, gmm__call *mlp) {
     gmm__moe_steps steps;
     gmm_status s;
     gmm__moe_choose_rows(call);
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     if (d->route && (fwd || steps.route.dlogits)) {
         gmm__call route;
         steps.route.dprobs = NULL; /* the layer's own memory */
@@ -121,11 +121,11 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
     gmm__text *text = plan->call->describes;
     gmm__call step;
     gmm__plan step_plan;
-    const size_t before = steps->step[i].workspace;
-    const gmm_status s = gmm__moe_prepare_step(steps, i, 1, &step);
+    const gmm__moe_step *row = &steps->step[i];
+    const gmm_status s = gmm__prepare(&step, ctx, row->op, plan->call->function, row->descriptor, 1);
     if (!gmm__plan_step(&step, s, &last_error, &step_plan, plan)) return 0;
-    if (before + step_plan.workspace_bytes > plan->workspace_bytes)
-        plan->workspace_bytes = before + step_plan.workspace_bytes;
+    if (row->workspace + step_plan.workspace_bytes > plan->workspace_bytes)
+        plan->workspace_bytes = row->workspace + step_plan.workspace_bytes;
     if (text) gmm__describe_plan(text, &step_plan);
     if (step.op != GMM_OP_MLP_FWD && step.op != GMM_OP_MLP_BWD) return 1;
     plan->deferred_bytes += step_plan.deferred_bytes;
@@ -142,7 +142,7 @@ static int gmm__moe_plan_step(const gmm__moe_steps *steps, int i, gmm__plan *pla
 static int gmm__compose_plan_moe(const gmm__call *call, gmm__plan *plan) {
     gmm__moe_steps steps;
     int i;
-    gmm__moe_build(&steps, call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, call, gmm__placeholder(), gmm__placeholder());
     plan->workspace_bytes = steps.workspace.peak;
     plan->saved_bytes = (size_t)(gmm__moe_saved_of(call).mlp + call->mlp_saved.bytes);
     plan->deferred_bytes = steps.deferred.peak;
@@ -179,14 +179,12 @@ static gmm_status gmm__compose_launch_moe(const gmm__plan *plan, gmm_stream stre
     int i;
     gmm__moe_build(&steps, layer, (char *)plan->workspace, (char *)layer->d.moe.deferred);
     for (i = 0; i < steps.count && s == GMM_OK; i++) {
-        const size_t at = steps.step[i].workspace;
+        const gmm__moe_step *step = &steps.step[i];
         gmm__call call;
-        s = gmm__moe_prepare_step(&steps, i, 0, &call);
-        if (s == GMM_OK && steps.step[i].descriptor == &steps.mlp && gmm__mlp_awaits(&call))
+        s = gmm__prepare(&call, layer->ctx, step->op, layer->function, step->descriptor, 0);
+        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_awaits(&call))
             s = gmm__moe_add_outputs(layer, &call);
-        if (s == GMM_OK)
-            s = gmm__serve(&call, NULL, plan->workspace ? (char *)plan->workspace + at : NULL,
-                           plan->workspace_bytes - at, stream);
+        if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
     }
     return gmm__moe_adopt_error(layer, s);
 }
@@ -198,7 +196,7 @@ GMMDEF gmm_status gmm_moe_query(gmm_context *ctx, gmm_op op, const gmm_moe *moe,
     gmm_status s = gmm__moe_prepare_parts(&call, ctx, queued ? GMM_OP_MOE_BWD : op, "gmm_moe_query", moe, 1, &mlp);
     if (s != GMM_OK) return s;
     if (!queued) return gmm__serve(&call, info, NULL, 0, NULL);
-    gmm__moe_build(&steps, &call, gmm__moe_planned(), gmm__moe_planned());
+    gmm__moe_build(&steps, &call, gmm__placeholder(), gmm__placeholder());
     gmm__moe_complete(&steps);
     s = gmm__mlp_prepare(&mlp, ctx, op, "gmm_moe_query", &steps.mlp, GMM__MLP_QUERY);
     return gmm__moe_adopt_error(&call, s != GMM_OK ? s : gmm__serve(&mlp, info, NULL, 0, NULL));

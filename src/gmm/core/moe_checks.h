@@ -13,12 +13,6 @@ typedef struct gmm__moe_wants {
     int x;            /* the call reads gmm_moe.x */
 } gmm__moe_wants;
 
-/* Dtype of x, which is that of the MLP's rows. */
-static gmm_dtype gmm__moe_dtype(const gmm__call *call) {
-    const gmm_mat *w = &call->mat[GMM__W2];
-    return w->scaling == GMM_SCALING_NONE ? w->dtype : call->mat[GMM__X_].dtype;
-}
-
 /* Whether backward queues weight gradients. */
 static int gmm__moe_queues(const gmm__call *call) {
     return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
@@ -69,7 +63,7 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
     w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
-                   call->mat[GMM__DY].dtype == gmm__moe_dtype(call);
+                   call->mat[GMM__DY].dtype == gmm__mlp_dtype(call);
     return w;
 }
 

@@ -31,10 +31,6 @@ typedef struct gmm__moe_steps {
     int count;
 } gmm__moe_steps;
 
-/* Memory that a plan counts with instead of the caller's. Descriptors tell what is wanted by addresses that are not
-   NULL; a plan reads none of them. */
-static char *gmm__moe_planned(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
-
 /* Offsets in gmm_moe.saved: of the layer's parts, and of the MLP's behind them. */
 typedef struct gmm__moe_saved {
     gmm_moe_layout layout;
@@ -53,8 +49,8 @@ static gmm__moe_saved gmm__moe_saved_of(const gmm__call *call) {
     s.slot_of = gmm__moe_save_part(&s.layout, "slot_of", GMM_I32, 1, call->rows);
     s.sizes = gmm__moe_save_part(&s.layout, "sizes", GMM_I32, 1, d->experts);
     if (w.weights_rows) s.row_probs = gmm__moe_save_part(&s.layout, "row_probs", GMM_F32, 1, call->rows);
-    if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__moe_dtype(call), call->rows, call->out);
-    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__moe_dtype(call), call->rows, call->in);
+    if (w.weights_sum) s.y = gmm__moe_save_part(&s.layout, "y", gmm__mlp_dtype(call), call->rows, call->out);
+    if (w.saves_x) s.x = gmm__moe_save_part(&s.layout, "x", gmm__mlp_dtype(call), call->rows, call->in);
     s.mlp = s.layout.bytes;
     return s;
 }
@@ -150,7 +146,7 @@ static void gmm__moe_add_dispatch(gmm__moe_steps *steps, int probs) {
         steps->mlp.x_index = steps->slot_of;
     }
     if (probs) {
-        p->probs = steps->probs ? steps->probs : (const float *)gmm__moe_planned(); /* a query may leave it open */
+        p->probs = steps->probs ? steps->probs : (const float *)gmm__placeholder(); /* a query may leave it open */
         p->row_probs = steps->row_probs;
     }
     if (p->rows || p->row_probs) gmm__moe_add_step(steps, GMM_OP_PERMUTE_FWD, p);
@@ -256,7 +252,7 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     if (steps->route.dlogits) gmm__moe_add_step(steps, GMM_OP_TOPK_BWD, &steps->route);
 }
 
-/* Lists the steps of a call over its workspace and gmm_moe.deferred; gmm__moe_planned() for a plan. */
+/* Lists the steps of a call over its workspace and gmm_moe.deferred; gmm__placeholder() for a plan. */
 static void gmm__moe_build(gmm__moe_steps *steps, const gmm__call *call, char *workspace, char *deferred) {
     const gmm__moe_saved at = gmm__moe_saved_of(call);
     const int fwd = call->op == GMM_OP_MOE_FWD;
@@ -264,29 +260,13 @@ static void gmm__moe_build(gmm__moe_steps *steps, const gmm__call *call, char *w
     memset(steps, 0, sizeof *steps);
     steps->call = call;
     steps->wants = gmm__moe_wants_of(call);
-    steps->dtype = gmm__moe_dtype(call);
+    steps->dtype = gmm__mlp_dtype(call);
     steps->workspace.memory = workspace;
     steps->deferred.memory = deferred;
     if (fwd) gmm__moe_build_fwd(steps, &at, saved);
-    else gmm__moe_build_bwd(steps, &at, saved ? saved : gmm__moe_planned());
+    else gmm__moe_build_bwd(steps, &at, saved ? saved : gmm__placeholder());
     if (fwd || !deferred) return;
     steps->mlp.deferred = deferred + steps->deferred.peak;
     steps->mlp.deferred_bytes = call->d.moe.deferred_bytes > steps->deferred.peak
                                     ? call->d.moe.deferred_bytes - steps->deferred.peak : 0;
-}
-
-/* Checks the call of a step. */
-static gmm_status gmm__moe_prepare_step(const gmm__moe_steps *steps, int i, int query, gmm__call *call) {
-    gmm_context *ctx = steps->call->ctx;
-    const char *function = steps->call->function;
-    const gmm__moe_step *step = &steps->step[i];
-    switch (step->op) {
-    case GMM_OP_TOPK_FWD: case GMM_OP_TOPK_BWD:
-        return gmm__topk_prepare(call, ctx, step->op, function, (const gmm_route *)step->descriptor, query);
-    case GMM_OP_MLP_FWD: case GMM_OP_MLP_BWD:
-        return gmm__mlp_prepare(call, ctx, step->op, function, (const gmm_mlp *)step->descriptor,
-                                query ? GMM__MLP_QUERY : GMM__MLP_LAUNCH);
-    default:
-        return gmm__permute_prepare(call, ctx, step->op, function, (const gmm_permute *)step->descriptor, query);
-    }
 }

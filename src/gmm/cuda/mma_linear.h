@@ -207,7 +207,7 @@ static int gmm__mma_reserve_partials(const gmm__call *call, gmm__plan *plan, int
     if (call->rows > max_extent || n > max_extent || strips > max_extent ||
         !gmm__mul(strips, n * (int64_t)sizeof(float), &size))
         return gmm__decline(plan, "takes at most %lld rows and features", (long long)max_extent);
-    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->sums.wanted) gmm__reserve(plan, region, (size_t)size);
+    if (call->mat[GMM__DB].dtype != GMM_NONE && !call->fused.sums.wanted) gmm__reserve(plan, region, (size_t)size);
     return 1;
 }
 
@@ -235,13 +235,14 @@ static int gmm__mma_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
     gmm__cuda_reserve_split(plan, call->groups.count);
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MATRIX_TABLE);
     gmm__cuda_reserve_table(call, plan, GMM__BIAS, GMM__BIAS_TABLE);
-    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
+    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds the column sums of the cast");
     return gmm__mma_reserve_partials(call, plan, call->out, GMM__BGRAD_PARTIALS);
 }
 
 static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_linear *d = &call->d.linear;
+    const gmm__column_sums *sums = &call->fused.sums;
     gmm__cuda_split split;
     gmm_bgrad_args args;
     const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
@@ -252,8 +253,8 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = call->sums.wanted ? call->sums.partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
-    args.has_partials = call->sums.wanted;
+        args.partials = sums->wanted ? sums->partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
+    args.has_partials = sums->wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__cuda_linear_index(call, GMM__DY);
     args.d_bias_scale = d->d_bias_scale;

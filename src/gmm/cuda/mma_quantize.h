@@ -36,7 +36,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
     if (!call->d.quant.db) return 1;
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -123,14 +123,14 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
 static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
     gmm__act_source act;
     memset(&act, 0, sizeof act);
-    if (!call->act_source) return act;
+    if (!call->fused.act_source) return act;
     act.kind = call->act.kind;
     act.coef = gmm_act_coefficients(&call->act);
     act.gated = gmm_act_gated(call->act.kind);
     act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
     act.layout = gmm__k_act_layout(act.gated, act.interleave);
     act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
-    act.prob = call->act_source->prob;
+    act.prob = call->fused.act_source->prob;
     return act;
 }
 
@@ -148,7 +148,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     memset(&args, 0, sizeof args);
     args.partials = partials;
     args.has_partials = has_partials;
-    args.bias_scale = call->sums.scale;
+    args.bias_scale = call->fused.sums.scale;
     args.dy_index = gmm__cuda_row_index(call, d->src_index, d->index_rows, d->index_div);
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
@@ -163,7 +163,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
-    float *partials = call->sums.wanted ? call->sums.partials
+    float *partials = call->fused.sums.wanted ? call->fused.sums.partials
                       : d->db           ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
@@ -194,9 +194,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     if (a.vectorized) a.sums = partials;
-    a.sum_scale = call->sums.scale;
+    a.sum_scale = call->fused.sums.scale;
     /* gmm__mlp_cast_fusion_of fuses only what the vectorized kernels serve */
-    if (e == cudaSuccess && call->act_source && !a.vectorized)
+    if (e == cudaSuccess && call->fused.act_source && !a.vectorized)
         return gmm__refuse(call, GMM_E_UNSUPPORTED, "options.engine", "mma has no kernel that casts this activation: "
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {

@@ -96,7 +96,7 @@ static gmm_status gmm__mma_launch_act(const gmm__plan *plan, gmm_stream stream) 
         a.dprob = d->dprob;
     }
     a.groups = call->groups.count;
-    a.amax = (uint32_t *)(void *)call->act_amax;
+    a.amax = (uint32_t *)(void *)call->fused.act_amax;
     if (a.amax) e = gmm_launch_fill(a.amax, 0, a.groups, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     limits = gmm__mma_launch_limits(call, a.amax ? GMM__ELEM_AMAX_PER_SM : GMM__ELEM_STREAM_PER_SM);

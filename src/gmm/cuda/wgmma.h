@@ -74,8 +74,9 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     char text[64];
     double price = 0.0;
     int64_t tiles;
-    if (call->product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
-    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->product_act != NULL, processors, &price);
+    if (call->fused.product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
+    plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->fused.product_act != NULL, processors,
+                                         &price);
     if (plan->kernel < 0 || b->dtype != GMM_E4M3 || a->scaling == GMM_SCALING_128X128 ||
         (gmm_block_along(b->scaling) != 128 && gmm_block_along(b->scaling) != 0))
         return gmm__decline(plan, "has no kernel for %s %s times %s %s", gmm_dtype_name(a->dtype),
@@ -99,7 +100,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
-                   call->product_act ? ", with the activation and its cast" : "");
+                   call->fused.product_act ? ", with the activation and its cast" : "");
     return 1;
 }
 #endif /* GMM_NO_QUANT */
@@ -232,23 +233,23 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->product_act ? gmm_gemm_glu : op;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->fused.product_act ? gmm_gemm_glu : op;
     const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
     int copies, gathers;
     if (call->ctx->wgmma_unavailable) return gmm__decline(plan, "%s", call->ctx->wgmma_unavailable);
 #ifndef GMM_NO_QUANT
-    if (call->product_act && gmm__wgmma_dequantizes(call, op))
+    if (call->fused.product_act && gmm__wgmma_dequantizes(call, op))
         return gmm__decline(plan, "fuses no activation with mx32 and nv16");
     if (gmm__wgmma_dequantizes(call, op)) return gmm__wgmma_plan_dequantized(call, plan, op);
     if (gmm__quantized(call)) return gmm__wgmma_plan_fp8(call, plan, op);
 #endif
-    if (call->product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
+    if (call->fused.product_cast) return gmm__decline(plan, "quantizes no activation of a product in 16 bits");
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if ((call->product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+        if ((call->fused.product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
             !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
@@ -256,7 +257,7 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         gathers = gmm_sm90_kernels[plan->kernel].gather;
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
-                       call->product_act ? ", with the activation" : "");
+                       call->fused.product_act ? ", with the activation" : "");
         if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -279,7 +280,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.b_scale.table = product->p.b.table;
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
-    if (call->product_act) gmm__wgmma_fp8_glu_args(call, &args);
+    if (call->fused.product_act) gmm__wgmma_fp8_glu_args(call, &args);
     if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                                GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
@@ -392,7 +393,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
         args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     }
     if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad && !call->drops_preact) {
+    if (args.p.zero_tail && !wgrad && !call->fused.drops_preact) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
@@ -403,7 +404,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->fused.product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)

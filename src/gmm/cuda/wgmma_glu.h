@@ -7,7 +7,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
     const int32_t processors = call->ctx->device.processors;
     double clocks = 0.0;
 #ifndef GMM_NO_QUANT
-    if (call->product_cast) {
+    if (call->fused.product_cast) {
         if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
                                   &clocks) < 0)
             return 0.0;
@@ -23,7 +23,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
 static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int64_t bytes = call->out / 2 * (call->product_cast ? 5 : 6);
+    const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
@@ -32,11 +32,12 @@ static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copi
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
     fused = gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
-        return gmm__decline(plan, "expects %s to be faster alone", call->product_cast ? "act and cast" : "the act");
+        return gmm__decline(plan, "expects %s to be faster alone",
+                            call->fused.product_cast ? "act and cast" : "the act");
     return 1;
 }
 
-/* Whether a glu product serves call->product_act, and is expected to be faster or demanded. */
+/* Whether a glu product serves call->fused.product_act, and is expected to be faster or demanded. */
 static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int copies) {
     const gmm_mat *z = &call->mat[GMM__Y];
     const int64_t ffn = call->out / 2, block = call->act.interleave;
@@ -55,7 +56,7 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
    z in BF16 with aligned rows, which TMA stores. */
 static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
-    const gmm_format *f = call->product_cast;
+    const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
@@ -75,15 +76,15 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
 static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
     gmm_fp8_glu *glu = &args->glu;
     args->p.n /= 2;
-    glu->h = *call->product_act->y;
+    glu->h = *call->fused.product_act->y;
     glu->h.ld = args->p.n; /* the copy is packed */
-    glu->prob = call->product_act->prob;
+    glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n;
-    glu->drops_d = call->drops_preact;
-    glu->eps = call->product_cast->eps;
-    glu->pow2 = call->product_cast->pow2;
+    glu->drops_d = call->fused.drops_preact;
+    glu->eps = call->fused.product_cast->eps;
+    glu->pow2 = call->fused.product_cast->pow2;
 }
 #endif /* GMM_NO_QUANT */
 
@@ -93,13 +94,13 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     gmm_sm90_glu *glu = &args->glu;
     gmm_tail_args tail;
     glu->h = args->p.d;
-    glu->h.data = call->product_act->y->data;
+    glu->h.data = call->fused.product_act->y->data;
     glu->h.ld = call->out / 2; /* y is packed */
-    glu->prob = call->product_act->prob;
+    glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
-    glu->drops_d = call->drops_preact;
+    glu->drops_d = call->fused.drops_preact;
     if (!args->p.zero_tail) return cudaSuccess;
     memset(&tail, 0, sizeof tail);
     tail.d = glu->h;

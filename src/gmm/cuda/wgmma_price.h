@@ -92,7 +92,7 @@ static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op o
     s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
-    s.drops_d = call->drops_preact;
+    s.drops_d = call->fused.drops_preact;
     return s;
 }
 

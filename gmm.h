@@ -5107,17 +5107,18 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
    dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-/* Memory from which steps get blocks and to which they return them. Without an address, as in plans, it counts bytes. A
-   plan and its launch take and return the same blocks in the same order, so that both have the same offsets. */
-enum { GMM__MLP_BLOCKS = 32 }; /* more than are in use at once */
-typedef struct gmm__mlp_arena {
+/* Memory in which the steps of a call allocate and free blocks. `memory` NULL, as in plans: blocks have offsets alone,
+   and only `peak` is of use. A plan and its launch allocate and free the same blocks in the same order, so that both
+   have the same offsets. */
+enum { GMM__ARENA_BLOCKS = 32 }; /* more than are in use at once */
+typedef struct gmm__arena {
     char *memory;
-    size_t peak; /* the largest end of a block so far */
+    size_t peak; /* bytes: the largest end of a block so far */
     int32_t count;
-    struct { size_t at, bytes; int32_t owner; } block[GMM__MLP_BLOCKS]; /* in use, by offset */
-} gmm__mlp_arena;
+    struct { size_t at, bytes; int32_t owner; } block[GMM__ARENA_BLOCKS]; /* in use, by their offset `at` */
+} gmm__arena;
 
-/* Owners of blocks: a copy of an operand, a dequantized operand, a matrix. */
+/* Owners of blocks, by which they are freed: a copy of an operand, a dequantized operand, a matrix. */
 enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
@@ -5125,11 +5126,12 @@ enum gmm__mlp_owner {
     GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS
 };
 
-static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
+/* The offset behind the last block in use. */
+static size_t gmm__arena_end(const gmm__arena *arena) {
     return arena->count ? arena->block[arena->count - 1].at + arena->block[arena->count - 1].bytes : 0;
 }
-/* The first free bytes that suffice. */
-static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes) {
+/* Allocates a block in the first gap that is large enough, or behind all blocks. */
+static void *gmm__arena_alloc(gmm__arena *arena, int32_t owner, int64_t bytes) {
     const size_t size = gmm__round256((size_t)bytes);
     size_t at = 0;
     int32_t i, j;
@@ -5145,10 +5147,11 @@ static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes)
     return arena->memory ? arena->memory + at : NULL;
 }
 /* A packed matrix of `rows` x `cols` in an arena. */
-static gmm_mat gmm__place_rows(gmm__mlp_arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    return gmm_mat_packed(dtype, gmm__mlp_place(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
+static gmm_mat gmm__arena_matrix(gmm__arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    return gmm_mat_packed(dtype, gmm__arena_alloc(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
 }
-static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
+/* Frees all blocks of an owner. */
+static void gmm__arena_free(gmm__arena *arena, int32_t owner) {
     int32_t i, kept = 0;
     for (i = 0; i < arena->count; i++)
         if (arena->block[i].owner != owner) arena->block[kept++] = arena->block[i];
@@ -5186,7 +5189,7 @@ typedef struct gmm__mlp_steps {
     const gmm__call *call;
     gmm_status status;  /* the first error of building the steps; the context has its message */
     gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
-    gmm__mlp_arena workspace, deferred;
+    gmm__arena workspace, deferred;
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
     void *offsets;
@@ -5503,7 +5506,7 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     gmm__mlp_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = gmm__mlp_top(&steps->workspace);
+    step->workspace = gmm__arena_end(&steps->workspace);
     step->awaits = steps->awaits;
     step->awaits_op = steps->awaits_op;
     steps->awaits = 0;
@@ -5567,7 +5570,7 @@ static int gmm__mlp_quantizes(const gmm__mlp_operand *o) { return o->format[0].d
 
 /* Gives an operand a copy in an arena, unless it has one. A later cast writes the copy, or an earlier call has. Returns
    the direction as a set where the operand has no such copy yet. */
-static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction direction, gmm__mlp_arena *arena) {
+static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction direction, gmm__arena *arena) {
     const gmm__call *call = steps->call;
     const gmm_mlp_quant *quant = &call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
@@ -5583,10 +5586,10 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
         return 0;
     }
     *m = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    m->data = gmm__mlp_place(arena, owner, layout.data_bytes);
-    m->scale = gmm__mlp_place(arena, owner, layout.scale_bytes);
+    m->data = gmm__arena_alloc(arena, owner, layout.data_bytes);
+    m->scale = gmm__arena_alloc(arena, owner, layout.scale_bytes);
     if (f->scaling == GMM_SCALING_NV16)
-        m->amax = (float *)gmm__mlp_place(arena, owner, 4 * (f->row_amax ? call->groups.capacity
+        m->amax = (float *)gmm__arena_alloc(arena, owner, 4 * (f->row_amax ? call->groups.capacity
                                                                          : (int64_t)call->groups.count));
     else if (f->delayed && quant->amax) m->amax = quant->amax + (int64_t)slot * call->groups.count;
     return 1 << direction;
@@ -5619,8 +5622,8 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
     const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
-        steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,
-                                              4 * (int64_t)steps->call->groups.count);
+        steps->amax = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_AMAX,
+                                                4 * (int64_t)steps->call->groups.count);
     }
     gmm__mlp_add_step(steps, op, &steps->act);
     if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
@@ -5667,17 +5670,17 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
     }
     if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
         steps->amax_slots &= ~(1 << slot);
-        gmm__mlp_release(&steps->workspace, GMM__MLP_AMAX);
+        gmm__arena_free(&steps->workspace, GMM__MLP_AMAX);
     }
 }
 
-/* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
+/* Frees the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
    step reads them. */
 static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {
     int direction;
     for (direction = 0; direction < 2; direction++)
-        if (directions & 1 << direction) gmm__mlp_release(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
+        if (directions & 1 << direction) gmm__arena_free(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
+    gmm__arena_free(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
 }
 
 /* Makes those copies of a set of directions that the operand lacks, in the workspace. */
@@ -5723,8 +5726,8 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         const int64_t rows = o->rows ? o->rows * steps->call->groups.count : steps->call->groups.capacity;
         if (slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ) return o->source; /* forward has no copy of them */
         gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
-        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
-                                                                     rows * o->cols *
+        o->dequantized = gmm_mat_packed(steps->dtype, gmm__arena_alloc(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
+                                                                       rows * o->cols *
                                                                          (gmm_dtype_bits(steps->dtype) / 8)));
         gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
@@ -5742,7 +5745,7 @@ static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
     const gmm__call *call = steps->call;
     const int directions = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
-    gmm__mlp_arena cache = GMM_ZERO;
+    gmm__arena cache = GMM_ZERO;
     int i, direction;
     cache.memory = (char *)memory;
     for (i = 0; i < 2; i++)
@@ -5767,21 +5770,21 @@ static size_t gmm__mlp_cache_bytes(const gmm__call *call) {
 /* The steps of forward, backward and queued weight gradients: how they are listed. */
 
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
-static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
+static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
-    void *offsets = gmm__mlp_place(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
+    void *offsets = gmm__arena_alloc(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
+                   gmm__arena_alloc(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
-static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__arena *arena) {
+    return gmm__arena_matrix(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */
 static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     const gmm_format f = gmm__mlp_unscaled_e4m3();
-    gmm__mlp_arena arena = GMM_ZERO;
+    gmm__arena arena = GMM_ZERO;
     gmm_layout layout;
     const gmm_status s = gmm__mlp_layout(steps->call, &f, GMM_ROWWISE, 0, gmm__mlp_fc1_cols(steps->call), &layout);
     if (s != GMM_OK) {
@@ -5790,8 +5793,8 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     }
     arena.memory = memory;
     steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
-    steps->z_e4m3.data = gmm__mlp_place(&arena, GMM__MLP_Z, layout.data_bytes);
-    steps->z_e4m3.scale = gmm__mlp_place(&arena, GMM__MLP_Z, layout.scale_bytes);
+    steps->z_e4m3.data = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
 static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
@@ -5808,7 +5811,7 @@ static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
 
 /* Gives x or h the copy that forward saves and backward reads, at its place in gmm_mlp.saved. */
 static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
-    gmm__mlp_arena arena = GMM_ZERO;
+    gmm__arena arena = GMM_ZERO;
     arena.memory = steps->call->d.mlp.saved ? (char *)steps->call->d.mlp.saved + at : NULL;
     return gmm__mlp_place_copy(steps, slot, gmm__mlp_backward_direction(steps->call), &arena);
 }
@@ -5924,12 +5927,12 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
-        gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+        gmm__arena_free(&steps->workspace, GMM__MLP_Z);
         return;
     }
     gmm__mlp_place_h(steps, saved);
     gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
@@ -5961,7 +5964,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    if (steps->fc1_fuses_act) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
@@ -5999,8 +6002,8 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
                    steps->call->ctx->config.space == GMM_SPACE_CUDA;
     if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
-        sums->partials = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
-                                                 gmm__group_strips(&steps->call->groups) * o->cols * 4);
+        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS,
+                                                   gmm__group_strips(&steps->call->groups) * o->cols * 4);
         sums->scale = bgrad->bias_scale;
     }
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
@@ -6014,7 +6017,7 @@ static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, g
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
     steps->step[steps->count - 1].fused.sums = steps->sums;
     steps->sums.wanted = 0;
-    gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
+    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS);
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -6103,11 +6106,11 @@ static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *ne
     steps->act.y = computes_h ? &steps->h : NULL;
     if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    if (!in_place) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
+    if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are returned behind the last step
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are freed behind the last step
    that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
@@ -6129,7 +6132,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_H);
+    gmm__arena_free(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
@@ -6506,7 +6509,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
-        char *arrays = (char *)gmm__mlp_place(&steps->deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        char *arrays = (char *)gmm__arena_alloc(&steps->deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         gmm_status s;
         if (!r.pending[i]) continue;
         r.dw[i] = call->mat[roles[i]];
@@ -6524,8 +6527,8 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
     const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
     if (gmm__mlp_gradients_of(call).defer) {
-        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
-        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
     }
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->deferred_bytes = steps.deferred.peak;
@@ -8222,7 +8225,7 @@ static gmm_status gmm__moe_adopt_error(const gmm__call *call, gmm_status s) {
 }
 /* The steps of a layer call, each an operation of the library: which there are, and what they read and write. */
 
-/* Owners of blocks of a layer's memory (gmm__mlp_arena). */
+/* Owners of blocks of a layer's memory (gmm__arena). */
 enum gmm__moe_owner { GMM__MOE_MAPS, GMM__MOE_X, GMM__MOE_Y, GMM__MOE_DY, GMM__MOE_DX, GMM__MOE_PROBS };
 
 typedef struct gmm__moe_step {
@@ -8238,7 +8241,7 @@ enum { GMM__MOE_STEPS = 5 };
 typedef struct gmm__moe_steps {
     const gmm__call *call;
     gmm__moe_wants wants;
-    gmm__mlp_arena workspace, deferred;
+    gmm__arena workspace, deferred;
     gmm_dtype dtype;      /* of rows */
     gmm_route route;
     gmm_permute map, dispatch, combine;
@@ -8281,28 +8284,28 @@ static void gmm__moe_add_step(gmm__moe_steps *steps, gmm_op op, const void *desc
     gmm__moe_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = gmm__mlp_top(&steps->workspace);
+    step->workspace = gmm__arena_end(&steps->workspace);
 }
 /* Rows of the MLP in an arena. */
-static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
+static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__arena *arena) {
+    return gmm__arena_matrix(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Finds the maps in `saved`, or places them in the workspace. */
 static void gmm__moe_place_maps(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
     const gmm_moe *d = &steps->call->d.moe;
     const int64_t R = steps->call->rows;
-    gmm__mlp_arena *arena = &steps->workspace;
+    gmm__arena *arena = &steps->workspace;
     if (saved) {
         steps->row_of = (int32_t *)(saved + at->row_of);
         steps->slot_of = (int32_t *)(saved + at->slot_of);
         steps->sizes = (int32_t *)(saved + at->sizes);
         steps->row_probs = (float *)(saved + at->row_probs);
     } else {
-        steps->row_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * d->tokens * d->topk);
-        steps->slot_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * R);
-        steps->sizes = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * (int64_t)d->experts);
-        steps->row_probs = (float *)gmm__mlp_place(arena, GMM__MOE_MAPS, steps->wants.weights_rows ? 4 * R : 0);
+        steps->row_of = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * d->tokens * d->topk);
+        steps->slot_of = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * R);
+        steps->sizes = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * (int64_t)d->experts);
+        steps->row_probs = (float *)gmm__arena_alloc(arena, GMM__MOE_MAPS, steps->wants.weights_rows ? 4 * R : 0);
     }
     if (d->sizes) steps->sizes = d->sizes;
 }
@@ -8389,7 +8392,7 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_dispatch(steps, steps->wants.weights_rows);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
-    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
+    gmm__arena_free(&steps->workspace, GMM__MOE_X);
     steps->combine.rows = &steps->y;
     steps->combine.out = &call->mat[GMM__Y];
     steps->combine.probs = steps->wants.weights_sum ? steps->probs : NULL;
@@ -8432,9 +8435,9 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_place_maps(steps, at, saved);
     gmm__moe_fill(steps, at, saved);
     if (w->dprobs && !dprobs)
-        dprobs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
+        dprobs = (float *)gmm__arena_alloc(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
     if (w->dprobs && w->weights_rows)
-        drow_probs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
+        drow_probs = (float *)gmm__arena_alloc(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
     gmm__moe_place_bwd(steps, at, saved);
 
     steps->combine.dout = &call->mat[GMM__DY];
@@ -8457,8 +8460,8 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
         m->dprob = drow_probs;
         gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);
     }
-    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
-    gmm__mlp_release(&steps->workspace, GMM__MOE_DY);
+    gmm__arena_free(&steps->workspace, GMM__MOE_X);
+    gmm__arena_free(&steps->workspace, GMM__MOE_DY);
 
     steps->map.indices = NULL;
     if (d->dx) {

@@ -156,7 +156,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
-        char *arrays = (char *)gmm__mlp_place(&steps->deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        char *arrays = (char *)gmm__arena_alloc(&steps->deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         gmm_status s;
         if (!r.pending[i]) continue;
         r.dw[i] = call->mat[roles[i]];
@@ -174,8 +174,8 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
     const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
     if (gmm__mlp_gradients_of(call).defer) {
-        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
-        (void)gmm__mlp_place(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
+        (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
     }
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->deferred_bytes = steps.deferred.peak;

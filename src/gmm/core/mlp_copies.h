@@ -9,7 +9,7 @@ static int gmm__mlp_quantizes(const gmm__mlp_operand *o) { return o->format[0].d
 
 /* Gives an operand a copy in an arena, unless it has one. A later cast writes the copy, or an earlier call has. Returns
    the direction as a set where the operand has no such copy yet. */
-static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction direction, gmm__mlp_arena *arena) {
+static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction direction, gmm__arena *arena) {
     const gmm__call *call = steps->call;
     const gmm_mlp_quant *quant = &call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
@@ -25,10 +25,10 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
         return 0;
     }
     *m = gmm_mat_quantized(f, direction, NULL, NULL, NULL);
-    m->data = gmm__mlp_place(arena, owner, layout.data_bytes);
-    m->scale = gmm__mlp_place(arena, owner, layout.scale_bytes);
+    m->data = gmm__arena_alloc(arena, owner, layout.data_bytes);
+    m->scale = gmm__arena_alloc(arena, owner, layout.scale_bytes);
     if (f->scaling == GMM_SCALING_NV16)
-        m->amax = (float *)gmm__mlp_place(arena, owner, 4 * (f->row_amax ? call->groups.capacity
+        m->amax = (float *)gmm__arena_alloc(arena, owner, 4 * (f->row_amax ? call->groups.capacity
                                                                          : (int64_t)call->groups.count));
     else if (f->delayed && quant->amax) m->amax = quant->amax + (int64_t)slot * call->groups.count;
     return 1 << direction;
@@ -61,8 +61,8 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
     const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
-        steps->amax = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_AMAX,
-                                              4 * (int64_t)steps->call->groups.count);
+        steps->amax = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_AMAX,
+                                                4 * (int64_t)steps->call->groups.count);
     }
     gmm__mlp_add_step(steps, op, &steps->act);
     if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
@@ -109,17 +109,17 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
     }
     if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
         steps->amax_slots &= ~(1 << slot);
-        gmm__mlp_release(&steps->workspace, GMM__MLP_AMAX);
+        gmm__arena_free(&steps->workspace, GMM__MLP_AMAX);
     }
 }
 
-/* Returns the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
+/* Frees the workspace of an operand's copies of a set of directions, and that of its dequantized values: no later
    step reads them. */
 static void gmm__mlp_release_copies(gmm__mlp_steps *steps, int slot, int directions) {
     int direction;
     for (direction = 0; direction < 2; direction++)
-        if (directions & 1 << direction) gmm__mlp_release(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
+        if (directions & 1 << direction) gmm__arena_free(&steps->workspace, GMM__MLP_COPY + 2 * slot + direction);
+    gmm__arena_free(&steps->workspace, GMM__MLP_DEQUANTIZED + slot);
 }
 
 /* Makes those copies of a set of directions that the operand lacks, in the workspace. */
@@ -165,8 +165,8 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         const int64_t rows = o->rows ? o->rows * steps->call->groups.count : steps->call->groups.capacity;
         if (slot == GMM_SLOT_DY || slot == GMM_SLOT_DZ) return o->source; /* forward has no copy of them */
         gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
-        o->dequantized = gmm_mat_packed(steps->dtype, gmm__mlp_place(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
-                                                                     rows * o->cols *
+        o->dequantized = gmm_mat_packed(steps->dtype, gmm__arena_alloc(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
+                                                                       rows * o->cols *
                                                                          (gmm_dtype_bits(steps->dtype) / 8)));
         gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
@@ -184,7 +184,7 @@ static size_t gmm__mlp_place_weights(gmm__mlp_steps *steps, void *memory) {
     static const struct { int slot, role; } weights[2] = { { GMM_SLOT_W2, GMM__W2 }, { GMM_SLOT_W1, GMM__W } };
     const gmm__call *call = steps->call;
     const int directions = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE ? 2 : 1;
-    gmm__mlp_arena cache = GMM_ZERO;
+    gmm__arena cache = GMM_ZERO;
     int i, direction;
     cache.memory = (char *)memory;
     for (i = 0; i < 2; i++)

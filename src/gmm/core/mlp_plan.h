@@ -1,17 +1,18 @@
 /* What an MLP call is composed of. FC1 computes z from x, the activation h from z, and FC2 y from h; backward computes
    dh from dy, dz from dh, and dx from dz. Each of these operations, and each cast of an operand, is a step. */
 
-/* Memory from which steps get blocks and to which they return them. Without an address, as in plans, it counts bytes. A
-   plan and its launch take and return the same blocks in the same order, so that both have the same offsets. */
-enum { GMM__MLP_BLOCKS = 32 }; /* more than are in use at once */
-typedef struct gmm__mlp_arena {
+/* Memory in which the steps of a call allocate and free blocks. `memory` NULL, as in plans: blocks have offsets alone,
+   and only `peak` is of use. A plan and its launch allocate and free the same blocks in the same order, so that both
+   have the same offsets. */
+enum { GMM__ARENA_BLOCKS = 32 }; /* more than are in use at once */
+typedef struct gmm__arena {
     char *memory;
-    size_t peak; /* the largest end of a block so far */
+    size_t peak; /* bytes: the largest end of a block so far */
     int32_t count;
-    struct { size_t at, bytes; int32_t owner; } block[GMM__MLP_BLOCKS]; /* in use, by offset */
-} gmm__mlp_arena;
+    struct { size_t at, bytes; int32_t owner; } block[GMM__ARENA_BLOCKS]; /* in use, by their offset `at` */
+} gmm__arena;
 
-/* Owners of blocks: a copy of an operand, a dequantized operand, a matrix. */
+/* Owners of blocks, by which they are freed: a copy of an operand, a dequantized operand, a matrix. */
 enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
@@ -19,11 +20,12 @@ enum gmm__mlp_owner {
     GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS
 };
 
-static size_t gmm__mlp_top(const gmm__mlp_arena *arena) {
+/* The offset behind the last block in use. */
+static size_t gmm__arena_end(const gmm__arena *arena) {
     return arena->count ? arena->block[arena->count - 1].at + arena->block[arena->count - 1].bytes : 0;
 }
-/* The first free bytes that suffice. */
-static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes) {
+/* Allocates a block in the first gap that is large enough, or behind all blocks. */
+static void *gmm__arena_alloc(gmm__arena *arena, int32_t owner, int64_t bytes) {
     const size_t size = gmm__round256((size_t)bytes);
     size_t at = 0;
     int32_t i, j;
@@ -39,10 +41,11 @@ static void *gmm__mlp_place(gmm__mlp_arena *arena, int32_t owner, int64_t bytes)
     return arena->memory ? arena->memory + at : NULL;
 }
 /* A packed matrix of `rows` x `cols` in an arena. */
-static gmm_mat gmm__place_rows(gmm__mlp_arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
-    return gmm_mat_packed(dtype, gmm__mlp_place(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
+static gmm_mat gmm__arena_matrix(gmm__arena *arena, int32_t owner, gmm_dtype dtype, int64_t rows, int64_t cols) {
+    return gmm_mat_packed(dtype, gmm__arena_alloc(arena, owner, rows * cols * (gmm_dtype_bits(dtype) / 8)));
 }
-static void gmm__mlp_release(gmm__mlp_arena *arena, int32_t owner) {
+/* Frees all blocks of an owner. */
+static void gmm__arena_free(gmm__arena *arena, int32_t owner) {
     int32_t i, kept = 0;
     for (i = 0; i < arena->count; i++)
         if (arena->block[i].owner != owner) arena->block[kept++] = arena->block[i];
@@ -80,7 +83,7 @@ typedef struct gmm__mlp_steps {
     const gmm__call *call;
     gmm_status status;  /* the first error of building the steps; the context has its message */
     gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
-    gmm__mlp_arena workspace, deferred;
+    gmm__arena workspace, deferred;
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
     void *offsets;
@@ -397,7 +400,7 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     gmm__mlp_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = gmm__mlp_top(&steps->workspace);
+    step->workspace = gmm__arena_end(&steps->workspace);
     step->awaits = steps->awaits;
     step->awaits_op = steps->awaits_op;
     steps->awaits = 0;

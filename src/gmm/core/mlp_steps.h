@@ -1,21 +1,21 @@
 /* The steps of forward, backward and queued weight gradients: how they are listed. */
 
 /* Places the split's offsets and tiles in an arena. Every call begins with them. */
-static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__mlp_arena *arena) {
+static void gmm__mlp_place_split(gmm__mlp_steps *steps, const gmm__call *call, gmm__arena *arena) {
     const int64_t ends = call->groups.count + (int64_t)1;
-    void *offsets = gmm__mlp_place(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
+    void *offsets = gmm__arena_alloc(arena, GMM__MLP_SPLIT, ends * (int64_t)sizeof(int64_t));
     gmm__mlp_begin(steps, call, gmm__mlp_dtype(call), offsets,
-                   gmm__mlp_place(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
+                   gmm__arena_alloc(arena, GMM__MLP_SPLIT, GMM__TILE_KINDS * ends * (int64_t)sizeof(int32_t)));
 }
 /* A packed matrix with the rows of the groups in an arena. */
-static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
+static gmm_mat gmm__mlp_place_tokens(const gmm__mlp_steps *steps, int32_t owner, int64_t cols, gmm__arena *arena) {
+    return gmm__arena_matrix(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Describes the saved pre-activation in E4M3 at `memory`. */
 static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     const gmm_format f = gmm__mlp_unscaled_e4m3();
-    gmm__mlp_arena arena = GMM_ZERO;
+    gmm__arena arena = GMM_ZERO;
     gmm_layout layout;
     const gmm_status s = gmm__mlp_layout(steps->call, &f, GMM_ROWWISE, 0, gmm__mlp_fc1_cols(steps->call), &layout);
     if (s != GMM_OK) {
@@ -24,8 +24,8 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     }
     arena.memory = memory;
     steps->z_e4m3 = gmm_mat_quantized(&f, GMM_ROWWISE, NULL, NULL, NULL);
-    steps->z_e4m3.data = gmm__mlp_place(&arena, GMM__MLP_Z, layout.data_bytes);
-    steps->z_e4m3.scale = gmm__mlp_place(&arena, GMM__MLP_Z, layout.scale_bytes);
+    steps->z_e4m3.data = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.data_bytes);
+    steps->z_e4m3.scale = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
 static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
@@ -42,7 +42,7 @@ static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
 
 /* Gives x or h the copy that forward saves and backward reads, at its place in gmm_mlp.saved. */
 static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
-    gmm__mlp_arena arena = GMM_ZERO;
+    gmm__arena arena = GMM_ZERO;
     arena.memory = steps->call->d.mlp.saved ? (char *)steps->call->d.mlp.saved + at : NULL;
     return gmm__mlp_place_copy(steps, slot, gmm__mlp_backward_direction(steps->call), &arena);
 }
@@ -158,12 +158,12 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->operand[GMM_SLOT_H].source = &steps->gates;
         gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
-        gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+        gmm__arena_free(&steps->workspace, GMM__MLP_Z);
         return;
     }
     gmm__mlp_place_h(steps, saved);
     gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
@@ -195,7 +195,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_cast_e4m3(steps);
     }
-    if (steps->fc1_fuses_act) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
+    if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
@@ -233,8 +233,8 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
                    steps->call->ctx->config.space == GMM_SPACE_CUDA;
     if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
-        sums->partials = (float *)gmm__mlp_place(&steps->workspace, GMM__MLP_SUMS,
-                                                 gmm__group_strips(&steps->call->groups) * o->cols * 4);
+        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS,
+                                                   gmm__group_strips(&steps->call->groups) * o->cols * 4);
         sums->scale = bgrad->bias_scale;
     }
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
@@ -248,7 +248,7 @@ static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, g
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
     steps->step[steps->count - 1].fused.sums = steps->sums;
     steps->sums.wanted = 0;
-    gmm__mlp_release(&steps->workspace, GMM__MLP_SUMS);
+    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS);
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -337,11 +337,11 @@ static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *ne
     steps->act.y = computes_h ? &steps->h : NULL;
     if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
-    if (!in_place) gmm__mlp_release(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_DH);
+    if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are returned behind the last step
+/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are freed behind the last step
    that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
@@ -363,7 +363,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
-    gmm__mlp_release(&steps->workspace, GMM__MLP_H);
+    gmm__arena_free(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 

@@ -1,6 +1,6 @@
 /* The steps of a layer call, each an operation of the library: which there are, and what they read and write. */
 
-/* Owners of blocks of a layer's memory (gmm__mlp_arena). */
+/* Owners of blocks of a layer's memory (gmm__arena). */
 enum gmm__moe_owner { GMM__MOE_MAPS, GMM__MOE_X, GMM__MOE_Y, GMM__MOE_DY, GMM__MOE_DX, GMM__MOE_PROBS };
 
 typedef struct gmm__moe_step {
@@ -16,7 +16,7 @@ enum { GMM__MOE_STEPS = 5 };
 typedef struct gmm__moe_steps {
     const gmm__call *call;
     gmm__moe_wants wants;
-    gmm__mlp_arena workspace, deferred;
+    gmm__arena workspace, deferred;
     gmm_dtype dtype;      /* of rows */
     gmm_route route;
     gmm_permute map, dispatch, combine;
@@ -59,28 +59,28 @@ static void gmm__moe_add_step(gmm__moe_steps *steps, gmm_op op, const void *desc
     gmm__moe_step *step = &steps->step[steps->count++];
     step->op = op;
     step->descriptor = descriptor;
-    step->workspace = gmm__mlp_top(&steps->workspace);
+    step->workspace = gmm__arena_end(&steps->workspace);
 }
 /* Rows of the MLP in an arena. */
-static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__mlp_arena *arena) {
-    return gmm__place_rows(arena, owner, steps->dtype, steps->call->rows, cols);
+static gmm_mat gmm__moe_place_rows(const gmm__moe_steps *steps, int32_t owner, int64_t cols, gmm__arena *arena) {
+    return gmm__arena_matrix(arena, owner, steps->dtype, steps->call->rows, cols);
 }
 
 /* Finds the maps in `saved`, or places them in the workspace. */
 static void gmm__moe_place_maps(gmm__moe_steps *steps, const gmm__moe_saved *at, char *saved) {
     const gmm_moe *d = &steps->call->d.moe;
     const int64_t R = steps->call->rows;
-    gmm__mlp_arena *arena = &steps->workspace;
+    gmm__arena *arena = &steps->workspace;
     if (saved) {
         steps->row_of = (int32_t *)(saved + at->row_of);
         steps->slot_of = (int32_t *)(saved + at->slot_of);
         steps->sizes = (int32_t *)(saved + at->sizes);
         steps->row_probs = (float *)(saved + at->row_probs);
     } else {
-        steps->row_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * d->tokens * d->topk);
-        steps->slot_of = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * R);
-        steps->sizes = (int32_t *)gmm__mlp_place(arena, GMM__MOE_MAPS, 4 * (int64_t)d->experts);
-        steps->row_probs = (float *)gmm__mlp_place(arena, GMM__MOE_MAPS, steps->wants.weights_rows ? 4 * R : 0);
+        steps->row_of = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * d->tokens * d->topk);
+        steps->slot_of = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * R);
+        steps->sizes = (int32_t *)gmm__arena_alloc(arena, GMM__MOE_MAPS, 4 * (int64_t)d->experts);
+        steps->row_probs = (float *)gmm__arena_alloc(arena, GMM__MOE_MAPS, steps->wants.weights_rows ? 4 * R : 0);
     }
     if (d->sizes) steps->sizes = d->sizes;
 }
@@ -167,7 +167,7 @@ static void gmm__moe_build_fwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_add_dispatch(steps, steps->wants.weights_rows);
     steps->mlp.y = &steps->y;
     gmm__moe_add_step(steps, GMM_OP_MLP_FWD, &steps->mlp);
-    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
+    gmm__arena_free(&steps->workspace, GMM__MOE_X);
     steps->combine.rows = &steps->y;
     steps->combine.out = &call->mat[GMM__Y];
     steps->combine.probs = steps->wants.weights_sum ? steps->probs : NULL;
@@ -210,9 +210,9 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     gmm__moe_place_maps(steps, at, saved);
     gmm__moe_fill(steps, at, saved);
     if (w->dprobs && !dprobs)
-        dprobs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
+        dprobs = (float *)gmm__arena_alloc(&steps->workspace, GMM__MOE_PROBS, 4 * d->tokens * d->topk);
     if (w->dprobs && w->weights_rows)
-        drow_probs = (float *)gmm__mlp_place(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
+        drow_probs = (float *)gmm__arena_alloc(&steps->workspace, GMM__MOE_PROBS, 4 * call->rows);
     gmm__moe_place_bwd(steps, at, saved);
 
     steps->combine.dout = &call->mat[GMM__DY];
@@ -235,8 +235,8 @@ static void gmm__moe_build_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
         m->dprob = drow_probs;
         gmm__moe_add_step(steps, GMM_OP_MLP_BWD, m);
     }
-    gmm__mlp_release(&steps->workspace, GMM__MOE_X);
-    gmm__mlp_release(&steps->workspace, GMM__MOE_DY);
+    gmm__arena_free(&steps->workspace, GMM__MOE_X);
+    gmm__arena_free(&steps->workspace, GMM__MOE_DY);
 
     steps->map.indices = NULL;
     if (d->dx) {

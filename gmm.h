@@ -4808,8 +4808,8 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Whether the weights' addresses are read behind hooks.need, not when the call begins. */
-static int gmm__mlp_awaits(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
+/* Whether hooks.need sets the weights' addresses, which are then read behind it instead of when the call begins. */
+static int gmm__mlp_has_need_hook(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
 
 /* The direction along which backward multiplies the copies of weights. */
 static gmm_direction gmm__mlp_dgrad_direction(const gmm__call *call) {
@@ -4869,10 +4869,10 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
     return s;
 }
 /* Reads a weight when the call begins. With hooks.need it is checked as by a query, which reads no addresses. */
-static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
+static gmm_status gmm__mlp_read_weight_at_begin(gmm__call *call, int role) {
     const int query = call->query;
     gmm_status s;
-    call->query = query || gmm__mlp_awaits(call);
+    call->query = query || gmm__mlp_has_need_hook(call);
     s = gmm__mlp_read_weight(call, role, gmm__mlp_weight_directions(call, role));
     call->query = query;
     return s;
@@ -5000,10 +5000,10 @@ static gmm_status gmm__mlp_read_params(gmm__call *call) {
     const int64_t G = call->groups.count, F1 = gmm__mlp_fc1_cols(call), out = call->out;
     const int fwd = call->op == GMM_OP_MLP_FWD, recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     gmm_status s;
-    if ((s = gmm__mlp_read_first(call, GMM__W)) ||
+    if ((s = gmm__mlp_read_weight_at_begin(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W2)) ||
+        (s = gmm__mlp_read_weight_at_begin(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)))
         return s;
@@ -5177,8 +5177,8 @@ typedef struct gmm__mlp_step {
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
-    int32_t awaits;         /* the slot of a weight for which hooks.need is called before this step; 0 = none */
-    gmm_op awaits_op;       /* the product that reads it */
+    int32_t need_slot;      /* of the weight for which hooks.need is called before this step; 0 = of none */
+    gmm_op need_op;         /* the product that reads it */
 } gmm__mlp_step;
 
 enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
@@ -5189,24 +5189,23 @@ typedef struct gmm__mlp_steps {
     const gmm__call *call;
     gmm_status status;  /* the first error of building the steps; the context has its message */
     gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
-    gmm__arena workspace, deferred;
+    gmm__arena workspace, deferred; /* deferred: gmm_mlp.deferred */
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
-    void *offsets;
+    void *offsets;      /* those of groups.splits */
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     int64_t index_rows; /* of operands with an index */
     int32_t index_div;
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
-    int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
-    gmm_op awaits_op;
+    int32_t need_slot;  /* of the next step */
+    gmm_op need_op;
     int fc1_fuses_act;  /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
-    gmm_mat gates;      /* the gate columns of z as a matrix */
-    int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
-                           their copies by direction with these amaxes */
-    float *amax;
-    gmm_mat scaled[2];
+    gmm_mat gates;      /* the gate columns of z as a matrix, from which the cast of h computes it */
+    int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */
+    float *amax;        /* [G]: these amaxes */
+    gmm_mat scaled[2];  /* the copies that this cast writes, by direction, with `amax` as their amaxes */
     gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
@@ -5335,26 +5334,26 @@ static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
 
 /* --- descriptors --- */
 
-/* The matrices that the backward of a call computes or reads in the dtype of x, and where. */
-typedef struct gmm__mlp_gradients {
+/* What the backward of a call computes, and which matrices it reads in the dtype of x. */
+typedef struct gmm__mlp_wants {
     int defer;   /* it queues the weight gradients */
-    int dz, dh;
-    int h;       /* h is read, and no copy of it is saved */
-    int h_saved; /* it is read where forward has saved it */
-    int z;
-} gmm__mlp_gradients;
-static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
+    int dz, dh;  /* computes them */
+    int h;       /* reads h, of which no copy is saved */
+    int h_saved; /* reads h where forward has saved it; else, with `h`, backward computes it again */
+    int z;       /* reads z, or what z is computed from again */
+} gmm__mlp_wants;
+static gmm__mlp_wants gmm__mlp_wants_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
-    gmm__mlp_gradients n;
-    n.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
-    n.dz = d->dx || d->dw1 || d->db1;
-    n.dh = n.dz || d->dprob;
-    n.h = d->dw2 && !gmm__saves_copies(&call->config);
+    gmm__mlp_wants w;
+    w.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
+    w.dz = d->dx || d->dw1 || d->db1;
+    w.dh = w.dz || d->dprob;
+    w.h = d->dw2 && !gmm__saves_copies(&call->config);
     /* a queued weight gradient reads h after `saved` may have been overwritten */
-    n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
-                (!n.defer || gmm__mlp_backward_reads_copies(call));
-    n.z = n.dh || (n.h && !n.h_saved);
-    return n;
+    w.h_saved = w.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
+                (!w.defer || gmm__mlp_backward_reads_copies(call));
+    w.z = w.dh || (w.h && !w.h_saved);
+    return w;
 }
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
@@ -5373,7 +5372,7 @@ static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, c
     return mat && mat == o->source ? o->index : NULL;
 }
 /* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
-static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
+static void gmm__mlp_set_indices(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
     l->x_index = gmm__mlp_index_of(steps, x, l->x);
     l->dy_index = gmm__mlp_index_of(steps, dy, l->dy);
     l->index_rows = steps->index_rows;
@@ -5428,7 +5427,7 @@ static void gmm__mlp_fill_weight(gmm__mlp_steps *steps, int slot) {
     int direction;
     *weight = call->mat[role];
     gmm__mlp_fill_operand(steps, slot, weight, extents.rows, extents.cols);
-    if (!gmm__mlp_awaits(call) || !directions) return;
+    if (!gmm__mlp_has_need_hook(call) || !directions) return;
     if (weight->scaling == GMM_SCALING_NONE) gmm__mlp_forget_addresses(weight);
     else
         for (direction = 0; direction < 2; direction++)
@@ -5497,7 +5496,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
 
-    gmm__mlp_gather(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
+    gmm__mlp_set_indices(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
 }
 
 /* --- the list of steps --- */
@@ -5507,21 +5506,21 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     step->op = op;
     step->descriptor = descriptor;
     step->workspace = gmm__arena_end(&steps->workspace);
-    step->awaits = steps->awaits;
-    step->awaits_op = steps->awaits_op;
-    steps->awaits = 0;
+    step->need_slot = steps->need_slot;
+    step->need_op = steps->need_op;
+    steps->need_slot = 0;
 }
 /* Marks the next step as the first one that reads a weight for a product, unless the product reads a copy that was
    cast before. */
-static void gmm__mlp_await_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
+static void gmm__mlp_need_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
     const gmm__call *call = steps->call;
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int dgrad = op == GMM_OP_LINEAR_DGRAD, direction = dgrad ? (int)gmm__mlp_dgrad_direction(call) : GMM_ROWWISE;
     const int casts = o->format[0].dtype != GMM_NONE && o->source->scaling == GMM_SCALING_NONE &&
                       !(dgrad && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION);
     if (call->op != GMM_OP_MLP_FWD && casts && o->copy[direction].dtype != GMM_NONE) return;
-    steps->awaits = slot;
-    steps->awaits_op = op;
+    steps->need_slot = slot;
+    steps->need_op = op;
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {
@@ -5599,7 +5598,7 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 enum gmm__mlp_cast_fusion {
     GMM__CAST_ALONE,
     GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__CAST_COMPUTES_ACT    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+    GMM__CAST_COMPUTES_ACT /* the cast of h computes it from z, so that h is neither stored nor loaded */
 };
 /* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
    rows. */
@@ -5618,7 +5617,7 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
 
 /* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
    takes them. */
-static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
+static void gmm__mlp_add_act_step(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
     const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
@@ -5629,7 +5628,7 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
     if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
 }
 /* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
-static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {
+static const gmm_mat *gmm__mlp_cast_destination(gmm__mlp_steps *steps, int slot, int direction) {
     gmm_mat *m = &steps->scaled[direction];
     if (!(steps->amax_slots >> slot & 1)) return &steps->operand[slot].copy[direction];
     *m = steps->operand[slot].copy[direction];
@@ -5639,7 +5638,7 @@ static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int 
 
 /* Adds the quantization that writes the copies of a set of directions. Amaxes per row, which only a rowwise copy has,
    need a quantization of their own. */
-static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
+static void gmm__mlp_add_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
     gmm_quantization *d = NULL;
@@ -5665,8 +5664,8 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             if (f->stochastic && quant->random) d->random = quant->random + (slot == GMM_SLOT_DZ ? 2 : 0);
             gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
         }
-        if (direction) d->columnwise = gmm__mlp_destination(steps, slot, direction);
-        else d->rowwise = gmm__mlp_destination(steps, slot, direction);
+        if (direction) d->columnwise = gmm__mlp_cast_destination(steps, slot, direction);
+        else d->rowwise = gmm__mlp_cast_destination(steps, slot, direction);
     }
     if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
         steps->amax_slots &= ~(1 << slot);
@@ -5689,7 +5688,7 @@ static void gmm__mlp_make_copies(gmm__mlp_steps *steps, int slot, int directions
     for (direction = 0; direction < 2; direction++)
         if (directions & 1 << direction)
             lacking |= gmm__mlp_place_copy(steps, slot, (gmm_direction)direction, &steps->workspace);
-    gmm__mlp_cast(steps, slot, lacking, NULL);
+    gmm__mlp_add_cast(steps, slot, lacking, NULL);
 }
 
 /* The operand as a product by the recipe reads it: its copies, or the source where the recipe leaves it as it is. */
@@ -5703,8 +5702,8 @@ static const gmm_mat *gmm__mlp_copies_of(gmm__mlp_steps *steps, int slot) {
 }
 
 /* Adds the dequantization of a rowwise matrix into `dst`. */
-static void gmm__mlp_dequantize(gmm__mlp_steps *steps, const gmm_mat *src, int64_t rows, int64_t cols,
-                                const gmm_mat *dst) {
+static void gmm__mlp_add_dequantization(gmm__mlp_steps *steps, const gmm_mat *src, int64_t rows, int64_t cols,
+                                        const gmm_mat *dst) {
     gmm_dequantization *d = &steps->dequantization[steps->dequantizations++];
     d->count = rows ? steps->call->groups.count : 0;
     d->rows = rows;
@@ -5729,7 +5728,7 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         o->dequantized = gmm_mat_packed(steps->dtype, gmm__arena_alloc(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
                                                                        rows * o->cols *
                                                                          (gmm_dtype_bits(steps->dtype) / 8)));
-        gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
+        gmm__mlp_add_dequantization(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
     }
     gmm__mlp_make_copies(steps, slot, 1 << direction);
@@ -5797,7 +5796,7 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     steps->z_e4m3.scale = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
-static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
+static void gmm__mlp_add_e4m3_cast(gmm__mlp_steps *steps) {
     gmm_quantization *d = &steps->cast[steps->casts++];
     steps->z_format = gmm__mlp_unscaled_e4m3();
     d->cols = gmm__mlp_fc1_cols(steps->call);
@@ -5817,23 +5816,23 @@ static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
 }
 
 /* Forward's copies of x or h: that for the product, and with `saves` in the same pass that for backward. */
-static void gmm__mlp_cast_forward(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
+static void gmm__mlp_add_forward_casts(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
     int directions = saves ? gmm__mlp_place_saved(steps, slot, at) : 0;
     directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    gmm__mlp_cast(steps, slot, directions, NULL);
+    gmm__mlp_add_cast(steps, slot, directions, NULL);
 }
 /* Forward's copy of a weight, or with a cache both copies in it, unless the word `weight_skip` says that they are
    there. */
-static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
+static void gmm__mlp_add_weight_casts(gmm__mlp_steps *steps, int slot) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     const gmm__mlp_operand *o = &steps->operand[slot];
     int direction, directions = 0;
-    gmm__mlp_await_weight(steps, slot, GMM_OP_LINEAR_FWD);
+    gmm__mlp_need_weight(steps, slot, GMM_OP_LINEAR_FWD);
     if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
     else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
         for (direction = 0; direction < 2; direction++)
             directions |= (o->copy[direction].dtype != GMM_NONE) << direction;
-        gmm__mlp_cast(steps, slot, directions, quant->weight_skip);
+        gmm__mlp_add_cast(steps, slot, directions, quant->weight_skip);
     }
 }
 
@@ -5841,23 +5840,23 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
 static void gmm__mlp_fill_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     linear->x = gmm__mlp_copies_of(steps, x);
     linear->w = gmm__mlp_copies_of(steps, w);
-    gmm__mlp_gather(steps, linear, x, GMM_SLOT_DY);
+    gmm__mlp_set_indices(steps, linear, x, GMM_SLOT_DY);
 }
 /* Adds FC1 or FC2 of forward. */
-static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+static void gmm__mlp_add_forward_product(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     gmm__mlp_fill_forward(steps, linear, x, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call);
-/* Whether some engine's FC1 may compute the activation unless the caller forbids it. */
-static int gmm__mlp_may_join(const gmm__call *call) {
+/* Whether some engine may have a product of FC1 that computes the activation too (options.fuse apart). */
+static int gmm__mlp_may_fuse_act(const gmm__call *call) {
     return call->ctx->config.space == GMM_SPACE_CUDA &&
            (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind == GMM_RECIPE_FP8_BLOCK);
 }
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
-static void gmm__mlp_join(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
+static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
     step->fused.product_act = &steps->act;
     step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
@@ -5875,17 +5874,17 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     gmm__call product;
     gmm__plan plan;
     gmm_status s;
-    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
+    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call))) return 0;
     if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
-    gmm__mlp_join(steps, &step, drops_preact);
+    gmm__mlp_fuse_act(steps, &step, drops_preact);
     gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
     /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
        counts, unless hooks.need sets w1 later. */
     s = gmm__mlp_prepare_step(steps, &step, 1, &product);
-    product.query = call->query || gmm__mlp_awaits(call);
+    product.query = call->query || gmm__mlp_has_need_hook(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
     if (s == GMM_OK && saves_h)
@@ -5925,15 +5924,15 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->gates = steps->z;
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
-        gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+        gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__arena_free(&steps->workspace, GMM__MLP_Z);
         return;
     }
     gmm__mlp_place_h(steps, saved);
-    gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
+    gmm__mlp_add_act_step(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
     gmm__arena_free(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+    gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
 /* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
@@ -5952,31 +5951,31 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     steps->z = memory && call->config.save != GMM_SAVE_NOTHING && !e4m3
                    ? gmm_mat_packed(steps->dtype, memory)
                    : gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
-    gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    gmm__mlp_add_forward_casts(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
+    gmm__mlp_add_weight_casts(steps, GMM_SLOT_W1);
     steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
     if (steps->fc1_fuses_act) gmm__mlp_place_product_h(steps, &saved);
-    gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->fc1_fuses_act) gmm__mlp_join(steps, &steps->step[steps->count - 1], drops_preact);
+    gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    if (steps->fc1_fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_preact);
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
-        gmm__mlp_cast_e4m3(steps);
+        gmm__mlp_add_e4m3_cast(steps);
     }
     if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
-    gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
-    gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
+    gmm__mlp_add_weight_casts(steps, GMM_SLOT_W2);
+    gmm__mlp_add_forward_product(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
 /* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
-    gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
+    gmm__mlp_need_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
-    gmm__mlp_gather(steps, linear, GMM_SLOT_X, dy);
+    gmm__mlp_set_indices(steps, linear, GMM_SLOT_X, dy);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -5984,7 +5983,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
-    gmm__mlp_gather(steps, linear, x, dy);
+    gmm__mlp_set_indices(steps, linear, x, dy);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
     gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
@@ -5992,8 +5991,8 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
    later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
-static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
-                                   int defer) {
+static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
+                                        int defer) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
     gmm__column_sums *sums = &steps->sums;
@@ -6009,7 +6008,7 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    gmm__mlp_cast(steps, slot, directions, NULL);
+    gmm__mlp_add_cast(steps, slot, directions, NULL);
     if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
@@ -6036,14 +6035,14 @@ static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, co
 }
 
 /* Finds the matrices that forward has saved, and places those that backward computes before it reads dy. */
-static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     char *memory = (char *)call->d.mlp.saved;
-    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
+    if (wants->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
         steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
-    if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
+    if (wants->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
     if (gmm__saves_copies(&call->config)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
@@ -6053,19 +6052,19 @@ static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *
 
 /* Adds the steps that compute z again, or its values in the dtype of x. FC1's operands are cast in both directions
    where FC1's gradients read them too. */
-static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
-    const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
+    const int x_again = both && d->dw1 && !wants->defer, w_again = both && d->dx;
     if (gmm__saves_e4m3(&call->config)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
-        gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
+        gmm__mlp_add_dequantization(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
         gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
-        gmm__mlp_await_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
+        gmm__mlp_need_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
         gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
-        gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+        gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
         if (both) { /* with an override the rowwise copies are dequantized later */
             gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_ROWWISE);
             gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE);
@@ -6075,70 +6074,72 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
 
 /* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
    which no later step reads, is in the same memory. */
-static int gmm__mlp_computes_h(const gmm__mlp_gradients *need) { return need->h && !need->h_saved; }
-static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static int gmm__mlp_computes_h(const gmm__mlp_wants *wants) { return wants->h && !wants->h_saved; }
+static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
-    const int queued = gmm__mlp_computes_h(need) && need->defer && !gmm__mlp_backward_reads_copies(call);
-    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(need) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
+    const int queued = gmm__mlp_computes_h(wants) && wants->defer && !gmm__mlp_backward_reads_copies(call);
+    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(wants) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
-   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they
-   read copies. */
-static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z,
+   unless z is saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`,
+   unless they read copies. */
+static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__saves_e4m3(&call->config);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied;
-    const int in_place = need->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
-    const int computes_h = gmm__mlp_computes_h(need);
+    const int dz_queued = wants->defer && d->dw1 && !dz_copied;
+    const int in_place = wants->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
+    const int computes_h = gmm__mlp_computes_h(wants);
     if (in_place) steps->dz = steps->z;
-    else if (need->dz)
+    else if (wants->dz)
         steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
                                           dz_queued ? &steps->deferred : &steps->workspace);
-    if (computes_h) steps->h = need->dh ? steps->dh : gmm__mlp_place_dh(steps, need);
+    if (computes_h) steps->h = wants->dh ? steps->dh : gmm__mlp_place_dh(steps, wants);
     steps->act.dy = &steps->dh;
-    steps->act.dx = need->dz ? &steps->dz : NULL;
+    steps->act.dx = wants->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
+    if (wants->dh) gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are freed behind the last step
-   that reads them, so that later ones get the same bytes. */
+/* Lists the steps of backward in the workspace and in gmm_mlp.deferred. Blocks of the workspace are freed behind the
+   last step that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
-    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
-    const gmm_direction queued = gmm__mlp_backward_direction(call);
+    const gmm__mlp_wants wants = gmm__mlp_wants_of(call);
+    const int dw1 = d->dw1 && !wants.defer, dw2 = d->dw2 && !wants.defer;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
-    gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_place_split(steps, call, wants.defer ? &steps->deferred : &steps->workspace);
     gmm__mlp_fill(steps);
-    gmm__mlp_place_bwd(steps, &need);
-    if (need.z) gmm__mlp_add_preact(steps, &need);
+    gmm__mlp_place_bwd(steps, &wants);
+    if (wants.z) gmm__mlp_add_preact(steps, &wants);
 
-    if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
-    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL, need.defer);
-    if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-    gmm__mlp_add_act(steps, &need);
+    if (wants.dh) steps->dh = gmm__mlp_place_dh(steps, &wants);
+    gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
+                                wants.defer);
+    if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    gmm__mlp_add_act_bwd(steps, &wants);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
-        gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
+        gmm__mlp_add_cast(steps, GMM_SLOT_H,
+                          gmm__mlp_place_copy(steps, GMM_SLOT_H, gmm__mlp_backward_direction(call), &steps->deferred),
+                          NULL);
     gmm__arena_free(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
     if (d->dx || d->dw1)
-        gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
-                               need.defer);
+        gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                                    wants.defer);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
     if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
@@ -6220,13 +6221,14 @@ static int gmm__mlp_plan_steps(const gmm__mlp_steps *steps, gmm_status built, gm
 
 /* Calls the hook for the gradient of a parameter. While a graph is captured nothing is computed, and therefore no hook
    is called. */
-static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
-                               gmm_stream stream) {
+static void gmm__mlp_call_ready_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
+                                     gmm_stream stream) {
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
 /* Checks a matrix that hooks.need has set against the one with which the call began. */
-static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, const gmm_mat *was, const gmm_mat *m) {
+static gmm_status gmm__mlp_check_set_weight(const gmm__call *call, const char *name, const gmm_mat *was,
+                                            const gmm_mat *m) {
     const uint32_t flags = ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
     const struct { const char *name; int64_t was, is; } fields[] = {
         { "dtype", was->dtype, m->dtype },
@@ -6258,41 +6260,42 @@ static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, c
     return GMM_OK;
 }
 
-/* Calls hooks.need for the weight of a step, and reads the addresses that it has set. */
-static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
-    const int second = step->awaits == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
+/* Calls hooks.need for the weight of a step, and reads the addresses that it has set: those of the copy that the step's
+   product reads, where the weight is quantized. `again` is the call, whose weight is read and checked again. */
+static gmm_status gmm__mlp_call_need_hook(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
+    const int second = step->need_slot == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
     const char *const names[2] = { second ? "w2" : "w1", second ? "w2.columnwise" : "w1.columnwise" };
     const gmm_grad_hooks *hooks = steps->call->d.mlp.hooks;
-    const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
+    const int dgrad = step->need_op == GMM_OP_LINEAR_DGRAD;
     const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
-    gmm__mlp_operand *o = &steps->operand[step->awaits];
+    gmm__mlp_operand *o = &steps->operand[step->need_slot];
     const int plain = o->source->scaling == GMM_SCALING_NONE; /* both directions read the one matrix */
     const char *const name = names[plain ? GMM_ROWWISE : direction];
     gmm_mat *mat = plain ? &steps->weight[second] : &o->copy[direction], was = *mat;
-    gmm__call late = *steps->call;
-    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
+    gmm__call again = *steps->call;
+    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->need_op, stream);
     if (s != GMM_OK)
-        return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
-                           gmm_op_name(step->awaits_op));
-    if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
-    if (late.mat[role].scaling != o->source->scaling)
-        return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+        return gmm__refuse(&again, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
+                           gmm_op_name(step->need_op));
+    if ((s = gmm__mlp_read_weight(&again, role, 1 << direction)) != GMM_OK) return s;
+    if (again.mat[role].scaling != o->source->scaling)
+        return gmm__mlp_check_set_weight(&again, names[0], &was, &again.mat[role]);
     if (!plain) { /* a query reads both matrices again, to fill in their ld */
-        const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
-        gmm_mat now = late.mat[role];
-        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
-        late.query = 1;
-        if ((s = gmm__read_quant(&late, role, name, &was, extents, direction)) != GMM_OK) return s;
-        was = late.mat[role];
-        if ((s = gmm__read_quant(&late, role, name, &now, extents, direction)) != GMM_OK) return s;
-        late.query = 0;
+        const gmm__extents extents = gmm__mlp_weight_extents(&again, role);
+        gmm_mat now = again.mat[role];
+        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, again.mat[role].columnwise);
+        again.query = 1;
+        if ((s = gmm__read_quant(&again, role, name, &was, extents, direction)) != GMM_OK) return s;
+        was = again.mat[role];
+        if ((s = gmm__read_quant(&again, role, name, &now, extents, direction)) != GMM_OK) return s;
+        again.query = 0;
     }
-    s = gmm__mlp_check_late(&late, name, &was, &late.mat[role]);
-    if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
-    *mat = late.mat[role];
+    s = gmm__mlp_check_set_weight(&again, name, &was, &again.mat[role]);
+    if (s != GMM_OK || (s = gmm__check_overlap(&again)) != GMM_OK) return s;
+    *mat = again.mat[role];
     if (mat->scaling != GMM_SCALING_NONE) {
         mat->columnwise = NULL;
-        (void)gmm__mlp_copies_of(steps, step->awaits);
+        (void)gmm__mlp_copies_of(steps, step->need_slot);
     }
     return GMM_OK;
 }
@@ -6344,10 +6347,10 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
     for (i = 0; i < steps->count && s == GMM_OK; i++) {
         const gmm__mlp_step *step = &steps->step[i];
         gmm__call call;
-        if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
+        if (step->need_slot && hooks && hooks->need) s = gmm__mlp_call_need_hook(steps, step, stream);
         if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
         if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
-        if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
+        if (s == GMM_OK && step->completes) gmm__mlp_call_ready_hook(call.ctx, hooks, step->param, stream);
     }
     return s;
 }
@@ -6368,7 +6371,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
         gmm__call variant = *call;
         gmm__mlp_steps steps;
         gmm_status built;
-        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_fuse_act(call))) ||
             (infers && !trains_or_infers))
             continue;
         if (i > 0) variant.describes = NULL;
@@ -6466,7 +6469,7 @@ static int64_t gmm__mlp_array_bytes(const gmm__call *call) {
 }
 
 /* What the queue keeps of a backward's operands. */
-static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
+static gmm__mlp_queued gmm__mlp_queued_of(const gmm__mlp_steps *steps) {
     const gmm_linear *linear[2];
     const int slots[2][2] = { { GMM_SLOT_H, GMM_SLOT_DY }, { GMM_SLOT_X, GMM_SLOT_DZ } };
     gmm__mlp_queued q;
@@ -6488,7 +6491,7 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
 }
 
 /* Appends the weight gradients of a backward to the queue of the caller. */
-static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
+static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream stream) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     gmm_wgrad_queue *q = d->queue;
@@ -6505,7 +6508,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     r.recipe = call->recipe;
     r.quant = call->quant;
     r.quant.recipe = NULL;
-    r.operands = gmm__mlp_queue_of(steps);
+    r.operands = gmm__mlp_queued_of(steps);
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -6526,7 +6529,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
     const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
-    if (gmm__mlp_gradients_of(call).defer) {
+    if (gmm__mlp_wants_of(call).defer) {
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
     }
@@ -6542,7 +6545,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     gmm_status s = gmm__mlp_build_bwd(&steps, call, plan->workspace, call->d.mlp.deferred);
     if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
     if (s == GMM_OK) s = gmm__mlp_run_steps(&steps, plan, call->d.mlp.hooks, stream);
-    return s == GMM_OK && gmm__mlp_gradients_of(call).defer ? gmm__mlp_record(&steps, stream) : s;
+    return s == GMM_OK && gmm__mlp_wants_of(call).defer ? gmm__mlp_append_wgrads(&steps, stream) : s;
 }
 
 /* Plans the weight gradients of the record that call->output points to. A query has none, and plans those that a
@@ -6555,7 +6558,7 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     if (!r) {
         const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
         if (built != GMM_OK) return gmm__decline(plan, "%.180s", call->ctx->error.text);
-        q = gmm__mlp_queue_of(&steps);
+        q = gmm__mlp_queued_of(&steps);
     }
     for (i = 0; i < 2; i++) {
         const gmm_grad *dw = r ? &r->grad[i] : &call->grad[i ? GMM__DW : GMM__DW2];
@@ -6582,9 +6585,9 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
     return GMM_OK;
 }
 
-/* Checks gmm_mlp.saved or gmm_mlp.deferred against the `need` bytes of the plan. */
-static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
-                                  size_t need) {
+/* Checks a buffer of the caller, which must have `need` bytes by the plan. */
+static gmm_status gmm__check_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
+                                    size_t need) {
     if (!memory && need > 0)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
                            (unsigned long long)need);
@@ -6605,11 +6608,12 @@ static gmm_status gmm__check_buffers(gmm__call *call, const gmm__plan *plan, con
     const gmm_mlp_quant *q = &call->quant;
     gmm_status s = GMM_OK;
     if (!fwd || saved)
-        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes, plan->saved_bytes);
+        s = gmm__check_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes,
+                              plan->saved_bytes);
     if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
+        s = gmm__check_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
     if (s == GMM_OK && q->weight_cache)
-        s = gmm__mlp_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
+        s = gmm__check_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
     return s;
 }
 static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
@@ -6654,7 +6658,7 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 static gmm_status gmm__mlp_check_append(gmm__call *call) {
     const gmm_wgrad_queue *q = call->d.mlp.queue;
     gmm_status s;
-    if (!gmm__mlp_gradients_of(call).defer) return GMM_OK;
+    if (!gmm__mlp_wants_of(call).defer) return GMM_OK;
     if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
     if (q->count < q->capacity) return GMM_OK;
     return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
@@ -6757,13 +6761,13 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
 }
 
 /* Calls the `ready` hooks of backward, or of queued weight gradients. */
-static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
+static void gmm__mlp_call_ready_hooks(const gmm__call *call, gmm_op op, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
     const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__delays(&call->config);
-    if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
-    if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
-    if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
-    if (bwd && d->db1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
+    if (weights_complete && d->dw2) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
+    if (bwd && d->db2) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
+    if (weights_complete && d->dw1) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
+    if (bwd && d->db1) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
 }
 
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream) {
@@ -6771,7 +6775,7 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, GMM__MLP_QUERY);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    gmm__mlp_fire(&call, op, stream);
+    gmm__mlp_call_ready_hooks(&call, op, stream);
     return GMM_OK;
 }
 /* ................................................................................................. 14.7 Routing ... */
@@ -8679,7 +8683,7 @@ static gmm_status gmm__compose_launch_moe(const gmm__plan *plan, gmm_stream stre
         const gmm__moe_step *step = &steps.step[i];
         gmm__call call;
         s = gmm__prepare(&call, layer->ctx, step->op, layer->function, step->descriptor, 0);
-        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_awaits(&call))
+        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_has_need_hook(&call))
             s = gmm__moe_add_outputs(layer, &call);
         if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
     }
@@ -8746,7 +8750,7 @@ GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe 
                                                 &mlp);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MOE_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    gmm__mlp_fire(&mlp, queued ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD, stream);
+    gmm__mlp_call_ready_hooks(&mlp, queued ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD, stream);
     return GMM_OK;
 }
 /* ..................................................................................... 14.9 Accumulate, convert ... */
@@ -11469,7 +11473,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
-static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copies) {
+static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
     const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
@@ -11495,7 +11499,7 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be of x's dtype, with rows at "
                             "multiples of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    return gmm__wgmma_act_joins(call, plan, copies);
+    return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
 
 #ifndef GMM_NO_QUANT
@@ -11516,7 +11520,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     if (z->dtype != GMM_BF16 || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be bf16, with rows at multiples "
                             "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    return gmm__wgmma_act_joins(call, plan, 0);
+    return gmm__wgmma_fused_act_pays(call, plan, 0);
 }
 
 /* Describes the activation of an FP8 glu product to its kernel. */

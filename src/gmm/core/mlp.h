@@ -15,7 +15,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
         gmm__call variant = *call;
         gmm__mlp_steps steps;
         gmm_status built;
-        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_join(call))) ||
+        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_fuse_act(call))) ||
             (infers && !trains_or_infers))
             continue;
         if (i > 0) variant.describes = NULL;
@@ -113,7 +113,7 @@ static int64_t gmm__mlp_array_bytes(const gmm__call *call) {
 }
 
 /* What the queue keeps of a backward's operands. */
-static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
+static gmm__mlp_queued gmm__mlp_queued_of(const gmm__mlp_steps *steps) {
     const gmm_linear *linear[2];
     const int slots[2][2] = { { GMM_SLOT_H, GMM_SLOT_DY }, { GMM_SLOT_X, GMM_SLOT_DZ } };
     gmm__mlp_queued q;
@@ -135,7 +135,7 @@ static gmm__mlp_queued gmm__mlp_queue_of(const gmm__mlp_steps *steps) {
 }
 
 /* Appends the weight gradients of a backward to the queue of the caller. */
-static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
+static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream stream) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     gmm_wgrad_queue *q = d->queue;
@@ -152,7 +152,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
     r.recipe = call->recipe;
     r.quant = call->quant;
     r.quant.recipe = NULL;
-    r.operands = gmm__mlp_queue_of(steps);
+    r.operands = gmm__mlp_queued_of(steps);
     r.pending[0] = d->dw2 != NULL;
     r.pending[1] = d->dw1 != NULL;
     for (i = 0; i < 2; i++) {
@@ -173,7 +173,7 @@ static gmm_status gmm__mlp_record(gmm__mlp_steps *steps, gmm_stream stream) {
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     gmm__mlp_steps steps;
     const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
-    if (gmm__mlp_gradients_of(call).defer) {
+    if (gmm__mlp_wants_of(call).defer) {
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
     }
@@ -189,7 +189,7 @@ static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream 
     gmm_status s = gmm__mlp_build_bwd(&steps, call, plan->workspace, call->d.mlp.deferred);
     if (s == GMM_OK) s = gmm__mlp_run_split(&steps, plan, stream);
     if (s == GMM_OK) s = gmm__mlp_run_steps(&steps, plan, call->d.mlp.hooks, stream);
-    return s == GMM_OK && gmm__mlp_gradients_of(call).defer ? gmm__mlp_record(&steps, stream) : s;
+    return s == GMM_OK && gmm__mlp_wants_of(call).defer ? gmm__mlp_append_wgrads(&steps, stream) : s;
 }
 
 /* Plans the weight gradients of the record that call->output points to. A query has none, and plans those that a
@@ -202,7 +202,7 @@ static int gmm__compose_plan_mlp_wgrad(const gmm__call *call, gmm__plan *plan) {
     if (!r) {
         const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
         if (built != GMM_OK) return gmm__decline(plan, "%.180s", call->ctx->error.text);
-        q = gmm__mlp_queue_of(&steps);
+        q = gmm__mlp_queued_of(&steps);
     }
     for (i = 0; i < 2; i++) {
         const gmm_grad *dw = r ? &r->grad[i] : &call->grad[i ? GMM__DW : GMM__DW2];
@@ -229,9 +229,9 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
     return GMM_OK;
 }
 
-/* Checks gmm_mlp.saved or gmm_mlp.deferred against the `need` bytes of the plan. */
-static gmm_status gmm__mlp_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
-                                  size_t need) {
+/* Checks a buffer of the caller, which must have `need` bytes by the plan. */
+static gmm_status gmm__check_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
+                                    size_t need) {
     if (!memory && need > 0)
         return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
                            (unsigned long long)need);
@@ -252,11 +252,12 @@ static gmm_status gmm__check_buffers(gmm__call *call, const gmm__plan *plan, con
     const gmm_mlp_quant *q = &call->quant;
     gmm_status s = GMM_OK;
     if (!fwd || saved)
-        s = gmm__mlp_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes, plan->saved_bytes);
+        s = gmm__check_buffer(call, "saved", fwd || call->config.overwrite_saved, saved, saved_bytes,
+                              plan->saved_bytes);
     if (s == GMM_OK && !fwd)
-        s = gmm__mlp_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
+        s = gmm__check_buffer(call, "deferred", 1, deferred, deferred_bytes, plan->deferred_bytes);
     if (s == GMM_OK && q->weight_cache)
-        s = gmm__mlp_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
+        s = gmm__check_buffer(call, cache, fwd, q->weight_cache, q->weight_cache_bytes, plan->weight_cache_bytes);
     return s;
 }
 static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan) {
@@ -301,7 +302,7 @@ GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp
 static gmm_status gmm__mlp_check_append(gmm__call *call) {
     const gmm_wgrad_queue *q = call->d.mlp.queue;
     gmm_status s;
-    if (!gmm__mlp_gradients_of(call).defer) return GMM_OK;
+    if (!gmm__mlp_wants_of(call).defer) return GMM_OK;
     if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
     if (q->count < q->capacity) return GMM_OK;
     return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
@@ -404,13 +405,13 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
 }
 
 /* Calls the `ready` hooks of backward, or of queued weight gradients. */
-static void gmm__mlp_fire(const gmm__call *call, gmm_op op, gmm_stream stream) {
+static void gmm__mlp_call_ready_hooks(const gmm__call *call, gmm_op op, gmm_stream stream) {
     const gmm_mlp *d = &call->d.mlp;
     const int bwd = op == GMM_OP_MLP_BWD, weights_complete = bwd != gmm__delays(&call->config);
-    if (weights_complete && d->dw2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
-    if (bwd && d->db2) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
-    if (weights_complete && d->dw1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
-    if (bwd && d->db1) gmm__mlp_call_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
+    if (weights_complete && d->dw2) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_W2, stream);
+    if (bwd && d->db2) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_B2, stream);
+    if (weights_complete && d->dw1) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_W1, stream);
+    if (bwd && d->db1) gmm__mlp_call_ready_hook(call->ctx, d->hooks, GMM_PARAM_B1, stream);
 }
 
 GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_stream stream) {
@@ -418,6 +419,6 @@ GMMDEF gmm_status gmm_mlp_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_mlp 
     const gmm_status s = gmm__mlp_prepare(&call, ctx, op, "gmm_mlp_fire_hooks", mlp, GMM__MLP_QUERY);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MLP_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    gmm__mlp_fire(&call, op, stream);
+    gmm__mlp_call_ready_hooks(&call, op, stream);
     return GMM_OK;
 }

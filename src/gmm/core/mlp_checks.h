@@ -13,8 +13,8 @@ static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argumen
     return GMM_OK;
 }
 
-/* Whether the weights' addresses are read behind hooks.need, not when the call begins. */
-static int gmm__mlp_awaits(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
+/* Whether hooks.need sets the weights' addresses, which are then read behind it instead of when the call begins. */
+static int gmm__mlp_has_need_hook(const gmm__call *call) { return call->d.mlp.hooks && call->d.mlp.hooks->need; }
 
 /* The direction along which backward multiplies the copies of weights. */
 static gmm_direction gmm__mlp_dgrad_direction(const gmm__call *call) {
@@ -74,10 +74,10 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
     return s;
 }
 /* Reads a weight when the call begins. With hooks.need it is checked as by a query, which reads no addresses. */
-static gmm_status gmm__mlp_read_first(gmm__call *call, int role) {
+static gmm_status gmm__mlp_read_weight_at_begin(gmm__call *call, int role) {
     const int query = call->query;
     gmm_status s;
-    call->query = query || gmm__mlp_awaits(call);
+    call->query = query || gmm__mlp_has_need_hook(call);
     s = gmm__mlp_read_weight(call, role, gmm__mlp_weight_directions(call, role));
     call->query = query;
     return s;
@@ -205,10 +205,10 @@ static gmm_status gmm__mlp_read_params(gmm__call *call) {
     const int64_t G = call->groups.count, F1 = gmm__mlp_fc1_cols(call), out = call->out;
     const int fwd = call->op == GMM_OP_MLP_FWD, recomputes = !fwd && c->save == GMM_SAVE_NOTHING;
     gmm_status s;
-    if ((s = gmm__mlp_read_first(call, GMM__W)) ||
+    if ((s = gmm__mlp_read_weight_at_begin(call, GMM__W)) ||
         (s = gmm__read_mat(call, GMM__BIAS, "b1", d->b1, (fwd || recomputes) && c->bias1, gmm__matrices(G, 1, F1),
                            GMM__FLOATS)) ||
-        (s = gmm__mlp_read_first(call, GMM__W2)) ||
+        (s = gmm__mlp_read_weight_at_begin(call, GMM__W2)) ||
         (s = gmm__read_mat(call, GMM__BIAS2, "b2", d->b2, c->bias2 && (fwd || (c->prob_on_bias2 && d->dprob)),
                            gmm__matrices(G, 1, out), GMM__FLOATS)))
         return s;

@@ -38,7 +38,7 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 enum gmm__mlp_cast_fusion {
     GMM__CAST_ALONE,
     GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__CAST_COMPUTES_ACT    /* the cast of h computes it from z, so that h is neither stored nor loaded */
+    GMM__CAST_COMPUTES_ACT /* the cast of h computes it from z, so that h is neither stored nor loaded */
 };
 /* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
    rows. */
@@ -57,7 +57,7 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
 
 /* Adds the activation whose result is the operand `slot`. If a cast follows that needs amaxes by group, the activation
    takes them. */
-static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
+static void gmm__mlp_add_act_step(gmm__mlp_steps *steps, gmm_op op, int slot, int casts) {
     const int takes_amax = casts && gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_AFTER_AMAX;
     if (takes_amax) {
         steps->amax_slots |= 1 << slot;
@@ -68,7 +68,7 @@ static void gmm__mlp_add_activation(gmm__mlp_steps *steps, gmm_op op, int slot, 
     if (takes_amax) steps->step[steps->count - 1].fused.act_amax = steps->amax;
 }
 /* The copy as its cast writes it: with the amaxes that the activation has taken, if it has. */
-static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int direction) {
+static const gmm_mat *gmm__mlp_cast_destination(gmm__mlp_steps *steps, int slot, int direction) {
     gmm_mat *m = &steps->scaled[direction];
     if (!(steps->amax_slots >> slot & 1)) return &steps->operand[slot].copy[direction];
     *m = steps->operand[slot].copy[direction];
@@ -78,7 +78,7 @@ static const gmm_mat *gmm__mlp_destination(gmm__mlp_steps *steps, int slot, int 
 
 /* Adds the quantization that writes the copies of a set of directions. Amaxes per row, which only a rowwise copy has,
    need a quantization of their own. */
-static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
+static void gmm__mlp_add_cast(gmm__mlp_steps *steps, int slot, int directions, const int32_t *skip) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     gmm__mlp_operand *o = &steps->operand[slot];
     gmm_quantization *d = NULL;
@@ -104,8 +104,8 @@ static void gmm__mlp_cast(gmm__mlp_steps *steps, int slot, int directions, const
             if (f->stochastic && quant->random) d->random = quant->random + (slot == GMM_SLOT_DZ ? 2 : 0);
             gmm__mlp_add_step(steps, GMM_OP_QUANTIZE, d);
         }
-        if (direction) d->columnwise = gmm__mlp_destination(steps, slot, direction);
-        else d->rowwise = gmm__mlp_destination(steps, slot, direction);
+        if (direction) d->columnwise = gmm__mlp_cast_destination(steps, slot, direction);
+        else d->rowwise = gmm__mlp_cast_destination(steps, slot, direction);
     }
     if (d && steps->amax_slots >> slot & 1) { /* another cast would take amaxes itself */
         steps->amax_slots &= ~(1 << slot);
@@ -128,7 +128,7 @@ static void gmm__mlp_make_copies(gmm__mlp_steps *steps, int slot, int directions
     for (direction = 0; direction < 2; direction++)
         if (directions & 1 << direction)
             lacking |= gmm__mlp_place_copy(steps, slot, (gmm_direction)direction, &steps->workspace);
-    gmm__mlp_cast(steps, slot, lacking, NULL);
+    gmm__mlp_add_cast(steps, slot, lacking, NULL);
 }
 
 /* The operand as a product by the recipe reads it: its copies, or the source where the recipe leaves it as it is. */
@@ -142,8 +142,8 @@ static const gmm_mat *gmm__mlp_copies_of(gmm__mlp_steps *steps, int slot) {
 }
 
 /* Adds the dequantization of a rowwise matrix into `dst`. */
-static void gmm__mlp_dequantize(gmm__mlp_steps *steps, const gmm_mat *src, int64_t rows, int64_t cols,
-                                const gmm_mat *dst) {
+static void gmm__mlp_add_dequantization(gmm__mlp_steps *steps, const gmm_mat *src, int64_t rows, int64_t cols,
+                                        const gmm_mat *dst) {
     gmm_dequantization *d = &steps->dequantization[steps->dequantizations++];
     d->count = rows ? steps->call->groups.count : 0;
     d->rows = rows;
@@ -168,7 +168,7 @@ static const gmm_mat *gmm__mlp_backward_operand(gmm__mlp_steps *steps, int slot,
         o->dequantized = gmm_mat_packed(steps->dtype, gmm__arena_alloc(&steps->workspace, GMM__MLP_DEQUANTIZED + slot,
                                                                        rows * o->cols *
                                                                          (gmm_dtype_bits(steps->dtype) / 8)));
-        gmm__mlp_dequantize(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
+        gmm__mlp_add_dequantization(steps, &o->copy[GMM_ROWWISE], o->rows, o->cols, &o->dequantized);
         return &o->dequantized;
     }
     gmm__mlp_make_copies(steps, slot, 1 << direction);

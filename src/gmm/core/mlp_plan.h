@@ -71,8 +71,8 @@ typedef struct gmm__mlp_step {
     size_t workspace;
     int32_t completes;      /* 1: the gradient of `param` is complete behind this step */
     gmm_param param;
-    int32_t awaits;         /* the slot of a weight for which hooks.need is called before this step; 0 = none */
-    gmm_op awaits_op;       /* the product that reads it */
+    int32_t need_slot;      /* of the weight for which hooks.need is called before this step; 0 = of none */
+    gmm_op need_op;         /* the product that reads it */
 } gmm__mlp_step;
 
 enum { GMM__MLP_CASTS = 12, GMM__MLP_DEQUANTIZATIONS = 5, GMM__MLP_STEPS = 32 }; /* more than any call has */
@@ -83,24 +83,23 @@ typedef struct gmm__mlp_steps {
     const gmm__call *call;
     gmm_status status;  /* the first error of building the steps; the context has its message */
     gmm_dtype dtype;    /* of operands that are not quantized, and of intermediate matrices */
-    gmm__arena workspace, deferred;
+    gmm__arena workspace, deferred; /* deferred: gmm_mlp.deferred */
     gmm_groups groups;  /* the split as int64 offsets, computed once */
     gmm_options options;
-    void *offsets;
+    void *offsets;      /* those of groups.splits */
     int32_t *tiles;     /* gmm__call.split_tiles of the steps */
     gmm__mlp_operand operand[GMM_SLOTS];
     int64_t index_rows; /* of operands with an index */
     int32_t index_div;
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
-    int32_t awaits;     /* gmm__mlp_step.awaits and awaits_op of the next step */
-    gmm_op awaits_op;
+    int32_t need_slot;  /* of the next step */
+    gmm_op need_op;
     int fc1_fuses_act;  /* forward: FC1's product computes the activation */
     gmm_mat z, h, dh, dz;
-    gmm_mat gates;      /* the gate columns of z as a matrix */
-    int amax_slots;     /* bits of the operands of which the activation takes amaxes, in `amax` [G]; `scaled` are
-                           their copies by direction with these amaxes */
-    float *amax;
-    gmm_mat scaled[2];
+    gmm_mat gates;      /* the gate columns of z as a matrix, from which the cast of h computes it */
+    int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */
+    float *amax;        /* [G]: these amaxes */
+    gmm_mat scaled[2];  /* the copies that this cast writes, by direction, with `amax` as their amaxes */
     gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
@@ -229,26 +228,26 @@ static gmm__mlp_saved gmm__mlp_saved_of(const gmm__call *call) {
 
 /* --- descriptors --- */
 
-/* The matrices that the backward of a call computes or reads in the dtype of x, and where. */
-typedef struct gmm__mlp_gradients {
+/* What the backward of a call computes, and which matrices it reads in the dtype of x. */
+typedef struct gmm__mlp_wants {
     int defer;   /* it queues the weight gradients */
-    int dz, dh;
-    int h;       /* h is read, and no copy of it is saved */
-    int h_saved; /* it is read where forward has saved it */
-    int z;
-} gmm__mlp_gradients;
-static gmm__mlp_gradients gmm__mlp_gradients_of(const gmm__call *call) {
+    int dz, dh;  /* computes them */
+    int h;       /* reads h, of which no copy is saved */
+    int h_saved; /* reads h where forward has saved it; else, with `h`, backward computes it again */
+    int z;       /* reads z, or what z is computed from again */
+} gmm__mlp_wants;
+static gmm__mlp_wants gmm__mlp_wants_of(const gmm__call *call) {
     const gmm_mlp *d = &call->d.mlp;
-    gmm__mlp_gradients n;
-    n.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
-    n.dz = d->dx || d->dw1 || d->db1;
-    n.dh = n.dz || d->dprob;
-    n.h = d->dw2 && !gmm__saves_copies(&call->config);
+    gmm__mlp_wants w;
+    w.defer = (gmm__delays(&call->config) || call->op == GMM_OP_MLP_WGRAD) && (d->dw1 || d->dw2);
+    w.dz = d->dx || d->dw1 || d->db1;
+    w.dh = w.dz || d->dprob;
+    w.h = d->dw2 && !gmm__saves_copies(&call->config);
     /* a queued weight gradient reads h after `saved` may have been overwritten */
-    n.h_saved = n.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
-                (!n.defer || gmm__mlp_backward_reads_copies(call));
-    n.z = n.dh || (n.h && !n.h_saved);
-    return n;
+    w.h_saved = w.h && call->config.save == GMM_SAVE_PREACT_AND_ACT &&
+                (!w.defer || gmm__mlp_backward_reads_copies(call));
+    w.z = w.dh || (w.h && !w.h_saved);
+    return w;
 }
 
 static gmm_linear gmm__mlp_linear(const gmm__mlp_steps *steps, int64_t in, int64_t out) {
@@ -267,7 +266,7 @@ static const int32_t *gmm__mlp_index_of(const gmm__mlp_steps *steps, int slot, c
     return mat && mat == o->source ? o->index : NULL;
 }
 /* Gives a product of x and dy, of which it may have one alone, the indices of their gathered rows. */
-static void gmm__mlp_gather(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
+static void gmm__mlp_set_indices(const gmm__mlp_steps *steps, gmm_linear *l, int x, int dy) {
     l->x_index = gmm__mlp_index_of(steps, x, l->x);
     l->dy_index = gmm__mlp_index_of(steps, dy, l->dy);
     l->index_rows = steps->index_rows;
@@ -322,7 +321,7 @@ static void gmm__mlp_fill_weight(gmm__mlp_steps *steps, int slot) {
     int direction;
     *weight = call->mat[role];
     gmm__mlp_fill_operand(steps, slot, weight, extents.rows, extents.cols);
-    if (!gmm__mlp_awaits(call) || !directions) return;
+    if (!gmm__mlp_has_need_hook(call) || !directions) return;
     if (weight->scaling == GMM_SCALING_NONE) gmm__mlp_forget_addresses(weight);
     else
         for (direction = 0; direction < 2; direction++)
@@ -391,7 +390,7 @@ static void gmm__mlp_fill(gmm__mlp_steps *steps) {
     steps->dgrad1 = gmm__mlp_linear(steps, c->hidden, F1);
     steps->dgrad1.dx = &call->mat[GMM__DX];
 
-    gmm__mlp_gather(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
+    gmm__mlp_set_indices(steps, &steps->bgrad2, GMM_SLOT_H, GMM_SLOT_DY);
 }
 
 /* --- the list of steps --- */
@@ -401,21 +400,21 @@ static void gmm__mlp_add_step(gmm__mlp_steps *steps, gmm_op op, const void *desc
     step->op = op;
     step->descriptor = descriptor;
     step->workspace = gmm__arena_end(&steps->workspace);
-    step->awaits = steps->awaits;
-    step->awaits_op = steps->awaits_op;
-    steps->awaits = 0;
+    step->need_slot = steps->need_slot;
+    step->need_op = steps->need_op;
+    steps->need_slot = 0;
 }
 /* Marks the next step as the first one that reads a weight for a product, unless the product reads a copy that was
    cast before. */
-static void gmm__mlp_await_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
+static void gmm__mlp_need_weight(gmm__mlp_steps *steps, int slot, gmm_op op) {
     const gmm__call *call = steps->call;
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int dgrad = op == GMM_OP_LINEAR_DGRAD, direction = dgrad ? (int)gmm__mlp_dgrad_direction(call) : GMM_ROWWISE;
     const int casts = o->format[0].dtype != GMM_NONE && o->source->scaling == GMM_SCALING_NONE &&
                       !(dgrad && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION);
     if (call->op != GMM_OP_MLP_FWD && casts && o->copy[direction].dtype != GMM_NONE) return;
-    steps->awaits = slot;
-    steps->awaits_op = op;
+    steps->need_slot = slot;
+    steps->need_op = op;
 }
 /* Adds a step behind which the gradient of a parameter is complete. */
 static void gmm__mlp_add_gradient(gmm__mlp_steps *steps, gmm_op op, const gmm_linear *linear, gmm_param param) {

@@ -34,13 +34,14 @@ static int gmm__mlp_plan_steps(const gmm__mlp_steps *steps, gmm_status built, gm
 
 /* Calls the hook for the gradient of a parameter. While a graph is captured nothing is computed, and therefore no hook
    is called. */
-static void gmm__mlp_call_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
-                               gmm_stream stream) {
+static void gmm__mlp_call_ready_hook(const gmm_context *ctx, const gmm_grad_hooks *hooks, gmm_param param,
+                                     gmm_stream stream) {
     if (hooks && hooks->ready && !gmm__capturing(ctx, stream)) hooks->ready(hooks->user, param, stream);
 }
 
 /* Checks a matrix that hooks.need has set against the one with which the call began. */
-static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, const gmm_mat *was, const gmm_mat *m) {
+static gmm_status gmm__mlp_check_set_weight(const gmm__call *call, const char *name, const gmm_mat *was,
+                                            const gmm_mat *m) {
     const uint32_t flags = ~(uint32_t)GMM_MAT_TABLE_ON_HOST;
     const struct { const char *name; int64_t was, is; } fields[] = {
         { "dtype", was->dtype, m->dtype },
@@ -72,41 +73,42 @@ static gmm_status gmm__mlp_check_late(const gmm__call *call, const char *name, c
     return GMM_OK;
 }
 
-/* Calls hooks.need for the weight of a step, and reads the addresses that it has set. */
-static gmm_status gmm__mlp_take_weight(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
-    const int second = step->awaits == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
+/* Calls hooks.need for the weight of a step, and reads the addresses that it has set: those of the copy that the step's
+   product reads, where the weight is quantized. `again` is the call, whose weight is read and checked again. */
+static gmm_status gmm__mlp_call_need_hook(gmm__mlp_steps *steps, const gmm__mlp_step *step, gmm_stream stream) {
+    const int second = step->need_slot == GMM_SLOT_W2, role = second ? GMM__W2 : GMM__W;
     const char *const names[2] = { second ? "w2" : "w1", second ? "w2.columnwise" : "w1.columnwise" };
     const gmm_grad_hooks *hooks = steps->call->d.mlp.hooks;
-    const int dgrad = step->awaits_op == GMM_OP_LINEAR_DGRAD;
+    const int dgrad = step->need_op == GMM_OP_LINEAR_DGRAD;
     const gmm_direction direction = dgrad ? gmm__mlp_dgrad_direction(steps->call) : GMM_ROWWISE;
-    gmm__mlp_operand *o = &steps->operand[step->awaits];
+    gmm__mlp_operand *o = &steps->operand[step->need_slot];
     const int plain = o->source->scaling == GMM_SCALING_NONE; /* both directions read the one matrix */
     const char *const name = names[plain ? GMM_ROWWISE : direction];
     gmm_mat *mat = plain ? &steps->weight[second] : &o->copy[direction], was = *mat;
-    gmm__call late = *steps->call;
-    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->awaits_op, stream);
+    gmm__call again = *steps->call;
+    gmm_status s = hooks->need(hooks->user, second ? GMM_PARAM_W2 : GMM_PARAM_W1, step->need_op, stream);
     if (s != GMM_OK)
-        return gmm__refuse(&late, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
-                           gmm_op_name(step->awaits_op));
-    if ((s = gmm__mlp_read_weight(&late, role, 1 << direction)) != GMM_OK) return s;
-    if (late.mat[role].scaling != o->source->scaling)
-        return gmm__mlp_check_late(&late, names[0], &was, &late.mat[role]);
+        return gmm__refuse(&again, s, "hooks.need", "status %d (%s) for %s of %s", (int)s, gmm_status_name(s), names[0],
+                           gmm_op_name(step->need_op));
+    if ((s = gmm__mlp_read_weight(&again, role, 1 << direction)) != GMM_OK) return s;
+    if (again.mat[role].scaling != o->source->scaling)
+        return gmm__mlp_check_set_weight(&again, names[0], &was, &again.mat[role]);
     if (!plain) { /* a query reads both matrices again, to fill in their ld */
-        const gmm__extents extents = gmm__mlp_weight_extents(&late, role);
-        gmm_mat now = late.mat[role];
-        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, late.mat[role].columnwise);
-        late.query = 1;
-        if ((s = gmm__read_quant(&late, role, name, &was, extents, direction)) != GMM_OK) return s;
-        was = late.mat[role];
-        if ((s = gmm__read_quant(&late, role, name, &now, extents, direction)) != GMM_OK) return s;
-        late.query = 0;
+        const gmm__extents extents = gmm__mlp_weight_extents(&again, role);
+        gmm_mat now = again.mat[role];
+        if (direction == GMM_COLUMNWISE) (void)gmm__copy_sized(&now, sizeof now, again.mat[role].columnwise);
+        again.query = 1;
+        if ((s = gmm__read_quant(&again, role, name, &was, extents, direction)) != GMM_OK) return s;
+        was = again.mat[role];
+        if ((s = gmm__read_quant(&again, role, name, &now, extents, direction)) != GMM_OK) return s;
+        again.query = 0;
     }
-    s = gmm__mlp_check_late(&late, name, &was, &late.mat[role]);
-    if (s != GMM_OK || (s = gmm__check_overlap(&late)) != GMM_OK) return s;
-    *mat = late.mat[role];
+    s = gmm__mlp_check_set_weight(&again, name, &was, &again.mat[role]);
+    if (s != GMM_OK || (s = gmm__check_overlap(&again)) != GMM_OK) return s;
+    *mat = again.mat[role];
     if (mat->scaling != GMM_SCALING_NONE) {
         mat->columnwise = NULL;
-        (void)gmm__mlp_copies_of(steps, step->awaits);
+        (void)gmm__mlp_copies_of(steps, step->need_slot);
     }
     return GMM_OK;
 }
@@ -158,10 +160,10 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
     for (i = 0; i < steps->count && s == GMM_OK; i++) {
         const gmm__mlp_step *step = &steps->step[i];
         gmm__call call;
-        if (step->awaits && hooks && hooks->need) s = gmm__mlp_take_weight(steps, step, stream);
+        if (step->need_slot && hooks && hooks->need) s = gmm__mlp_call_need_hook(steps, step, stream);
         if (s == GMM_OK) s = gmm__mlp_prepare_step(steps, step, 0, &call);
         if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
-        if (s == GMM_OK && step->completes) gmm__mlp_call_hook(call.ctx, hooks, step->param, stream);
+        if (s == GMM_OK && step->completes) gmm__mlp_call_ready_hook(call.ctx, hooks, step->param, stream);
     }
     return s;
 }

@@ -28,7 +28,7 @@ static void gmm__mlp_place_e4m3(gmm__mlp_steps *steps, char *memory) {
     steps->z_e4m3.scale = gmm__arena_alloc(&arena, GMM__MLP_Z, layout.scale_bytes);
 }
 /* Adds the cast of the pre-activation to what is saved. */
-static void gmm__mlp_cast_e4m3(gmm__mlp_steps *steps) {
+static void gmm__mlp_add_e4m3_cast(gmm__mlp_steps *steps) {
     gmm_quantization *d = &steps->cast[steps->casts++];
     steps->z_format = gmm__mlp_unscaled_e4m3();
     d->cols = gmm__mlp_fc1_cols(steps->call);
@@ -48,23 +48,23 @@ static int gmm__mlp_place_saved(gmm__mlp_steps *steps, int slot, size_t at) {
 }
 
 /* Forward's copies of x or h: that for the product, and with `saves` in the same pass that for backward. */
-static void gmm__mlp_cast_forward(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
+static void gmm__mlp_add_forward_casts(gmm__mlp_steps *steps, int slot, int saves, size_t at) {
     int directions = saves ? gmm__mlp_place_saved(steps, slot, at) : 0;
     directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    gmm__mlp_cast(steps, slot, directions, NULL);
+    gmm__mlp_add_cast(steps, slot, directions, NULL);
 }
 /* Forward's copy of a weight, or with a cache both copies in it, unless the word `weight_skip` says that they are
    there. */
-static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
+static void gmm__mlp_add_weight_casts(gmm__mlp_steps *steps, int slot) {
     const gmm_mlp_quant *quant = &steps->call->quant;
     const gmm__mlp_operand *o = &steps->operand[slot];
     int direction, directions = 0;
-    gmm__mlp_await_weight(steps, slot, GMM_OP_LINEAR_FWD);
+    gmm__mlp_need_weight(steps, slot, GMM_OP_LINEAR_FWD);
     if (!quant->weight_cache) gmm__mlp_make_copies(steps, slot, GMM__MLP_ROWWISE);
     else if (o->source->scaling == GMM_SCALING_NONE && gmm__mlp_quantizes(o)) {
         for (direction = 0; direction < 2; direction++)
             directions |= (o->copy[direction].dtype != GMM_NONE) << direction;
-        gmm__mlp_cast(steps, slot, directions, quant->weight_skip);
+        gmm__mlp_add_cast(steps, slot, directions, quant->weight_skip);
     }
 }
 
@@ -72,23 +72,23 @@ static void gmm__mlp_cast_weight(gmm__mlp_steps *steps, int slot) {
 static void gmm__mlp_fill_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     linear->x = gmm__mlp_copies_of(steps, x);
     linear->w = gmm__mlp_copies_of(steps, w);
-    gmm__mlp_gather(steps, linear, x, GMM_SLOT_DY);
+    gmm__mlp_set_indices(steps, linear, x, GMM_SLOT_DY);
 }
 /* Adds FC1 or FC2 of forward. */
-static void gmm__mlp_add_forward(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
+static void gmm__mlp_add_forward_product(gmm__mlp_steps *steps, gmm_linear *linear, int x, int w) {
     gmm__mlp_fill_forward(steps, linear, x, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_FWD, linear);
 }
 
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call);
-/* Whether some engine's FC1 may compute the activation unless the caller forbids it. */
-static int gmm__mlp_may_join(const gmm__call *call) {
+/* Whether some engine may have a product of FC1 that computes the activation too (options.fuse apart). */
+static int gmm__mlp_may_fuse_act(const gmm__call *call) {
     return call->ctx->config.space == GMM_SPACE_CUDA &&
            (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind == GMM_RECIPE_FP8_BLOCK);
 }
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
-static void gmm__mlp_join(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
+static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
     step->fused.product_act = &steps->act;
     step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
@@ -106,17 +106,17 @@ static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
     gmm__call product;
     gmm__plan plan;
     gmm_status s;
-    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_join(call))) return 0;
+    if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call))) return 0;
     if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
-    gmm__mlp_join(steps, &step, drops_preact);
+    gmm__mlp_fuse_act(steps, &step, drops_preact);
     gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
     /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
        counts, unless hooks.need sets w1 later. */
     s = gmm__mlp_prepare_step(steps, &step, 1, &product);
-    product.query = call->query || gmm__mlp_awaits(call);
+    product.query = call->query || gmm__mlp_has_need_hook(call);
     product.describes = NULL;
     if (s == GMM_OK) s = gmm__select(&product, &plan);
     if (s == GMM_OK && saves_h)
@@ -156,15 +156,15 @@ static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__ml
         steps->gates = steps->z;
         steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
         steps->operand[GMM_SLOT_H].source = &steps->gates;
-        gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+        gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__arena_free(&steps->workspace, GMM__MLP_Z);
         return;
     }
     gmm__mlp_place_h(steps, saved);
-    gmm__mlp_add_activation(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
+    gmm__mlp_add_act_step(steps, GMM_OP_ACT_FWD, GMM_SLOT_H, 1);
     gmm__arena_free(&steps->workspace, GMM__MLP_Z);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
+    gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
 }
 
 /* Lists the steps of forward over a workspace. Training keeps z and h in gmm_mlp.saved, inference in the workspace. */
@@ -183,31 +183,31 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     steps->z = memory && call->config.save != GMM_SAVE_NOTHING && !e4m3
                    ? gmm_mat_packed(steps->dtype, memory)
                    : gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
-    gmm__mlp_cast_forward(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
-    gmm__mlp_cast_weight(steps, GMM_SLOT_W1);
+    gmm__mlp_add_forward_casts(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
+    gmm__mlp_add_weight_casts(steps, GMM_SLOT_W1);
     steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
     if (steps->fc1_fuses_act) gmm__mlp_place_product_h(steps, &saved);
-    gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->fc1_fuses_act) gmm__mlp_join(steps, &steps->step[steps->count - 1], drops_preact);
+    gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+    if (steps->fc1_fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_preact);
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
-        gmm__mlp_cast_e4m3(steps);
+        gmm__mlp_add_e4m3_cast(steps);
     }
     if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
-    gmm__mlp_cast_weight(steps, GMM_SLOT_W2);
-    gmm__mlp_add_forward(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
+    gmm__mlp_add_weight_casts(steps, GMM_SLOT_W2);
+    gmm__mlp_add_forward_product(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
 /* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
 static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
-    gmm__mlp_await_weight(steps, w, GMM_OP_LINEAR_DGRAD);
+    gmm__mlp_need_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
-    gmm__mlp_gather(steps, linear, GMM_SLOT_X, dy);
+    gmm__mlp_set_indices(steps, linear, GMM_SLOT_X, dy);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -215,7 +215,7 @@ static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy
 static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x, int dy, gmm_param param) {
     linear->x = gmm__mlp_backward_operand(steps, x, GMM_COLUMNWISE);
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_COLUMNWISE);
-    gmm__mlp_gather(steps, linear, x, dy);
+    gmm__mlp_set_indices(steps, linear, x, dy);
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_WGRAD, linear, param);
     gmm__mlp_release_copies(steps, x, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_COLUMNWISE);
@@ -223,8 +223,8 @@ static void gmm__mlp_add_wgrad(gmm__mlp_steps *steps, gmm_linear *linear, int x,
 
 /* Casts an output gradient in one pass for its dgrad and its wgrad. A queued wgrad reads its copy in gmm_mlp.deferred
    later. `bgrad`: the bias gradient of the same rows, for which the cast adds up columns; NULL: it is not wanted. */
-static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
-                                   int defer) {
+static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgrad, int wgrad, const gmm_linear *bgrad,
+                                        int defer) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
     gmm__column_sums *sums = &steps->sums;
@@ -240,7 +240,7 @@ static void gmm__mlp_cast_gradient(gmm__mlp_steps *steps, int slot, int dgrad, i
     if (wgrad) /* lives longer than the other copy, which is therefore behind it */
         directions |= gmm__mlp_place_copy(steps, slot, GMM_COLUMNWISE, defer ? &steps->deferred : &steps->workspace);
     if (dgrad) directions |= gmm__mlp_place_copy(steps, slot, GMM_ROWWISE, &steps->workspace);
-    gmm__mlp_cast(steps, slot, directions, NULL);
+    gmm__mlp_add_cast(steps, slot, directions, NULL);
     if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
 /* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
@@ -267,14 +267,14 @@ static gmm_mat gmm__mlp_queued_operand(const gmm__mlp_steps *steps, int slot, co
 }
 
 /* Finds the matrices that forward has saved, and places those that backward computes before it reads dy. */
-static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     char *memory = (char *)call->d.mlp.saved;
-    if (need->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
+    if (wants->z && (call->config.save == GMM_SAVE_NOTHING || gmm__saves_e4m3(&call->config)))
         steps->z = gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     else steps->z.data = memory;
-    if (need->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
+    if (wants->h_saved) steps->h.data = memory ? memory + saved.at[GMM__SAVED_ACT] : NULL;
     if (gmm__saves_copies(&call->config)) {
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_X, saved.at[GMM__SAVED_X]);
         (void)gmm__mlp_place_saved(steps, GMM_SLOT_H, saved.at[GMM__SAVED_ACT]);
@@ -284,19 +284,19 @@ static void gmm__mlp_place_bwd(gmm__mlp_steps *steps, const gmm__mlp_gradients *
 
 /* Adds the steps that compute z again, or its values in the dtype of x. FC1's operands are cast in both directions
    where FC1's gradients read them too. */
-static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int both = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE;
-    const int x_again = both && d->dw1 && !need->defer, w_again = both && d->dx;
+    const int x_again = both && d->dw1 && !wants->defer, w_again = both && d->dx;
     if (gmm__saves_e4m3(&call->config)) {
         gmm__mlp_place_e4m3(steps, (char *)d->saved);
-        gmm__mlp_dequantize(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
+        gmm__mlp_add_dequantization(steps, &steps->z_e4m3, 0, gmm__mlp_fc1_cols(call), &steps->z);
     } else if (call->config.save == GMM_SAVE_NOTHING) {
         gmm__mlp_make_copies(steps, GMM_SLOT_X, x_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
-        gmm__mlp_await_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
+        gmm__mlp_need_weight(steps, GMM_SLOT_W1, GMM_OP_LINEAR_FWD);
         gmm__mlp_make_copies(steps, GMM_SLOT_W1, w_again ? GMM__MLP_BOTH : GMM__MLP_ROWWISE);
-        gmm__mlp_add_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
+        gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
         if (both) { /* with an override the rowwise copies are dequantized later */
             gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_ROWWISE);
             gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_ROWWISE);
@@ -306,70 +306,72 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_gradients 
 
 /* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
    which no later step reads, is in the same memory. */
-static int gmm__mlp_computes_h(const gmm__mlp_gradients *need) { return need->h && !need->h_saved; }
-static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+static int gmm__mlp_computes_h(const gmm__mlp_wants *wants) { return wants->h && !wants->h_saved; }
+static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
-    const int queued = gmm__mlp_computes_h(need) && need->defer && !gmm__mlp_backward_reads_copies(call);
-    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(need) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
+    const int queued = gmm__mlp_computes_h(wants) && wants->defer && !gmm__mlp_backward_reads_copies(call);
+    return gmm__mlp_place_tokens(steps, gmm__mlp_computes_h(wants) ? GMM__MLP_H : GMM__MLP_DH, call->config.ffn,
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z, unless z is
-   saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`, unless they
-   read copies. */
-static void gmm__mlp_add_act(gmm__mlp_steps *steps, const gmm__mlp_gradients *need) {
+/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z,
+   unless z is saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`,
+   unless they read copies. */
+static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
     const int saves_z = call->config.save != GMM_SAVE_NOTHING && !gmm__saves_e4m3(&call->config);
     const int dz_copied = call->quant.backward_override == GMM_BACKWARD_BY_RECIPE &&
                           gmm__mlp_quantizes(&steps->operand[GMM_SLOT_DZ]);
-    const int dz_queued = need->defer && d->dw1 && !dz_copied;
-    const int in_place = need->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
-    const int computes_h = gmm__mlp_computes_h(need);
+    const int dz_queued = wants->defer && d->dw1 && !dz_copied;
+    const int in_place = wants->dz && !dz_queued && (!saves_z || call->config.overwrite_saved);
+    const int computes_h = gmm__mlp_computes_h(wants);
     if (in_place) steps->dz = steps->z;
-    else if (need->dz)
+    else if (wants->dz)
         steps->dz = gmm__mlp_place_tokens(steps, GMM__MLP_DZ, gmm__mlp_fc1_cols(call),
                                           dz_queued ? &steps->deferred : &steps->workspace);
-    if (computes_h) steps->h = need->dh ? steps->dh : gmm__mlp_place_dh(steps, need);
+    if (computes_h) steps->h = wants->dh ? steps->dh : gmm__mlp_place_dh(steps, wants);
     steps->act.dy = &steps->dh;
-    steps->act.dx = need->dz ? &steps->dz : NULL;
+    steps->act.dx = wants->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (need->dh) gmm__mlp_add_activation(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
+    if (wants->dh) gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
-/* Lists the steps of backward. `deferred`: gmm_mlp.deferred. Blocks of the workspace are freed behind the last step
-   that reads them, so that later ones get the same bytes. */
+/* Lists the steps of backward in the workspace and in gmm_mlp.deferred. Blocks of the workspace are freed behind the
+   last step that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
-    const gmm__mlp_gradients need = gmm__mlp_gradients_of(call);
-    const int dw1 = d->dw1 && !need.defer, dw2 = d->dw2 && !need.defer;
-    const gmm_direction queued = gmm__mlp_backward_direction(call);
+    const gmm__mlp_wants wants = gmm__mlp_wants_of(call);
+    const int dw1 = d->dw1 && !wants.defer, dw2 = d->dw2 && !wants.defer;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
-    gmm__mlp_place_split(steps, call, need.defer ? &steps->deferred : &steps->workspace);
+    gmm__mlp_place_split(steps, call, wants.defer ? &steps->deferred : &steps->workspace);
     gmm__mlp_fill(steps);
-    gmm__mlp_place_bwd(steps, &need);
-    if (need.z) gmm__mlp_add_preact(steps, &need);
+    gmm__mlp_place_bwd(steps, &wants);
+    if (wants.z) gmm__mlp_add_preact(steps, &wants);
 
-    if (need.dh) steps->dh = gmm__mlp_place_dh(steps, &need);
-    gmm__mlp_cast_gradient(steps, GMM_SLOT_DY, need.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL, need.defer);
-    if (need.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-    gmm__mlp_add_act(steps, &need);
+    if (wants.dh) steps->dh = gmm__mlp_place_dh(steps, &wants);
+    gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
+                                wants.defer);
+    if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    gmm__mlp_add_act_bwd(steps, &wants);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
-        gmm__mlp_cast(steps, GMM_SLOT_H, gmm__mlp_place_copy(steps, GMM_SLOT_H, queued, &steps->deferred), NULL);
+        gmm__mlp_add_cast(steps, GMM_SLOT_H,
+                          gmm__mlp_place_copy(steps, GMM_SLOT_H, gmm__mlp_backward_direction(call), &steps->deferred),
+                          NULL);
     gmm__arena_free(&steps->workspace, GMM__MLP_H);
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
     if (d->dx || d->dw1)
-        gmm__mlp_cast_gradient(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
-                               need.defer);
+        gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                                    wants.defer);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
     if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);

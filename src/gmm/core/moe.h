@@ -182,7 +182,7 @@ static gmm_status gmm__compose_launch_moe(const gmm__plan *plan, gmm_stream stre
         const gmm__moe_step *step = &steps.step[i];
         gmm__call call;
         s = gmm__prepare(&call, layer->ctx, step->op, layer->function, step->descriptor, 0);
-        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_awaits(&call))
+        if (s == GMM_OK && step->descriptor == &steps.mlp && gmm__mlp_has_need_hook(&call))
             s = gmm__moe_add_outputs(layer, &call);
         if (s == GMM_OK) s = gmm__serve_step(&call, plan, step->workspace, stream);
     }
@@ -249,6 +249,6 @@ GMMDEF gmm_status gmm_moe_fire_hooks(gmm_context *ctx, gmm_op op, const gmm_moe 
                                                 &mlp);
     if (s != GMM_OK) return s;
     if (op == GMM_OP_MOE_FWD) return gmm__refuse(&call, GMM_E_ARG, "op", "%s fires no hooks", gmm_op_name(op));
-    gmm__mlp_fire(&mlp, queued ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD, stream);
+    gmm__mlp_call_ready_hooks(&mlp, queued ? GMM_OP_MLP_WGRAD : GMM_OP_MLP_BWD, stream);
     return GMM_OK;
 }

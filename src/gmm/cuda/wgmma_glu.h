@@ -22,7 +22,7 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
 
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
-static int gmm__wgmma_act_joins(const gmm__call *call, gmm__plan *plan, int copies) {
+static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
     const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
     double act, product, fused;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
@@ -48,7 +48,7 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     if (z->dtype != call->mat[GMM__X_].dtype || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be of x's dtype, with rows at "
                             "multiples of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    return gmm__wgmma_act_joins(call, plan, copies);
+    return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
 
 #ifndef GMM_NO_QUANT
@@ -69,7 +69,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     if (z->dtype != GMM_BF16 || z->ld % 8 || (uintptr_t)z->data % 16)
         return gmm__decline(plan, "fuses no activation with z of %s and ld %lld: must be bf16, with rows at multiples "
                             "of 16 bytes", gmm_dtype_name(z->dtype), (long long)z->ld);
-    return gmm__wgmma_act_joins(call, plan, 0);
+    return gmm__wgmma_fused_act_pays(call, plan, 0);
 }
 
 /* Describes the activation of an FP8 glu product to its kernel. */

@@ -57,6 +57,31 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
     ctx->wgmma_unavailable = gmm__wgmma_unavailable(build);
 }
 
+/* Declines products whose rows or features the kernels do not index. */
+static int gmm__wgmma_check_extents(const gmm__call *call, gmm__plan *plan) {
+    const int64_t max_extent = GMM__MAX_EXTENT;
+    if (call->rows <= GMM_SM90_RAGGED_ROWS && call->in <= max_extent && call->out <= max_extent) return 1;
+    return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
+                        (long long)max_extent);
+}
+
+/* Plans the grid of a product, and reserves its regions. tile_rows: the least that the device may choose; ctas_per_sm:
+   CTAs that a multiprocessor holds; table_bytes: group tables of a CTA that shared memory does not hold. */
+static int gmm__wgmma_plan_grid(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, int64_t tile_rows,
+                                int32_t tile_n, int32_t ctas_per_sm, size_t table_bytes) {
+    const int64_t G = call->groups.count, n = op == gmm_gemm_fwd ? call->out : call->in;
+    const int64_t tiles_n = gmm__ceil_div(n, tile_n), max_tiles = GMM__MAX_EXTENT;
+    const int64_t tiles_m = op == gmm_gemm_wgrad ? G * gmm__ceil_div(call->out, tile_rows) : call->rows / tile_rows + G;
+    if (tiles_m > max_tiles / tiles_n)
+        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
+                            (long long)max_tiles, (long long)tiles_m, (long long)tiles_n);
+    plan->grid[0] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, ctas_per_sm, INT32_MAX);
+    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
+    if (table_bytes) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * table_bytes);
+    gmm__cuda_reserve_product(call, plan, op);
+    return 1;
+}
+
 #ifndef GMM_NO_QUANT
 /* Plans an FP8 product. Partial sums are promoted to fp32 every 128 elements of the contraction. They are not promoted
    where no scale varies along the contraction and options.fp8_fast_accum is set; wgrad promotes always, which is no
@@ -64,8 +89,7 @@ static void gmm__wgmma_open(gmm_context *ctx, gmm_build *build) {
 static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op) {
     const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op), wgrad = op == gmm_gemm_wgrad;
     const gmm_mat *a = &call->mat[role_a], *b = &call->mat[role_b];
-    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in, max_extent = GMM__MAX_EXTENT;
+    const int64_t G = call->groups.count;
     const int32_t processors = call->ctx->device.processors;
     const int block_scaled = gmm_block_along(b->scaling) == 128;
     const int32_t scaling = block_scaled ? (b->scaling == GMM_SCALING_1X128 ? GMM_FP8_1D1D : GMM_FP8_1D2D)
@@ -73,7 +97,6 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     const gmm_fp8_kernel *k;
     char text[64];
     double price = 0.0;
-    int64_t tiles;
     if (call->fused.product_act && !gmm__wgmma_serves_fp8_glu(call, plan)) return 0;
     plan->kernel = gmm__wgmma_choose_fp8(call, op, a->dtype, scaling, call->fused.product_act != NULL, processors,
                                          &price);
@@ -83,20 +106,12 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
                             gmm_scaling_name(a->scaling), gmm_dtype_name(b->dtype), gmm_scaling_name(b->scaling));
     k = &gmm_fp8_kernels[plan->kernel];
     plan->kernel_name = k->name;
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)max_extent);
-    tiles = wgrad ? G * gmm__ceil_div(m, GMM_FP8_BLOCK_ROWS) : m / GMM_FP8_BLOCK_ROWS + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
-        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
-                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
-    if (!gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
+    if (!gmm__wgmma_check_extents(call, plan) ||
+        !gmm__wgmma_plan_grid(call, plan, op, GMM_FP8_BLOCK_ROWS, k->tile_n, 1,
+                              G > k->smem_groups ? gmm_fp8_table_bytes(G) : 0) ||
+        !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, 1, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
-    if (G > k->smem_groups) gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_fp8_table_bytes(G));
-    gmm__cuda_reserve_product(call, plan, op);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s, %s, %s, %d blocks%s", gmm_dtype_name(a->dtype),
                    gmm_dtype_name(b->dtype), scaling == GMM_FP8_FAST ? "fast accumulation" : "promoted every 128",
                    gmm__wgmma_fp8_tile_note(plan->kernel, text), plan->grid[0],
@@ -110,42 +125,26 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
    kernels may read, or 0. copies: gathered rows may be copied to the workspace. */
 static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gemm_op op, gmm_gemm_op kernel_op,
                                  gmm_dtype dtype, int32_t b_format, int copies) {
-    const int wgrad = op == gmm_gemm_wgrad;
     const int a = gmm__cuda_role_a(op), b = gmm__cuda_role_b(op), d = gmm__cuda_role_d(op);
-    const int64_t G = call->groups.count, m = wgrad ? call->out : call->rows;
-    const int64_t n = op == gmm_gemm_fwd ? call->out : call->in;
-    const int64_t max_extent = GMM__MAX_EXTENT;
-    const int32_t processors = call->ctx->device.processors;
+    const int64_t G = call->groups.count, max_extent = GMM__MAX_EXTENT;
     const gmm_sm90_kernel *k;
     double cost = 0.0;
-    int64_t tiles;
     if (call->mat[d].dtype != GMM_F32 && call->mat[d].dtype != dtype)
         return gmm__decline(plan, "makes no %s from %s", gmm_dtype_name(call->mat[d].dtype), gmm_dtype_name(dtype));
-    if (call->rows > GMM_SM90_RAGGED_ROWS || call->in > max_extent || call->out > max_extent)
-        return gmm__decline(plan, "takes at most %d rows and %lld features", (int)GMM_SM90_RAGGED_ROWS,
-                            (long long)max_extent);
+    if (!gmm__wgmma_check_extents(call, plan)) return 0;
     if (call->mat[a].ld > max_extent || call->mat[b].ld > max_extent || call->mat[d].ld > max_extent)
         return gmm__decline(plan, "takes ld up to %lld", (long long)max_extent);
-    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, processors, copies, &cost);
+    plan->kernel = gmm__wgmma_choose(call, op, kernel_op, dtype, b_format, call->ctx->device.processors, copies, &cost);
     if (plan->kernel < 0)
         return copies ? gmm__decline(plan, "has no kernel for %s operands", gmm_dtype_name(dtype))
                       : gmm__decline(plan, "has no kernel that gathers rows itself, as options.workspace_limit asks");
     k = &gmm_sm90_kernels[plan->kernel];
     plan->kernel_name = k->name;
-    /* an upper bound, since the device may choose tiles of little more than half the height */
-    tiles = wgrad ? G * gmm__ceil_div(m, 16 * k->m16) : m / (8 * k->m16) + G;
-    if (tiles > max_extent / gmm__ceil_div(n, k->tile_n))
-        return gmm__decline(plan, "takes at most %lld tiles, not %lld rows of tiles with %lld each",
-                            (long long)max_extent, (long long)tiles, (long long)gmm__ceil_div(n, k->tile_n));
-    plan->grid[0] = gmm__grid(processors, call->options.sm_limit, k->ctas_per_sm, INT32_MAX);
-    if (plan->grid[0] > 1) plan->grid[0] -= plan->grid[0] % 2; /* clusters of two CTAs */
-    if (G > k->smem_groups)
-        gmm__reserve(plan, GMM__WGMMA_GROUP_TABLES, (size_t)plan->grid[0] * gmm_sm90_table_bytes(G));
-    gmm__cuda_reserve_product(call, plan, op);
-    return 1;
+    /* but in wgrad, the device may choose tiles of little more than half the height */
+    return gmm__wgmma_plan_grid(call, plan, op, (op == gmm_gemm_wgrad ? 16 : 8) * k->m16, k->tile_n, k->ctas_per_sm,
+                                G > k->smem_groups ? gmm_sm90_table_bytes(G) : 0);
 }
 
-#ifndef GMM_NO_QUANT
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
 static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
     const gmm_scaling scaling = call->mat[gmm__cuda_role_b(op)].scaling;
@@ -156,6 +155,8 @@ static int gmm__wgmma_dequantizes(const gmm__call *call, gmm_gemm_op op) {
 static int gmm__wgmma_transposes(const gmm__call *call, gmm_gemm_op op) {
     return op == gmm_gemm_wgrad && call->mat[GMM__X_].scaling == GMM_SCALING_NV16;
 }
+
+#ifndef GMM_NO_QUANT
 /* Format (b_format) of packed weights that kernels can read: the lines run along the contraction, and pitch and stride
    suit TMA; 0 = none. Addresses are checked by the plan, so that a query without addresses reports the same
    workspace. */
@@ -179,6 +180,9 @@ static int64_t gmm__wgmma_dequantized_rows(const gmm__call *call, gmm_gemm_op op
     return weight ? G * (transposed ? call->in : call->out)
                   : call->rows + (gmm__wgmma_transposes(call, op) ? 15 * G : 0);
 }
+
+/* CTAs of the dequantizing kernel for each multiprocessor, at most: more than it holds at a time. */
+enum { GMM__EXPAND_PER_SM = 64 };
 
 /* Plans a product of MX32 or NV16 operands: the product of 16-bit operands, and the regions for its dequantized
    operands. */
@@ -224,7 +228,7 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
     if (call->options.workspace_limit && plan->workspace_bytes > (uint64_t)call->options.workspace_limit)
         return gmm__decline(plan, "needs %lld bytes of workspace, not options.workspace_limit %lld",
                             (long long)plan->workspace_bytes, (long long)call->options.workspace_limit);
-    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, 64, blocks);
+    plan->grid[1] = gmm__grid(call->ctx->device.processors, call->options.sm_limit, GMM__EXPAND_PER_SM, blocks);
     (void)snprintf(plan->note, sizeof plan->note, "%s by %s as %s in %lld MiB of workspace, %s, %d blocks",
                    gmm_dtype_name(a->dtype), gmm_dtype_name(b->dtype), gmm_dtype_name(dtype),
                    (long long)(elements >> 19), gmm__wgmma_tile_note(plan->kernel, tile), plan->grid[0]);
@@ -364,14 +368,11 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int wgrad = op == gmm_gemm_wgrad;
-#ifdef GMM_NO_QUANT
-    const int fp8 = 0, quantized_tokens = 0;
-#else
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__cuda_role_a(op)].scaling != GMM_SCALING_NONE;
-#endif
+    int32_t *tiles16 = gmm__wgmma_transposes(call, op) ? (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16) : NULL;
+    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
     gmm__cuda_split split;
-    int32_t *tiles16 = NULL;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
     cudaError_t e = cudaSuccess;
@@ -379,19 +380,13 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     memset(&args, 0, sizeof args);
     memset(&split, 0, sizeof split);
     args.groups = call->groups;
-    if (call->groups.on_host || quantized_tokens) {
-#ifndef GMM_NO_QUANT
-        if (dequantizes && gmm__wgmma_transposes(call, op)) tiles16 = (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16);
-#endif
-        if (quantized_tokens) s = gmm__cuda_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
-        else {
-            int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-            s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 1, stream);
-            split.offsets = offsets;
-        }
-        if (s != GMM_OK) return s;
-        args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
+    if (quantized_tokens) s = gmm__cuda_split_of(plan, GMM__TILES_128, tiles16, &split, stream);
+    else if (call->groups.on_host) {
+        s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 1, stream);
+        split.offsets = offsets;
     }
+    if (s != GMM_OK) return s;
+    if (split.offsets) args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
     if (args.p.zero_tail && !wgrad && !call->fused.drops_preact) {
         gmm_tail_args tail;

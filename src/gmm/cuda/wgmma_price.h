@@ -4,7 +4,8 @@
 
 /* Constants of the price models below, fitted on one H200. They order the kernels by speed and never change a result.
    "Step" is one k_tile of a tile: 64 elements of the contraction, FP8 128. "m16" and "m64" are rows in units of 16 and
-   64; "n128" are columns in units of 128. A clock is one of the multiprocessor. */
+   64; "n128" are columns in units of 128. A clock is one of the multiprocessor. Where the choice is known to be wrong
+   stands in gmm_kernels/KERNELS.md. */
 static const double gmm__wgmma_margin = 0.99;              /* share of the lowest cost below which a later one wins */
 /* 16-bit operands: a step takes the clocks of its products or of its shared-memory traffic, whichever are more. */
 static const double gmm__wgmma_mma_m16 = 64.0;             /* clocks per step, n128 and m16: wgmma */
@@ -145,12 +146,12 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
 /* Clocks of storing a tile of forward or dgrad. A deferred store writes k->deferred blocks of rows in each step of the
    next tile, and the blocks that are left then at once; the fit counts those of a full tile for lower ones too. */
 static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
-    const double half = k->deferred          ? gmm__wgmma_store_deferred
-                        : k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong;
+    const double blocks = k->tile_n / 128.0 * m16; /* of 16 rows and 128 columns */
     const double left = k->m16 - k->deferred * k_tiles;
-    if (s->f32)
-        return k->tile_n / 128.0 * m16 * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
-    return k->tile_n / 128.0 * m16 * half + (k->deferred && left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
+    if (s->f32) return blocks * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
+    if (k->deferred)
+        return blocks * gmm__wgmma_store_deferred + (left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
+    return blocks * (k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong);
 }
 /* Clocks of a tile. Consumers of a cooperative tile store it together. Of ping-pong tiles one is stored while the other
    is multiplied: a warp group has the time of two tiles for both. */
@@ -192,7 +193,8 @@ static double gmm__wgmma_cost(const gmm_sm90_kernel *k, const gmm__wgmma_shape *
    unless groups are so small that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`; for
    other kernels the cost of their conversion is added.
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
-   is added; without `copies` they are left out. *least becomes the cost of the choice. */
+   is added; without `copies` they are left out. *least becomes the cost of the choice, unless options.tile, which
+   numbers the kernels that serve the call from 1, demands one. */
 static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm_op kernel_op, gmm_dtype dtype,
                                  int32_t b_format, int32_t processors, int copies, double *least) {
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
@@ -220,8 +222,8 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     return choice;
 }
 
-/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device
-   chooses. */
+/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device chooses.
+   Of two tiles with the same sizes, the one for short contractions is stored in fewer steps of the next tile. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
     const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
     if (k->tile_choice == 2) {
@@ -230,8 +232,7 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
                        (int)k->m16 * 16, (int)k->tile_n);
     } else
         (void)snprintf(text, 64, "tile %d x %d%s", (int)k->m16 * 16, (int)k->tile_n,
-                       k->deferred && k->m16 / k->deferred < 8 /* stages in which a tile is stored */
-                           ? ", short contraction" : "");
+                       k->deferred && k->m16 / k->deferred < 8 ? ", short contraction" : "");
     return text;
 }
 
@@ -255,19 +256,21 @@ static gmm_gemm_op gmm__wgmma_op(gmm_op op) {
 }
 
 #ifndef GMM_NO_QUANT
-/* The price of an FP8 kernel. A step takes the clocks of its products or, where few rows share the weights, those of
-   loading them: *loads becomes 1. Clusters compute two tiles at once. A glu tile has two passes, and so covers twice
-   its columns of D. */
+/* The price of an FP8 kernel in clocks: how often the busiest cluster computes two tiles at once, times the clocks of a
+   mean tile. A step takes the clocks of its products or, where few rows share the weights, those of loading them:
+   *loads becomes 1. A glu tile has two passes, and so covers twice its columns of D. */
 static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shape *s, int *loads) {
     const int32_t passes = 1 + k->glu;
     const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, GMM_FP8_BLOCK_ROWS * k->consumers, k->tile_n * passes,
                                                      s->processors, s->op != gmm_gemm_wgrad && k->tile_n == 192);
-    const int64_t tiles = t.tiles_m * t.tiles_n; /* of a group: gmm_sm90_group_tiles */
+    const int64_t tiles = t.tiles_m * t.tiles_n; /* of a group */
+    /* cluster tiles of all groups: gmm_sm90_count_work in 64 bits */
     const int64_t work = s->op == gmm_gemm_wgrad ? s->groups * ((tiles + 1) / 2) : (s->groups * tiles + 1) / 2;
-    const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS);
+    /* tiles divide the blocks of rows of a group evenly, but for `higher` tiles, which have one block more */
+    const int64_t m64 = gmm__ceil_div(s->m, GMM_FP8_BLOCK_ROWS), higher = m64 % t.tiles_m;
     const double mma = passes / (double)t.tiles_m *
                        (double)gmm_fp8_group_clocks(k->tile_n, (int32_t)(m64 / t.tiles_m),
-                                                    (float)(t.tiles_m - m64 % t.tiles_m), (float)(m64 % t.tiles_m));
+                                                    (float)(t.tiles_m - higher), (float)higher);
     /* one tile of each column loads the weights from memory; the other tiles_m - 1 find them in the L2 */
     const double load = gmm__wgmma_fp8_load_column * (double)s->n / (double)(t.tiles_n * t.tiles_m);
     const double epilogue = !k->glu ? 0.0 : s->drops_d ? gmm__wgmma_fp8_glu_alone_m64 : gmm__wgmma_fp8_glu_m64;
@@ -279,7 +282,8 @@ static double gmm__wgmma_fp8_cost(const gmm_fp8_kernel *k, const gmm__wgmma_shap
 
 /* Index of the FP8 kernel that is estimated to be fastest, or -1. All kernels that promote their partial sums to fp32
    give the same bits. Where forward or dgrad takes a kernel with two tiles, the device chooses between them by the
-   group sizes, which the host does not know. glu: among glu tiles; *least becomes the price. */
+   group sizes, which the host does not know. glu: among glu tiles; *least becomes the price. options.tile numbers the
+   kernels that serve the call from 1. */
 static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_dtype dtype, int32_t scaling, int glu,
                                      int32_t processors, double *least) {
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, op, processors);
@@ -287,7 +291,7 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
     for (i = 0; i < GMM_FP8_KERNELS; i++) {
         const gmm_fp8_kernel *k = &gmm_fp8_kernels[i];
         int loads, prefetch;
-        const double cost = gmm__wgmma_fp8_cost(k, &s, &loads);
+        double cost;
         if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
         if (op == gmm_gemm_wgrad && k->tile_n == 192) continue; /* rarely the faster one: 11 of 200 products */
@@ -297,6 +301,7 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         }
         /* Tiles of products by blocks have two instances, but one of glu, which is for few tokens. The one with
            prefetch of the first tile saves 4 us per launch, and is up to 4% slower in long products. */
+        cost = gmm__wgmma_fp8_cost(k, &s, &loads);
         prefetch = op != gmm_gemm_wgrad && (cost < gmm__wgmma_fp8_prefetch_limit || loads);
         if (scaling == GMM_FP8_1D2D && !k->glu && k->predicts_first_tile != prefetch) continue;
         if (choice >= 0 && cost >= gmm__wgmma_margin * *least) continue;

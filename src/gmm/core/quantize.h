@@ -69,7 +69,12 @@ static gmm_status gmm__read_copy(gmm__call *call, int role, const char *argument
     return s != GMM_OK ? s : gmm__check_copy(call, role, argument, direction);
 }
 
-/* Checks a quantize or requantize call. by_group: each group has one amax, so that amax and cast can be two phases. */
+/* Whether each unit has one amax, from which its scale is computed, so that amax and cast can be two phases. */
+static int gmm__amax_by_unit(const gmm_format *f) {
+    return (f->scaling == GMM_SCALING_TENSOR && !f->delayed) || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+}
+
+/* Checks a quantize or requantize call. */
 static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_op op, const char *function,
                                         const gmm_quantization *quantization, int query) {
     gmm_quantization *d = &call->d.quant;
@@ -77,7 +82,6 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm_status s = gmm__open(call, ctx, op, function, query);
     gmm_error error = GMM_ZERO;
     gmm__extents src;
-    int by_group;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
         return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
@@ -87,9 +91,7 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return s;
     if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
     if (f->dtype == GMM_NONE) return gmm__refuse(call, GMM_E_CONFIG, "format.dtype", "none asks for no copy");
-    by_group = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
-               (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
-    if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !by_group))
+    if (d->phase < GMM_QUANT_ALL || d->phase > GMM_QUANT_CAST || (d->phase != GMM_QUANT_ALL && !gmm__amax_by_unit(f)))
         return gmm__refuse(call, GMM_E_CONFIG, "phase", "%d must be 0, or 1 or 2 with scaling tensor (not delayed) or "
                            "nv16 by group", (int)d->phase);
     if (d->first_group < 0 || (d->first_group && !f->stochastic))

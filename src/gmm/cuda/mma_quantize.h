@@ -72,41 +72,41 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     return gmm_launch_quantize_tail(&t, gmm__cuda_pdl(plan->call), stream);
 }
 
+/* Whether an operand admits the accesses of the vectorized kernels: k 0 is the rowwise copy, 1 the columnwise one, 2
+   the source. An access is eight elements of a row, or 16 bytes of the source or of a transposed copy. */
+static int gmm__mma_quant_aligned(const gmm__quant_args *a, const gmm_mat *m, int k) {
+    const int mx = a->format.scaling == GMM_SCALING_MX32; /* whose columnwise copies are not transposed */
+    const int64_t bits = gmm_dtype_bits(m->dtype), access_bytes = k == 2 || (k == 1 && !mx) ? 16 : bits;
+    const uint64_t places = (uint64_t)(uintptr_t)m->data | (uint64_t)(m->ld * bits / 8) | (uint64_t)a->step[k];
+    if (m->table || (uintptr_t)m->scale % 4 || (k == 2 && m->scaling != GMM_SCALING_NONE)) return 0;
+    if (k == 1 && !a->grouped && !mx && a->rows % (a->format.dtype == GMM_E2M1 ? 32 : 16)) return 0;
+    return places % (uint64_t)access_bytes == 0;
+}
+
 /* Decides whether the vectorized kernels serve the call, and fills in their arguments (see gmm__quant_args). */
 static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a) {
     const gmm_format *f = &call->format;
+    const gmm_mat *const mat[3] = { &a->rowwise, &a->columnwise, &a->src };
+    const int byte_scales = f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16;
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
     /* the instances with GMM__HADAMARD transform, and round stochastically */
     const int hadamard_instance = transformed || f->stochastic;
-    const gmm_mat *mat[3];
-    uint64_t misaligned = (uint64_t)a->cols % 8; /* not 0: some address, pitch or extent does not admit vectors */
-    int k;
-    mat[0] = &a->rowwise;
-    mat[1] = &a->columnwise;
-    mat[2] = &a->src;
+    int aligned = a->cols % 8 == 0, k;
     for (k = 0; k < 3; k++) {
         const gmm_mat *m = mat[k];
-        const int64_t bits = gmm_dtype_bits(m->dtype);
-        /* one access: eight elements of a row, or 16 bytes of a transposed copy or of the source */
-        const int64_t access_bytes = k == 2 || (k == 1 && f->scaling != GMM_SCALING_MX32) ? 16 : bits;
         if (m->dtype == GMM_NONE) continue;
-        a->step[k] = a->grouped ? 0 : m->group_stride * bits / 8;
+        a->step[k] = a->grouped ? 0 : m->group_stride * gmm_dtype_bits(m->dtype) / 8;
         if (k < 2 && !a->grouped)
             a->scale_step[k] = gmm__scale_count(m->scaling, k ? a->cols : a->rows, k ? a->rows : a->cols) *
-                               (f->scaling == GMM_SCALING_MX32 || f->scaling == GMM_SCALING_NV16 ? 1 : 4);
+                               (byte_scales ? 1 : 4);
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
-        misaligned |= (uint64_t)(m->table != NULL) | ((uintptr_t)m->data & (uint64_t)(access_bytes - 1)) |
-                      ((uint64_t)(m->ld * bits / 8) & (uint64_t)(access_bytes - 1)) |
-                      ((uint64_t)a->step[k] & (uint64_t)(access_bytes - 1)) |
-                      (uint64_t)(m->scaling != GMM_SCALING_NONE && k == 2) | ((uintptr_t)m->scale & 3);
-        if (k == 1 && !a->grouped && f->scaling != GMM_SCALING_MX32)
-            misaligned |= (uint64_t)a->rows % (f->dtype == GMM_E2M1 ? 32 : 16);
+        aligned = aligned && gmm__mma_quant_aligned(a, m, k);
     }
-    a->vectorized = !misaligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
+    a->vectorized = aligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
                     !f->row_amax && !(hadamard_instance && a->src.dtype != GMM_BF16) &&
                     !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
     if (!a->vectorized) return;
-    a->vectorized += hadamard_instance; /* 2: the GMM__HADAMARD instances serve */
+    if (hadamard_instance) a->vectorized = 2;
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
                     call->groups.tail == GMM_TAIL_KEEP && !call->d.quant.db;
@@ -158,13 +158,13 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm__call *call = plan->call;
     const gmm_quantization *d = &call->d.quant;
     const gmm_format *f = &call->format;
-    const int tensor_amax = (f->scaling == GMM_SCALING_TENSOR && !f->delayed) ||
-                            (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
+    const int takes_amax = d->phase != GMM_QUANT_CAST, casts = d->phase != GMM_QUANT_AMAX; /* the call's phases */
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
+    int scales_by_amax; /* scales are computed from amaxes, which a kernel before the cast takes */
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
     float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
     float *partials = call->fused.sums.wanted ? call->fused.sums.partials
-                      : d->db           ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
+                      : d->db                 ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -206,18 +206,17 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    if (e == cudaSuccess && d->phase != GMM_QUANT_CAST && (tensor_amax || records_amax || a.row_amax))
+    scales_by_amax = gmm__amax_by_unit(f) || a.row_amax;
+    if (e == cudaSuccess && takes_amax && (scales_by_amax || records_amax))
         e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     a.source = a.src.scaling == GMM_SCALING_NONE ? a.src.dtype : GMM_F32;
-    e = gmm_launch_quantize(&a,
-                            d->phase != GMM_QUANT_CAST && (tensor_amax || (records_amax && !a.record) || a.row_amax),
-                            d->phase != GMM_QUANT_AMAX, gmm__strips(call),
+    e = gmm_launch_quantize(&a, takes_amax && (scales_by_amax || (records_amax && !a.record)), casts, gmm__strips(call),
                             gmm__mma_launch_limits(call, GMM__QUANT_PER_SM).max_ctas,
                             gmm__mma_launch_limits(call, a.skip ? (int32_t)GMM__QUANT_SKIPPABLE_PER_SM
-                                                           : (int32_t)GMM__ELEM_STREAM_PER_SM),
+                                                                : (int32_t)GMM__ELEM_STREAM_PER_SM),
                             stream);
-    for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && d->phase != GMM_QUANT_AMAX; k++) {
+    for (k = 0; k < 2 && a.grouped && call->groups.tail == GMM_TAIL_ZERO && casts; k++) {
         const gmm_mat *m = &call->mat[k ? GMM__COLUMNWISE_COPY : GMM__ROWWISE_COPY];
         const int64_t bits = gmm_dtype_bits(m->dtype);
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;

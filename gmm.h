@@ -6362,26 +6362,25 @@ static gmm_status gmm__mlp_run_steps(gmm__mlp_steps *steps, const gmm__plan *pla
    training where it may train, and the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const int trains_or_infers = call->query && !call->d.mlp.saved;
-    int fuses = 0, i;
+    const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
+    int fuses = 0, infers, other_choice;
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    for (i = 0; i < (call->query ? 4 : 1); i++) {
-        const int fuses_otherwise = i & 1, infers = i & 2;
-        const gmm_error last_error = call->ctx->error;
-        gmm__call variant = *call;
-        gmm__mlp_steps steps;
-        gmm_status built;
-        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_fuse_act(call))) ||
-            (infers && !trains_or_infers))
-            continue;
-        if (i > 0) variant.describes = NULL;
-        if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
-        built = gmm__mlp_build_fwd(&steps, &variant, NULL);
-        if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
-        if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
-        else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    }
+    for (infers = 0; infers <= trains_or_infers; infers++)
+        for (other_choice = 0; other_choice <= two_choices; other_choice++) {
+            const int first = !infers && !other_choice;
+            const gmm_error last_error = call->ctx->error;
+            gmm__call variant = *call;
+            gmm__mlp_steps steps;
+            gmm_status built;
+            if (!first) variant.describes = NULL;
+            if (other_choice) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+            if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
+            built = gmm__mlp_build_fwd(&steps, &variant, NULL);
+            if (!other_choice) fuses = steps.fc1_fuses_act;
+            if (!first && built != GMM_OK) call->ctx->error = last_error;
+            else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+        }
     return 1;
 }
 
@@ -8006,21 +8005,23 @@ typedef struct gmm__moe_wants {
 static int gmm__moe_queues(const gmm__call *call) {
     return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
 }
-/* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
-static int gmm__moe_casts(const gmm__call *call, int input) {
+/* Whether the call casts rows of x (role GMM__X_) or of dout (GMM__DY) by its recipe, and its products read the
+   copies. */
+static int gmm__moe_casts(const gmm__call *call, int role) {
+    const int input = role == GMM__X_;
     const gmm_backward_override override = call->quant.backward_override;
     const int by_recipe = call->op == GMM_OP_MOE_FWD || override == GMM_BACKWARD_BY_RECIPE ||
                           (input && override == GMM_BACKWARD_DEQUANTIZED);
     return call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
            (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
 }
-/* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
+/* Whether rows of x (role GMM__X_) or of dout (GMM__DY) are permuted though products could gather them: on GPUs, where
    several products of backward read them and one permutation is faster than to gather in each (KERNELS.md), and where
    the product of forward would copy them (gmm__moe_choose_rows). A limit of the workspace, or weight gradients that are
    queued and would keep the rows, speak against it. What a recipe quantizes is read by one cast instead, which gathers
    it. */
-static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) && !call->layer_gathers &&
+static int gmm__moe_prefers_permuting(const gmm__call *call, int role) {
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, role) && !call->layer_gathers &&
            !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
@@ -8047,11 +8048,11 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
     w.saves_x = d->save_rows;
-    w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
+    w.permutes = w.saves_x || gmm__moe_prefers_permuting(call, GMM__X_);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
-    w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
+    w.gathers_dy = w.mlp && !gmm__moe_prefers_permuting(call, GMM__DY) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__mlp_dtype(call);
     return w;
 }
@@ -8411,7 +8412,7 @@ static void gmm__moe_place_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     const gmm__moe_wants *w = &steps->wants;
     const int queues = gmm__moe_queues(call), permutes_x = w->permutes && w->x && !w->saves_x;
     const int places_dy = w->mlp && !w->gathers_dy;
-    const int queues_dy = queues && steps->mlp.dw2 && !gmm__moe_casts(call, 0); /* else a copy is queued */
+    const int queues_dy = queues && steps->mlp.dw2 && !gmm__moe_casts(call, GMM__DY); /* else a copy is queued */
     int free_dx = 0; /* the rows of dx are there, and hold nothing that the MLP reads */
     if (call->d.moe.dx) {
         steps->dx = gmm__moe_place_rows(steps, GMM__MOE_DX, call->in, &steps->workspace);
@@ -8525,7 +8526,7 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     gmm_mat x = call->mat[GMM__X_], w, z;
     gmm__call product;
     gmm__plan plan;
-    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
+    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_permuting(call, GMM__X_) ||
         call->recipe.kind != GMM_RECIPE_NONE || /* WGMMA gathers no rows beside quantized weights, */
         call->options.fuse == GMM_FUSE_ALWAYS)  /* nor in a product that computes the activation */
         return;
@@ -9882,7 +9883,7 @@ static gmm_status gmm__cuda_enqueue_split(const gmm__call *call, gmm_offsets_arg
     return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__cuda_pdl(call), stream));
 }
 
-/* The same with the prefix sums of tiles of `tile_rows` rows alone, unless `tiles` is NULL. */
+/* The same to `offsets` and, unless it is NULL, `tiles`: prefix sums of the groups' tiles of tile_rows rows. */
 static gmm_status gmm__cuda_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                             gmm_stream stream) {
     gmm_offsets_args args;
@@ -9903,10 +9904,9 @@ typedef struct gmm__cuda_split {
     const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__cuda_split;
 
-/* An MLP computes the split once for its casts, dequantizations, activations and bias gradients; the products of MMA
-   compute it again, with the prefix sums of their kernel's tiles. For calls outside of an MLP this enqueues the
-   computation into the workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with
-   those of 16 rows, to `tiles16`. */
+/* The split of a call. Steps of an MLP share the one that the MLP has computed (call->split_tiles); for other calls
+   this enqueues the computation into the workspace, with the prefix sums of one kind of tile, and those of 16 rows to
+   `tiles16` unless that is NULL. Products of MMA compute splits of their own, since their tiles have other heights. */
 static gmm_status gmm__cuda_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
                                      gmm__cuda_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -9944,7 +9944,7 @@ static cudaError_t gmm__cuda_operand(const gmm__plan *plan, int role, int per_gr
     return gmm__cuda_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
 }
 
-/* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
+/* beta of all groups of a gradient's destination, 0 or 1, where it has no array of betas by group. */
 static float gmm__cuda_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */
@@ -10130,7 +10130,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
-    /* columns of the kernel table: whether scales multiply the partial sums of blocks, and the dtype that mma reads */
+    /* columns of the kernel table, by the rules above gmm_qgemm_args: whether scales multiply the partial sums of
+       blocks, and the dtype that mma reads */
     const int block_scaled = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = block_scaled || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
@@ -10192,7 +10193,8 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
-        /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
+        /* waves of tiles, times the tiles that a multiprocessor computes at a time, times the cost of a tile: its area
+           for the products, and 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
                ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
         if (plan->kernel >= 0 && cost >= best) continue;
@@ -12293,6 +12295,7 @@ enum {
     GMM__LT_LD_WIDTH
 };
 
+/* A grouped product as cuBLASLt describes it, on the stack; layouts by GMM_LT_A, _B and _D. */
 typedef struct gmm__lt_grouped {
     cublasLtMatmulDescOpaque_t desc;
     uint64_t layout[GMM_LT_MATRICES][GMM__LT_OPAQUE];
@@ -13250,7 +13253,8 @@ static gmm_status gmm__verify_launch(const gmm__plan *plan, gmm_stream stream) {
 
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST: what a comment behind a
+   column names is the operation, where the functions have another name. GMM__OP names a plan and a
    launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
    engine serves without a plan of its own, GMM__QUANT_OP one that GMM_NO_QUANT leaves out. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
@@ -13649,6 +13653,7 @@ static void gmm__range_end(void) {
 #endif
 }
 
+/* Launches a plan by its engine, on the current device. */
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
     gmm_status s = GMM_E_UNSUPPORTED;
     size_t i = 0;

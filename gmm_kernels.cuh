@@ -659,14 +659,15 @@ static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int thr
     return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
 }
 
-/* KiB of shared memory of so many CTAs that ask for `bytes` each; every CTA takes 1 KiB more. */
+/* KiB of shared memory that so many CTAs with `bytes` each take of a multiprocessor; CUDA adds 1 KiB to each CTA. */
 #define GMM__SM_KIB(ctas, bytes) (((ctas) * ((bytes) + 1024) + 1023) / 1024)
-/* The same, with `pdl` by programmatic dependent launch: the kernel calls one of the functions above. sm_kib:
-   GMM__SM_KIB of the CTAs that a multiprocessor holds, with the static shared memory that ptxas reports; the driver
-   rounds it up to a size that the multiprocessor can have, and the rest of 256 KiB is L1. With 0, no
-   preference, a kernel that is launched while its predecessor runs keeps the predecessor's division. Behind a product
-   that is 28 KiB of L1, with which a cast takes 1.2 times as long. */
 enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
+/* Launches a kernel as gmm_launch does, or with `pdl` by programmatic dependent launch, for which the kernel calls
+   gmm_pdl_wait or gmm_pdl_wait_only. `shared`: bytes of dynamic shared memory. sm_kib: GMM__SM_KIB of the CTAs that a
+   multiprocessor holds, with the static shared memory that ptxas reports; the driver rounds it up to a size that the
+   multiprocessor can have, and the rest of its 256 KiB is L1. 0: no preference. A kernel without one that is launched
+   while its predecessor runs keeps the predecessor's division. Behind a product that is 28 KiB of L1, with which a cast
+   takes 1.2 times as long. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, dim3 grid, unsigned threads, size_t shared,
                                               int sm_kib, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;
@@ -5719,12 +5720,13 @@ static const gmm_bgrad_kernel gmm_bgrad_kernels[] = {
 /* ............................................................................................... Launchers ... */
 
 #if GMM__HOLDS(0)
-/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks, `blocks` the CTAs that fit a
-   multiprocessor, and `limit` the SM limit or 0. A limit leaves the other multiprocessors to other kernels, so that
-   only one CTA may start per multiprocessor of the limit. */
-static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t limit, int32_t blocks, int64_t tasks) {
-    const int64_t max_blocks = limit > 0 ? (limit < processors ? limit : processors) : (int64_t)processors * blocks;
-    return (int32_t)(tasks < 1 ? 1 : tasks < max_blocks ? tasks : max_blocks);
+/* Number of CTAs that a persistent kernel starts. `tasks` is an upper bound of its tasks; sm_limit is
+   options.sm_limit, 0 without one. A limit leaves the other multiprocessors to other kernels: since CTAs go where there
+   is space, only as many may start as the limit counts. */
+static GMM__UNUSED int32_t gmm__grid(int32_t processors, int32_t sm_limit, int32_t ctas_per_sm, int64_t tasks) {
+    const int64_t limit = sm_limit < processors ? sm_limit : processors;
+    const int64_t max_ctas = sm_limit > 0 ? limit : (int64_t)processors * ctas_per_sm;
+    return (int32_t)(tasks < 1 ? 1 : tasks < max_ctas ? tasks : max_ctas);
 }
 
 /* Writes `words` 64-bit words of the host to device memory, by kernel parameters (gmm_copy_values). */
@@ -5741,6 +5743,7 @@ static GMM__UNUSED cudaError_t gmm_launch_copy(void *dst, const void *src, int64
     return error;
 }
 
+/* Sets `count` 32-bit words of device memory to one value (gmm_fill_words). */
 static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int64_t count, int32_t sm_limit, int pdl,
                                                cudaStream_t stream) {
     const gmm_fill_args args = { (uint32_t *)words, count, value };
@@ -5749,12 +5752,14 @@ static GMM__UNUSED cudaError_t gmm_launch_fill(void *words, uint32_t value, int6
     return gmm_launch_pdl((const void *)gmm_fill_words, pdl, (unsigned)ctas, GMM_FILL_THREADS, 0, 0, &args, stream);
 }
 
+/* Launches the split reader as one CTA, with a thread per group up to its limit. */
 static GMM__UNUSED cudaError_t gmm_launch_offsets(const gmm_offsets_args *args, int pdl, cudaStream_t stream) {
     const int64_t warps = ((int64_t)args->groups.count + 31) / 32, max_warps = GMM_OFFSETS_THREADS / 32;
     const unsigned threads = 32 * (unsigned)(warps < 1 ? 1 : warps < max_warps ? warps : max_warps);
     return gmm_launch_pdl((const void *)gmm_split_offsets, pdl, 1, threads, 0, 0, args, stream);
 }
 
+/* Launches a row of gmm_gemm_kernels. More than 48 KiB of dynamic shared memory need the attribute. */
 static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, const gmm_gemm_args *args,
                                                cudaStream_t stream) {
     const gmm_gemm_kernel *row = &gmm_gemm_kernels[kernel];
@@ -5765,6 +5770,8 @@ static GMM__UNUSED cudaError_t gmm_launch_gemm(int32_t kernel, int32_t grid, con
     return gmm_launch(row->function, dim3((unsigned)grid), row->threads, row->shared, args, stream);
 }
 
+/* Launches the kernels of a bias gradient: partial sums unless they are there, their sum where db is wanted, and the
+   gradient of bias_scale. */
 enum { GMM_BGRAD_PER_SM = 8 }; /* CTAs of a multiprocessor */
 static GMM__UNUSED cudaError_t gmm_launch_bgrad(gmm_dtype dtype, int32_t grid, int pdl, const gmm_bgrad_args *args,
                                                 cudaStream_t stream) {

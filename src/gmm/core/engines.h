@@ -1,6 +1,7 @@
 /* ......................................................................... 14.17 Engine table, public functions ... */
 
-/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST. GMM__OP names a plan and a
+/* One row per engine, in the order in which AUTO tries them; the columns follow GMM_OP_LIST: what a comment behind a
+   column names is the operation, where the functions have another name. GMM__OP names a plan and a
    launch function of one operation, GMM__OP_BY a plan that several operations share, GMM__OP_ANY an operation that the
    engine serves without a plan of its own, GMM__QUANT_OP one that GMM_NO_QUANT leaves out. */
 #define GMM__OP(engine, op) GMM__OP_BY(engine, op, op)
@@ -399,6 +400,7 @@ static void gmm__range_end(void) {
 #endif
 }
 
+/* Launches a plan by its engine, on the current device. */
 static gmm_status gmm__launch_on(const gmm__plan *plan, gmm_stream stream) {
     gmm_status s = GMM_E_UNSUPPORTED;
     size_t i = 0;

@@ -6,26 +6,25 @@
    training where it may train, and the activation by prices. */
 static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
     const int trains_or_infers = call->query && !call->d.mlp.saved;
-    int fuses = 0, i;
+    const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
+    int fuses = 0, infers, other_choice;
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    for (i = 0; i < (call->query ? 4 : 1); i++) {
-        const int fuses_otherwise = i & 1, infers = i & 2;
-        const gmm_error last_error = call->ctx->error;
-        gmm__call variant = *call;
-        gmm__mlp_steps steps;
-        gmm_status built;
-        if ((fuses_otherwise && (call->options.fuse != GMM_FUSE_AUTO || !gmm__mlp_may_fuse_act(call))) ||
-            (infers && !trains_or_infers))
-            continue;
-        if (i > 0) variant.describes = NULL;
-        if (fuses_otherwise) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
-        if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
-        built = gmm__mlp_build_fwd(&steps, &variant, NULL);
-        if (!fuses_otherwise) fuses = steps.fc1_fuses_act;
-        if (i > 0 && built != GMM_OK) call->ctx->error = last_error;
-        else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
-    }
+    for (infers = 0; infers <= trains_or_infers; infers++)
+        for (other_choice = 0; other_choice <= two_choices; other_choice++) {
+            const int first = !infers && !other_choice;
+            const gmm_error last_error = call->ctx->error;
+            gmm__call variant = *call;
+            gmm__mlp_steps steps;
+            gmm_status built;
+            if (!first) variant.describes = NULL;
+            if (other_choice) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+            if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
+            built = gmm__mlp_build_fwd(&steps, &variant, NULL);
+            if (!other_choice) fuses = steps.fc1_fuses_act;
+            if (!first && built != GMM_OK) call->ctx->error = last_error;
+            else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+        }
     return 1;
 }
 

@@ -24,7 +24,7 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     gmm_mat x = call->mat[GMM__X_], w, z;
     gmm__call product;
     gmm__plan plan;
-    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_rows(call, 1) ||
+    if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_permuting(call, GMM__X_) ||
         call->recipe.kind != GMM_RECIPE_NONE || /* WGMMA gathers no rows beside quantized weights, */
         call->options.fuse == GMM_FUSE_ALWAYS)  /* nor in a product that computes the activation */
         return;

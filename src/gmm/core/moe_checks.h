@@ -17,21 +17,23 @@ typedef struct gmm__moe_wants {
 static int gmm__moe_queues(const gmm__call *call) {
     return call->op == GMM_OP_MOE_BWD && gmm__delays(&call->config);
 }
-/* Whether the call casts rows of x (input 1) or of dout (input 0) by its recipe, and its products read the copies. */
-static int gmm__moe_casts(const gmm__call *call, int input) {
+/* Whether the call casts rows of x (role GMM__X_) or of dout (GMM__DY) by its recipe, and its products read the
+   copies. */
+static int gmm__moe_casts(const gmm__call *call, int role) {
+    const int input = role == GMM__X_;
     const gmm_backward_override override = call->quant.backward_override;
     const int by_recipe = call->op == GMM_OP_MOE_FWD || override == GMM_BACKWARD_BY_RECIPE ||
                           (input && override == GMM_BACKWARD_DEQUANTIZED);
     return call->recipe.kind != GMM_RECIPE_NONE && by_recipe &&
            (input ? call->recipe.input.dtype : call->recipe.grad.dtype) != GMM_NONE;
 }
-/* Whether rows of x (input 1) or of dout (input 0) are permuted though products could gather them: on GPUs, where
+/* Whether rows of x (role GMM__X_) or of dout (GMM__DY) are permuted though products could gather them: on GPUs, where
    several products of backward read them and one permutation is faster than to gather in each (KERNELS.md), and where
    the product of forward would copy them (gmm__moe_choose_rows). A limit of the workspace, or weight gradients that are
    queued and would keep the rows, speak against it. What a recipe quantizes is read by one cast instead, which gathers
    it. */
-static int gmm__moe_prefers_rows(const gmm__call *call, int input) {
-    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, input) && !call->layer_gathers &&
+static int gmm__moe_prefers_permuting(const gmm__call *call, int role) {
+    return call->ctx->config.space == GMM_SPACE_CUDA && !gmm__moe_casts(call, role) && !call->layer_gathers &&
            !call->options.workspace_limit && !gmm__moe_queues(call);
 }
 /* The caller's descriptors of MLP and route, which gmm__moe_read_parts has checked. */
@@ -58,11 +60,11 @@ static gmm__moe_wants gmm__moe_wants_of(const gmm__call *call) {
     w.weights_rows = c->prob;
     w.weights_sum = !c->prob && (d->probs || d->route);
     w.saves_x = d->save_rows;
-    w.permutes = w.saves_x || gmm__moe_prefers_rows(call, 1);
+    w.permutes = w.saves_x || gmm__moe_prefers_permuting(call, GMM__X_);
     w.dprobs = !fwd && (d->dprobs || r.dlogits);
     w.mlp = !fwd && (d->dx || m.dw1 || m.dw2 || m.db1 || m.db2 || (w.dprobs && w.weights_rows));
     w.x = fwd || (w.mlp && !w.saves_x && (c->save == GMM_SAVE_NOTHING || (m.dw1 && !gmm__saves_copies(c))));
-    w.gathers_dy = w.mlp && !gmm__moe_prefers_rows(call, 0) && !w.weights_sum &&
+    w.gathers_dy = w.mlp && !gmm__moe_prefers_permuting(call, GMM__DY) && !w.weights_sum &&
                    call->mat[GMM__DY].dtype == gmm__mlp_dtype(call);
     return w;
 }

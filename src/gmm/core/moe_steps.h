@@ -182,7 +182,7 @@ static void gmm__moe_place_bwd(gmm__moe_steps *steps, const gmm__moe_saved *at, 
     const gmm__moe_wants *w = &steps->wants;
     const int queues = gmm__moe_queues(call), permutes_x = w->permutes && w->x && !w->saves_x;
     const int places_dy = w->mlp && !w->gathers_dy;
-    const int queues_dy = queues && steps->mlp.dw2 && !gmm__moe_casts(call, 0); /* else a copy is queued */
+    const int queues_dy = queues && steps->mlp.dw2 && !gmm__moe_casts(call, GMM__DY); /* else a copy is queued */
     int free_dx = 0; /* the rows of dx are there, and hold nothing that the MLP reads */
     if (call->d.moe.dx) {
         steps->dx = gmm__moe_place_rows(steps, GMM__MOE_DX, call->in, &steps->workspace);

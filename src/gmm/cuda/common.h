@@ -100,7 +100,7 @@ static gmm_status gmm__cuda_enqueue_split(const gmm__call *call, gmm_offsets_arg
     return gmm__cuda_status(call, gmm_launch_offsets(args, gmm__cuda_pdl(call), stream));
 }
 
-/* The same with the prefix sums of tiles of `tile_rows` rows alone, unless `tiles` is NULL. */
+/* The same to `offsets` and, unless it is NULL, `tiles`: prefix sums of the groups' tiles of tile_rows rows. */
 static gmm_status gmm__cuda_enqueue_offsets(const gmm__call *call, int64_t *offsets, int32_t *tiles, int32_t tile_rows,
                                             gmm_stream stream) {
     gmm_offsets_args args;
@@ -121,10 +121,9 @@ typedef struct gmm__cuda_split {
     const int32_t *tiles[GMM__TILE_KINDS];
 } gmm__cuda_split;
 
-/* An MLP computes the split once for its casts, dequantizations, activations and bias gradients; the products of MMA
-   compute it again, with the prefix sums of their kernel's tiles. For calls outside of an MLP this enqueues the
-   computation into the workspace, with the prefix sums of one kind of tile, and for transposed dequantizations with
-   those of 16 rows, to `tiles16`. */
+/* The split of a call. Steps of an MLP share the one that the MLP has computed (call->split_tiles); for other calls
+   this enqueues the computation into the workspace, with the prefix sums of one kind of tile, and those of 16 rows to
+   `tiles16` unless that is NULL. Products of MMA compute splits of their own, since their tiles have other heights. */
 static gmm_status gmm__cuda_split_of(const gmm__plan *plan, enum gmm__tile_kind kind, int32_t *tiles16,
                                      gmm__cuda_split *split, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -162,7 +161,7 @@ static cudaError_t gmm__cuda_operand(const gmm__plan *plan, int role, int per_gr
     return gmm__cuda_device_table(plan, m, m->table, plan->call->groups.count, region, &out->table, stream);
 }
 
-/* The beta of a gradient's destination as far as the host knows it: 0 or 1, without the array of betas by group. */
+/* beta of all groups of a gradient's destination, 0 or 1, where it has no array of betas by group. */
 static float gmm__cuda_beta(const gmm_grad *grad) {
     gmm_grad g = *grad;
     g.beta = NULL; /* device memory: the kernels read it */

@@ -20,6 +20,7 @@ enum {
     GMM__LT_LD_WIDTH
 };
 
+/* A grouped product as cuBLASLt describes it, on the stack; layouts by GMM_LT_A, _B and _D. */
 typedef struct gmm__lt_grouped {
     cublasLtMatmulDescOpaque_t desc;
     uint64_t layout[GMM_LT_MATRICES][GMM__LT_OPAQUE];

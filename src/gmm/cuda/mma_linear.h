@@ -45,7 +45,8 @@ static int gmm__mma_plan_quantized(const gmm__call *call, gmm__plan *plan, gmm_g
     const int64_t max_tiles = op == gmm_gemm_wgrad ? call->groups.count * gmm__ceil_div(m, GMM_QGEMM_TILE_M)
                                                    : call->rows / GMM_QGEMM_TILE_M + call->groups.count;
     const int mx = b->scaling == GMM_SCALING_MX32, f16 = a->dtype == GMM_F16;
-    /* columns of the kernel table: whether scales multiply the partial sums of blocks, and the dtype that mma reads */
+    /* columns of the kernel table, by the rules above gmm_qgemm_args: whether scales multiply the partial sums of
+       blocks, and the dtype that mma reads */
     const int block_scaled = gmm_block_along(b->scaling) == 128 || (mx && f16);
     const gmm_dtype dtype = block_scaled || f16 || !gmm_block_along(b->scaling) ? GMM_F16 : GMM_BF16;
     const int32_t processors = call->ctx->device.processors;
@@ -107,7 +108,8 @@ static int gmm__mma_plan_product(const gmm__call *call, gmm__plan *plan, gmm_gem
         double cost;
         if (k->op != op || k->dtype != dtype || k->shared > shared) continue;
         if (max_tiles > max_extent / tiles_n) continue;
-        /* waves times the cost of a tile: its area for the products, 64 times its edges for loading the operands */
+        /* waves of tiles, times the tiles that a multiprocessor computes at a time, times the cost of a tile: its area
+           for the products, and 64 times its edges for loading the operands */
         cost = (double)gmm__ceil_div(tiles * tiles_n, (int64_t)processors * k->blocks) * k->blocks *
                ((double)k->tile_rows * k->tile_cols + 64.0 * (k->tile_rows + k->tile_cols));
         if (plan->kernel >= 0 && cost >= best) continue;

@@ -124,14 +124,15 @@ static GMM__UNUSED cudaError_t gmm_launch(const void *kernel, dim3 grid, int thr
     return cudaLaunchKernel(kernel, grid, dim3((unsigned)threads), params, (size_t)shared, stream);
 }
 
-/* KiB of shared memory of so many CTAs that ask for `bytes` each; every CTA takes 1 KiB more. */
+/* KiB of shared memory that so many CTAs with `bytes` each take of a multiprocessor; CUDA adds 1 KiB to each CTA. */
 #define GMM__SM_KIB(ctas, bytes) (((ctas) * ((bytes) + 1024) + 1023) / 1024)
-/* The same, with `pdl` by programmatic dependent launch: the kernel calls one of the functions above. sm_kib:
-   GMM__SM_KIB of the CTAs that a multiprocessor holds, with the static shared memory that ptxas reports; the driver
-   rounds it up to a size that the multiprocessor can have, and the rest of 256 KiB is L1. With 0, no
-   preference, a kernel that is launched while its predecessor runs keeps the predecessor's division. Behind a product
-   that is 28 KiB of L1, with which a cast takes 1.2 times as long. */
 enum { GMM_SM_SHARED_KIB = 228 }; /* the most shared memory of a multiprocessor of sm_90 and sm_100 */
+/* Launches a kernel as gmm_launch does, or with `pdl` by programmatic dependent launch, for which the kernel calls
+   gmm_pdl_wait or gmm_pdl_wait_only. `shared`: bytes of dynamic shared memory. sm_kib: GMM__SM_KIB of the CTAs that a
+   multiprocessor holds, with the static shared memory that ptxas reports; the driver rounds it up to a size that the
+   multiprocessor can have, and the rest of its 256 KiB is L1. 0: no preference. A kernel without one that is launched
+   while its predecessor runs keeps the predecessor's division. Behind a product that is 28 KiB of L1, with which a cast
+   takes 1.2 times as long. */
 static GMM__UNUSED cudaError_t gmm_launch_pdl(const void *kernel, int pdl, dim3 grid, unsigned threads, size_t shared,
                                               int sm_kib, const void *args, cudaStream_t stream) {
     cudaLaunchConfig_t config = GMM_ZERO;

@@ -2253,7 +2253,7 @@ typedef struct gmm__call {
 } gmm__call;
 
 /* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
-enum { GMM__PARTS = 11 };
+enum { GMM__REGIONS = 11 }; /* the most that an operation of an engine has */
 typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
@@ -2263,7 +2263,7 @@ typedef struct gmm__plan {
     int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
     int32_t copies_rows;         /* 1: gathered rows are copied to the workspace before a product reads them */
     size_t workspace_bytes;
-    size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
+    size_t region[GMM__REGIONS]; /* offsets of the workspace's regions (gmm__reserve) */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
     void *workspace;             /* set by gmm__serve_plan before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */
@@ -2868,13 +2868,14 @@ static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
    plan reads and writes none of them. */
 static char *gmm__placeholder(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
 
-/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
-static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
-    plan->part[part] = plan->workspace_bytes;
+/* Appends a region of the workspace to a plan. Each engine numbers the regions of an operation by an enum of its own;
+   gmm__region gives a region's address once gmm__serve_plan has set plan->workspace. */
+static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int region, size_t bytes) {
+    plan->region[region] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
 }
-static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
-    return (char *)plan->workspace + plan->part[part];
+static GMM__UNUSED void *gmm__region(const gmm__plan *plan, int region) {
+    return (char *)plan->workspace + plan->region[region];
 }
 
 /* The plan of operations that serve every call and need no workspace. */
@@ -3803,9 +3804,9 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int64_t G = call->groups.count;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__PART_STARTS);
-    int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__PART_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__PART_STARTS);
+    int64_t *padded = (int64_t *)gmm__region(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t blocks, g;
@@ -3816,7 +3817,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.offsets = offsets;
     job.starts = starts;
     job.padded = padded;
-    job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
+    job.scratch = gmm__region(plan, GMM__PART_SCRATCH);
     job.extent = gmm__cpu_extent_of(call, job.tile);
     starts[0] = padded[0] = 0;
     for (g = 0; g < G; g++) {
@@ -3918,7 +3919,7 @@ static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
 
 static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__PART_OFFSETS);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t r;
@@ -4492,7 +4493,7 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm_mat *dst = &call->mat[GMM__Y];
     const int pad = call->op == GMM_OP_PAD;
     const int64_t G = call->groups.count, dst_rows = pad ? d->padded_capacity : call->rows;
-    int64_t *unpadded = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
+    int64_t *unpadded = (int64_t *)gmm__region(plan, 0), *padded = (int64_t *)gmm__region(plan, 1), g;
     gmm__pad_job job;
     (void)stream;
     (void)gmm__cpu_offsets(&call->groups, unpadded);
@@ -6932,7 +6933,7 @@ static void gmm__topk_load(const gmm__plan *plan, int64_t t, int32_t thread, gmm
     const gmm_mat *m = &call->mat[GMM__X_];
     const int64_t n = gmm__round_up(r->experts, 16);
     int64_t e;
-    rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
+    rows->logits = (float *)(void *)((char *)gmm__region(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
     rows->score = rows->logits + n;
     rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
@@ -6967,7 +6968,7 @@ static void gmm__topk_exponentials(const float *logits, float *x, int64_t n) {
 /* The values by which experts are chosen, in rows->weight. */
 static void gmm__topk_values(const gmm__plan *plan, gmm__topk_rows *rows) {
     const gmm_route *r = &plan->call->d.route;
-    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    const float *multipliers = (const float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
     float *value = rows->weight;
     int64_t e;
     if (r->sinkhorn) {
@@ -6987,7 +6988,7 @@ static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : 
 /* Counts the tokens that are no padding. */
 static void gmm__topk_count_valid(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    int64_t *valid = (int64_t *)gmm__part(plan, GMM__TOPK_VALID), b, i;
+    int64_t *valid = (int64_t *)gmm__region(plan, GMM__TOPK_VALID), b, i;
     valid[r->sequences] = 0;
     for (b = 0; b < r->sequences; b++) {
         valid[b] = r->padding ? 0 : r->tokens / r->sequences;
@@ -6999,12 +7000,12 @@ static void gmm__topk_count_valid(const gmm__plan *plan) {
 /* What a sequence's sum of count times score contributes to aux_loss, and what a squared logsumexp does to z_loss. */
 static double gmm__topk_aux_factor(const gmm__plan *plan, int64_t sequence) {
     const gmm_route *r = &plan->call->d.route;
-    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[sequence];
+    const double n = (double)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[sequence];
     return n == 0.0 ? 0.0 : r->aux_coeff * (double)r->experts / (r->topk * n * n) / r->sequences;
 }
 static double gmm__topk_z_factor(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
+    const double n = (double)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[r->sequences];
     return n == 0.0 ? 0.0 : r->z_coeff / n;
 }
 
@@ -7013,9 +7014,9 @@ static void gmm__sinkhorn_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    const float inverse_rows = 1.0f / (float)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
-    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
-    float *sums = (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts;
+    const float inverse_rows = 1.0f / (float)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[r->sequences];
+    const float *multipliers = (const float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
+    float *sums = (float *)gmm__region(plan, GMM__TOPK_SUMS) + c * r->experts;
     int64_t i, e;
     memset(sums, 0, (size_t)r->experts * sizeof *sums);
     for (i = range.begin; i < range.end; i++) {
@@ -7033,8 +7034,8 @@ static void gmm__sinkhorn_chunk(const void *arg, int64_t c, int32_t thread) {
 }
 static void gmm__sinkhorn(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
-    float *multipliers = (float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    const float *sums = (const float *)gmm__region(plan, GMM__TOPK_SUMS);
+    float *multipliers = (float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
     const int64_t chunks = gmm__topk_chunks(r);
     float change = 2.0f * r->sinkhorn_tolerance;
     int64_t c, e;
@@ -7058,8 +7059,8 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
-    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
+    int32_t *counts = (int32_t *)gmm__region(plan, GMM__TOPK_COUNTS) + c * r->experts;
+    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__region(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
     int64_t n, e;
     int32_t i;
@@ -7092,7 +7093,7 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
         }
         z += lse * lse;
     }
-    ((float *)gmm__part(plan, GMM__TOPK_Z))[c] = z;
+    ((float *)gmm__region(plan, GMM__TOPK_Z))[c] = z;
 }
 
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
@@ -7111,8 +7112,8 @@ static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
 /* Counts of a sequence, which are added to those of the batch in `total`, and its auxiliary loss. */
 static double gmm__topk_finish_sequence(const gmm__plan *plan, int64_t sequence, int32_t *total) {
     const gmm_route *r = &plan->call->d.route;
-    const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const int32_t *counts = (const int32_t *)gmm__region(plan, GMM__TOPK_COUNTS);
+    const float *score_sums = (const float *)gmm__region(plan, GMM__TOPK_SUMS);
     const int64_t per_sequence = gmm__topk_chunks_per_sequence(r), first = sequence * per_sequence;
     double aux = 0.0;
     int64_t c, e;
@@ -7133,7 +7134,7 @@ static double gmm__topk_finish_sequence(const gmm__plan *plan, int64_t sequence,
 static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_route *r = &plan->call->d.route;
     const int64_t chunks = gmm__topk_chunks(r);
-    int32_t *total = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__TOPK_TOTAL), first = 0;
+    int32_t *total = r->counts ? r->counts : (int32_t *)gmm__region(plan, GMM__TOPK_TOTAL), first = 0;
     double aux = 0.0, z = 0.0;
     int64_t c, b, e;
     (void)stream;
@@ -7149,7 +7150,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
         first += total[e];
     }
     if (r->offsets) r->offsets[r->experts] = first;
-    for (c = 0; c < chunks; c++) z += ((const float *)gmm__part(plan, GMM__TOPK_Z))[c];
+    for (c = 0; c < chunks; c++) z += ((const float *)gmm__region(plan, GMM__TOPK_Z))[c];
     if (r->aux_loss) *r->aux_loss = (float)aux;
     if (r->z_loss) *r->z_loss = r->z_coeff == 0.0f ? 0.0f : (float)(gmm__topk_z_factor(plan) * z);
     return GMM_OK;
@@ -7541,7 +7542,7 @@ static void gmm__map_range(const gmm__call *call, int64_t c, int64_t *begin, int
 static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
     uint32_t fault = 0;
     (void)thread;
     memset(next, 0, (size_t)p->experts * sizeof *next);
@@ -7551,13 +7552,13 @@ static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
         if (e >= 0 && e < p->experts) next[e]++;
         else if (e != -1) fault = (uint32_t)GMM_FAULT_INDEX;
     }
-    ((uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c] = fault;
+    ((uint32_t *)gmm__region(plan, GMM__MAP_FAULT))[c] = fault;
 }
 
 static void gmm__map_assign(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
     (void)thread;
     gmm__map_range(plan->call, c, &slot, &end);
     for (; slot < end; slot++) {
@@ -7580,7 +7581,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     const gmm__call *call = plan->call;
     const gmm_permute *p = &call->d.permute;
     const int64_t chunks = gmm__map_chunks(call);
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT), begin = 0, c, e;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT), begin = 0, c, e;
     uint32_t fault = 0;
     (void)stream;
     gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_count, plan);
@@ -7595,7 +7596,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
         if (p->sizes) p->sizes[e] = (int32_t)(end - begin);
         begin = end;
     }
-    for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
+    for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__region(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
     gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_assign, plan);
     if (fault && p->fault) *p->fault |= fault;
@@ -9576,8 +9577,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
     gmm_linear source = GMM_ZERO; /* index of the gathered rows, for the cast and the bias gradient */
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
     const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     gmm__quant_job job;
@@ -9602,14 +9603,14 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.index = gmm__cpu_index_of(&source, GMM__SOURCE);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
-    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    job.scratch = (gmm__quant_scratch *)gmm__region(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
-        job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
-        job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
+        job.amax[k] = (float *)gmm__region(plan, GMM__QUANT_AMAX) + k * job.units;
+        job.strips[k] = (float *)gmm__region(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
     }
-    if (by_row || f->row_amax) job.row_amax = (float *)gmm__part(plan, GMM__QUANT_LINES);
-    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+    if (by_row || f->row_amax) job.row_amax = (float *)gmm__region(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__region(plan, GMM__QUANT_COLUMNS);
 
     if (d->phase == GMM_QUANT_CAST) {
         for (k = 0; k < 2; k++)
@@ -9688,8 +9689,8 @@ static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__QUANT_STARTS);
     const int64_t live = gmm__quant_offsets(call, offsets, starts);
     gmm__quant_job job;
     (void)stream;
@@ -9699,7 +9700,7 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.offsets = offsets;
     job.starts = starts;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    job.scratch = (gmm__quant_scratch *)gmm__region(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
                  gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__ROWWISE_COPY], call->groups.tail, live, call->rows, call->in);
@@ -9831,8 +9832,8 @@ static cudaError_t gmm__cuda_device_table(const gmm__plan *plan, const gmm_mat *
                                           int region, void *const **table, gmm_stream stream) {
     *table = source;
     if (!source || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), source, count, stream);
+    *table = (void *const *)gmm__region(plan, region);
+    return gmm_launch_copy(gmm__region(plan, region), source, count, stream);
 }
 
 /* Reserves the row offsets and the prefix sums of the tiles of so many groups. */
@@ -9920,8 +9921,8 @@ static gmm_status gmm__cuda_split_of(const gmm__plan *plan, enum gmm__tile_kind 
         return GMM_OK;
     }
     memset(&args, 0, sizeof args);
-    args.offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    args.offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    args.tiles[kind] = (int32_t *)gmm__region(plan, GMM__TILE_SUMS);
     if (tiles16) args.tiles[GMM__TILES_16] = tiles16;
     memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
     split->offsets = args.offsets;
@@ -10027,7 +10028,7 @@ static cudaError_t gmm__cuda_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_g
         if (!pitch) continue;
         memset(&copy, 0, sizeof copy);
         copy.src = (const char *)m->data;
-        copy.dst = (char *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        copy.dst = (char *)gmm__region(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         copy.ld = m->ld * size;
         copy.pitch = pitch;
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;
@@ -10253,10 +10254,10 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
 
     tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
     memset(&args, 0, sizeof args);
-    args.offsets = (const int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__TILE_SUMS);
-    s = gmm__cuda_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS),
-                                  (int32_t *)gmm__part(plan, GMM__TILE_SUMS), tile_rows, stream);
+    args.offsets = (const int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    args.tiles = (const int32_t *)gmm__region(plan, GMM__TILE_SUMS);
+    s = gmm__cuda_enqueue_offsets(call, (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS),
+                                  (int32_t *)gmm__region(plan, GMM__TILE_SUMS), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__cuda_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     groups = gmm__cuda_groups_at(&call->groups, args.offsets);
     if ((s = gmm__cuda_status(call, gmm__cuda_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
@@ -10340,7 +10341,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = sums->wanted ? sums->partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
+        args.partials = sums->wanted ? sums->partials : (float *)gmm__region(plan, GMM__BGRAD_PARTIALS);
     args.has_partials = sums->wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__cuda_linear_index(call, GMM__DY);
@@ -10405,7 +10406,7 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
-    int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int64_t *own = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
     return plan->call->split_tiles ? GMM_OK : gmm__cuda_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
@@ -10477,7 +10478,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * length * length) / r->sequences);
     a.z = (float)(r->z_coeff / tokens);
     a.indices = r->indices;
-    a.scratch = (float *)gmm__part(plan, GMM__ROUTE_SCRATCH);
+    a.scratch = (float *)gmm__region(plan, GMM__ROUTE_SCRATCH);
     a.groups = r->groups > 1 ? r->groups : 1;
     a.group_topk = r->group_topk;
     a.group_sum = r->group_sum;
@@ -10485,7 +10486,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.sequence_first = r->sequence_first;
     a.sequence_counts = r->sequence_counts;
     a.padding = r->padding;
-    a.valid = r->padding ? (int32_t *)gmm__part(plan, GMM__ROUTE_VALID) : NULL;
+    a.valid = r->padding ? (int32_t *)gmm__region(plan, GMM__ROUTE_VALID) : NULL;
     return a;
 }
 
@@ -10524,17 +10525,17 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
-    a.counts = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__ROUTE_COUNTS);
+    a.counts = r->counts ? r->counts : (int32_t *)gmm__region(plan, GMM__ROUTE_COUNTS);
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
     a.total_counts = r->total_counts;
     a.iterations = r->sinkhorn;
     a.tolerance = r->sinkhorn_tolerance;
-    a.multipliers = r->sinkhorn ? (float *)gmm__part(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
-    if (losses || r->sinkhorn) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    a.multipliers = r->sinkhorn ? (float *)gmm__region(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
+    if (losses || r->sinkhorn) a.sums = (float *)gmm__region(plan, GMM__ROUTE_LOSSES);
     if (losses && r->sequences > 1 && !a.sequence_counts)
-        a.sequence_counts = (int32_t *)gmm__part(plan, GMM__ROUTE_SEQUENCES);
+        a.sequence_counts = (int32_t *)gmm__region(plan, GMM__ROUTE_SEQUENCES);
     return gmm__cuda_status(call, gmm__k_topk_fwd(&a, losses, gmm__mma_elementwise_limits(call), stream));
 }
 
@@ -10602,8 +10603,8 @@ static gmm_status gmm__mma_launch_permute_map(const gmm__plan *plan, gmm_stream 
     a.slot_of = p->slot_of;
     a.sizes = p->sizes;
     a.fault = p->fault;
-    a.counts = (int32_t *)gmm__part(plan, GMM__SORT_COUNTS);
-    a.starts = (int64_t *)gmm__part(plan, GMM__SORT_STARTS);
+    a.counts = (int32_t *)gmm__region(plan, GMM__SORT_COUNTS);
+    a.starts = (int64_t *)gmm__region(plan, GMM__SORT_STARTS);
     return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
@@ -10691,8 +10692,8 @@ static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__region(plan, GMM__TILE_SUMS);
     const gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;
@@ -10796,7 +10797,7 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
-        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__ACCUMULATE_SUM);
+        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__region(plan, GMM__ACCUMULATE_SUM);
         if (first > 0) a.start = sum;
         a.y = last ? gmm__mma_view(call, GMM__Y) : sum;
         a.scale = last ? d->scale : 1.0f;
@@ -10867,7 +10868,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
 static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
                                           gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
-    void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
+    void **table = (void **)gmm__region(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
     *out = *m;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
@@ -10982,9 +10983,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     int scales_by_amax; /* scales are computed from amaxes, which a kernel before the cast takes */
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
-    float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    float *amax = (float *)gmm__region(plan, GMM__MMA_QUANT_AMAX);
     float *partials = call->fused.sums.wanted ? call->fused.sums.partials
-                      : d->db                 ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
+                      : d->db                 ? (float *)gmm__region(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;
@@ -11856,7 +11857,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->fused.product_act) gmm__wgmma_fp8_glu_args(call, &args);
-    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                                GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
@@ -11902,7 +11903,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_s
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        s->dst = (uint16_t *)gmm__region(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -11916,14 +11917,14 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_s
     if (call->mat[gmm__cuda_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
-        args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
+        args.factor = (float *)gmm__region(plan, GMM__WGMMA_ALPHA);
         product->p.alpha = args.factor;
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
         args.blocks16 = split->tiles[GMM__TILES_16];
-        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
+        args.ends = (int64_t *)gmm__region(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
@@ -11941,8 +11942,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int wgrad = op == gmm_gemm_wgrad;
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__cuda_role_a(op)].scaling != GMM_SCALING_NONE;
-    int32_t *tiles16 = gmm__wgmma_transposes(call, op) ? (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16) : NULL;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int32_t *tiles16 = gmm__wgmma_transposes(call, op) ? (int32_t *)gmm__region(plan, GMM__WGMMA_TILES16) : NULL;
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
     gmm__cuda_split split;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
@@ -11986,7 +11987,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
 #endif
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
-        args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
+        args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }
 
@@ -12224,7 +12225,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
-    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const float *beta_address = l->alpha ? (const float *)gmm__region(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;
     cudaError_t e = cudaSuccess;
@@ -12241,7 +12242,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
             memcpy(&word, &beta, sizeof beta);
-            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
+            e = gmm_launch_copy(gmm__region(plan, GMM__LT_BETA), &word, 1, stream);
         }
         for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
             begin = end;
@@ -12262,7 +12263,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
                                    &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
-                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
+                                   gmm__region(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }
     }
@@ -12338,7 +12339,7 @@ static size_t gmm__lt_array_bytes(const gmm__call *call) {
     return gmm__round256((size_t)call->groups.count * sizeof(void *));
 }
 static void *gmm__lt_array(const gmm__plan *plan, int i) {
-    return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
+    return (char *)gmm__region(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
 }
 
 /* Plans one grouped product. */
@@ -12452,7 +12453,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     const gmm__call *call = plan->call;
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const int roles[GMM_LT_MATRICES] = { gmm__lt_role_a(call->op), gmm__lt_role_b(call->op), gmm__lt_role_d(call->op) };
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__LT_OFFSETS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__LT_OFFSETS);
     gmm_lt_args args;
     cudaError_t e = cudaSuccess;
     gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 0, stream);
@@ -12465,7 +12466,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     }
     for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
-    args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
+    args.scalars = (float *)gmm__region(plan, GMM__LT_BETA);
     args.beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
     args.groups = call->groups.count;
     args.wgrad = wgrad;
@@ -12479,7 +12480,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
 
 static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const float *scalars = (const float *)gmm__part(plan, GMM__LT_BETA);
+    const float *scalars = (const float *)gmm__region(plan, GMM__LT_BETA);
     const void *address[GMM_LT_MATRICES];
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_grouped p;
@@ -12499,7 +12500,7 @@ static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream strea
     return gmm__lt_status(call, cublasLtMatmul(
         call->ctx->lt.handle, &p.desc, call->d.linear.alpha ? call->d.linear.alpha : scalars, address[GMM_LT_A],
         gmm__lt_layout_at(&p, GMM_LT_A), address[GMM_LT_B], gmm__lt_layout_at(&p, GMM_LT_B), scalars + 1,
-        address[GMM_LT_D], d, (void *)(uintptr_t)address[GMM_LT_D], d, algo, gmm__part(plan, GMM__LT_WORKSPACE),
+        address[GMM_LT_D], d, (void *)(uintptr_t)address[GMM_LT_D], d, algo, gmm__region(plan, GMM__LT_WORKSPACE),
         (size_t)GMM__LT_WORKSPACE_BYTES, stream));
 }
 

@@ -127,7 +127,7 @@ typedef struct gmm__call {
 } gmm__call;
 
 /* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
-enum { GMM__PARTS = 11 };
+enum { GMM__REGIONS = 11 }; /* the most that an operation of an engine has */
 typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
@@ -137,7 +137,7 @@ typedef struct gmm__plan {
     int32_t grid[2];             /* CTAs of the product, and of the kernel before it that gathers or dequantizes */
     int32_t copies_rows;         /* 1: gathered rows are copied to the workspace before a product reads them */
     size_t workspace_bytes;
-    size_t part[GMM__PARTS];     /* offsets of the workspace's regions */
+    size_t region[GMM__REGIONS]; /* offsets of the workspace's regions (gmm__reserve) */
     size_t saved_bytes, deferred_bytes, weight_cache_bytes;
     void *workspace;             /* set by gmm__serve_plan before the launch */
     char note[192];              /* how the engine serves the call, or why it declines */

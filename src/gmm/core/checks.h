@@ -449,13 +449,14 @@ static GMM__UNUSED int64_t gmm__group_strips(const gmm_groups *groups) {
    plan reads and writes none of them. */
 static char *gmm__placeholder(void) { return (char *)(uintptr_t)GMM__WORKSPACE_ALIGN; }
 
-/* Appends a region to a plan's workspace. gmm__part gives its address once gmm__serve_plan has set plan->workspace. */
-static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int part, size_t bytes) {
-    plan->part[part] = plan->workspace_bytes;
+/* Appends a region of the workspace to a plan. Each engine numbers the regions of an operation by an enum of its own;
+   gmm__region gives a region's address once gmm__serve_plan has set plan->workspace. */
+static GMM__UNUSED void gmm__reserve(gmm__plan *plan, int region, size_t bytes) {
+    plan->region[region] = plan->workspace_bytes;
     plan->workspace_bytes += gmm__round256(bytes);
 }
-static GMM__UNUSED void *gmm__part(const gmm__plan *plan, int part) {
-    return (char *)plan->workspace + plan->part[part];
+static GMM__UNUSED void *gmm__region(const gmm__plan *plan, int region) {
+    return (char *)plan->workspace + plan->region[region];
 }
 
 /* The plan of operations that serve every call and need no workspace. */

@@ -159,9 +159,9 @@ static int gmm__cpu_plan_product(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const int64_t G = call->groups.count;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__PART_STARTS);
-    int64_t *padded = (int64_t *)gmm__part(plan, GMM__PART_PADDED);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__PART_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__PART_STARTS);
+    int64_t *padded = (int64_t *)gmm__region(plan, GMM__PART_PADDED);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t blocks, g;
@@ -172,7 +172,7 @@ static gmm_status gmm__cpu_launch_product(const gmm__plan *plan, gmm_stream stre
     job.offsets = offsets;
     job.starts = starts;
     job.padded = padded;
-    job.scratch = gmm__part(plan, GMM__PART_SCRATCH);
+    job.scratch = gmm__region(plan, GMM__PART_SCRATCH);
     job.extent = gmm__cpu_extent_of(call, job.tile);
     starts[0] = padded[0] = 0;
     for (g = 0; g < G; g++) {
@@ -274,7 +274,7 @@ static int gmm__cpu_plan_linear_bgrad(const gmm__call *call, gmm__plan *plan) {
 
 static gmm_status gmm__cpu_launch_linear_bgrad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__PART_OFFSETS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__PART_OFFSETS);
     const int64_t live = gmm__cpu_offsets(&call->groups, offsets);
     gmm__cpu_linear job;
     int64_t r;

@@ -36,7 +36,7 @@ static gmm_status gmm__cpu_launch_pad(const gmm__plan *plan, gmm_stream stream) 
     const gmm_mat *dst = &call->mat[GMM__Y];
     const int pad = call->op == GMM_OP_PAD;
     const int64_t G = call->groups.count, dst_rows = pad ? d->padded_capacity : call->rows;
-    int64_t *unpadded = (int64_t *)gmm__part(plan, 0), *padded = (int64_t *)gmm__part(plan, 1), g;
+    int64_t *unpadded = (int64_t *)gmm__region(plan, 0), *padded = (int64_t *)gmm__region(plan, 1), g;
     gmm__pad_job job;
     (void)stream;
     (void)gmm__cpu_offsets(&call->groups, unpadded);

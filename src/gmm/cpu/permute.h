@@ -21,7 +21,7 @@ static void gmm__map_range(const gmm__call *call, int64_t c, int64_t *begin, int
 static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
     uint32_t fault = 0;
     (void)thread;
     memset(next, 0, (size_t)p->experts * sizeof *next);
@@ -31,13 +31,13 @@ static void gmm__map_count(const void *arg, int64_t c, int32_t thread) {
         if (e >= 0 && e < p->experts) next[e]++;
         else if (e != -1) fault = (uint32_t)GMM_FAULT_INDEX;
     }
-    ((uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c] = fault;
+    ((uint32_t *)gmm__region(plan, GMM__MAP_FAULT))[c] = fault;
 }
 
 static void gmm__map_assign(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_permute *p = &plan->call->d.permute;
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT) + c * p->experts, slot, end;
     (void)thread;
     gmm__map_range(plan->call, c, &slot, &end);
     for (; slot < end; slot++) {
@@ -60,7 +60,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
     const gmm__call *call = plan->call;
     const gmm_permute *p = &call->d.permute;
     const int64_t chunks = gmm__map_chunks(call);
-    int64_t *next = (int64_t *)gmm__part(plan, GMM__MAP_NEXT), begin = 0, c, e;
+    int64_t *next = (int64_t *)gmm__region(plan, GMM__MAP_NEXT), begin = 0, c, e;
     uint32_t fault = 0;
     (void)stream;
     gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_count, plan);
@@ -75,7 +75,7 @@ static gmm_status gmm__cpu_launch_permute_map(const gmm__plan *plan, gmm_stream 
         if (p->sizes) p->sizes[e] = (int32_t)(end - begin);
         begin = end;
     }
-    for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__part(plan, GMM__MAP_FAULT))[c];
+    for (c = 0; c < chunks; c++) fault |= ((const uint32_t *)gmm__region(plan, GMM__MAP_FAULT))[c];
     if (p->slot_of) memset(p->slot_of, 0xFF, (size_t)p->capacity * sizeof *p->slot_of); /* -1 */
     gmm__cpu_for(call->ctx, chunks, gmm__map_work(call), gmm__map_assign, plan);
     if (fault && p->fault) *p->fault |= fault;

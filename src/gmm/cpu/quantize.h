@@ -278,8 +278,8 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     const gmm_format *f = &call->format;
     const gmm_mat *copy[2];
     gmm_linear source = GMM_ZERO; /* index of the gathered rows, for the cast and the bias gradient */
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__QUANT_STARTS);
     const int by_row = f->scaling == GMM_SCALING_ROW, tensor = f->scaling == GMM_SCALING_TENSOR;
     const int global = tensor || (f->scaling == GMM_SCALING_NV16 && !f->row_amax);
     gmm__quant_job job;
@@ -304,14 +304,14 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
     job.index = gmm__cpu_index_of(&source, GMM__SOURCE);
     gmm__cpu_index_faults(&job.index, live, call->groups.fault);
-    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    job.scratch = (gmm__quant_scratch *)gmm__region(plan, GMM__QUANT_SCRATCH);
     work = gmm__quant_work(call, offsets[job.units], job.strip_count);
     for (k = 0; k < 2; k++) {
-        job.amax[k] = (float *)gmm__part(plan, GMM__QUANT_AMAX) + k * job.units;
-        job.strips[k] = (float *)gmm__part(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
+        job.amax[k] = (float *)gmm__region(plan, GMM__QUANT_AMAX) + k * job.units;
+        job.strips[k] = (float *)gmm__region(plan, GMM__QUANT_STRIPS) + k * gmm__strips(call);
     }
-    if (by_row || f->row_amax) job.row_amax = (float *)gmm__part(plan, GMM__QUANT_LINES);
-    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__part(plan, GMM__QUANT_COLUMNS);
+    if (by_row || f->row_amax) job.row_amax = (float *)gmm__region(plan, GMM__QUANT_LINES);
+    if (by_row && copy[1]->dtype != GMM_NONE) job.col_amax = (float *)gmm__region(plan, GMM__QUANT_COLUMNS);
 
     if (d->phase == GMM_QUANT_CAST) {
         for (k = 0; k < 2; k++)
@@ -390,8 +390,8 @@ static int gmm__cpu_plan_dequantize(const gmm__call *call, gmm__plan *plan) {
 }
 static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__QUANT_OFFSETS);
-    int64_t *starts = (int64_t *)gmm__part(plan, GMM__QUANT_STARTS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__QUANT_OFFSETS);
+    int64_t *starts = (int64_t *)gmm__region(plan, GMM__QUANT_STARTS);
     const int64_t live = gmm__quant_offsets(call, offsets, starts);
     gmm__quant_job job;
     (void)stream;
@@ -401,7 +401,7 @@ static gmm_status gmm__cpu_launch_dequantize(const gmm__plan *plan, gmm_stream s
     job.offsets = offsets;
     job.starts = starts;
     job.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
-    job.scratch = (gmm__quant_scratch *)gmm__part(plan, GMM__QUANT_SCRATCH);
+    job.scratch = (gmm__quant_scratch *)gmm__region(plan, GMM__QUANT_SCRATCH);
     gmm__cpu_for(call->ctx, starts[job.units] / GMM_TILE * job.col_tiles,
                  gmm__quant_work(call, offsets[job.units], starts[job.units] / GMM_TILE), gmm__dequant_task, &job);
     if (gmm__grouped(call)) gmm__cpu_tail(&call->mat[GMM__ROWWISE_COPY], call->groups.tail, live, call->rows, call->in);

@@ -153,7 +153,7 @@ static void gmm__topk_load(const gmm__plan *plan, int64_t t, int32_t thread, gmm
     const gmm_mat *m = &call->mat[GMM__X_];
     const int64_t n = gmm__round_up(r->experts, 16);
     int64_t e;
-    rows->logits = (float *)(void *)((char *)gmm__part(plan, GMM__TOPK_SCRATCH) +
+    rows->logits = (float *)(void *)((char *)gmm__region(plan, GMM__TOPK_SCRATCH) +
                                      (size_t)thread * gmm__topk_thread_bytes(r));
     rows->score = rows->logits + n;
     rows->softmax = r->score == GMM_SCORE_SOFTMAX ? rows->score : rows->logits + 2 * n;
@@ -188,7 +188,7 @@ static void gmm__topk_exponentials(const float *logits, float *x, int64_t n) {
 /* The values by which experts are chosen, in rows->weight. */
 static void gmm__topk_values(const gmm__plan *plan, gmm__topk_rows *rows) {
     const gmm_route *r = &plan->call->d.route;
-    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    const float *multipliers = (const float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
     float *value = rows->weight;
     int64_t e;
     if (r->sinkhorn) {
@@ -208,7 +208,7 @@ static float gmm__quotient(float part, float sum) { return sum == 0.0f ? 0.0f : 
 /* Counts the tokens that are no padding. */
 static void gmm__topk_count_valid(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    int64_t *valid = (int64_t *)gmm__part(plan, GMM__TOPK_VALID), b, i;
+    int64_t *valid = (int64_t *)gmm__region(plan, GMM__TOPK_VALID), b, i;
     valid[r->sequences] = 0;
     for (b = 0; b < r->sequences; b++) {
         valid[b] = r->padding ? 0 : r->tokens / r->sequences;
@@ -220,12 +220,12 @@ static void gmm__topk_count_valid(const gmm__plan *plan) {
 /* What a sequence's sum of count times score contributes to aux_loss, and what a squared logsumexp does to z_loss. */
 static double gmm__topk_aux_factor(const gmm__plan *plan, int64_t sequence) {
     const gmm_route *r = &plan->call->d.route;
-    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[sequence];
+    const double n = (double)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[sequence];
     return n == 0.0 ? 0.0 : r->aux_coeff * (double)r->experts / (r->topk * n * n) / r->sequences;
 }
 static double gmm__topk_z_factor(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    const double n = (double)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
+    const double n = (double)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[r->sequences];
     return n == 0.0 ? 0.0 : r->z_coeff / n;
 }
 
@@ -234,9 +234,9 @@ static void gmm__sinkhorn_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    const float inverse_rows = 1.0f / (float)((const int64_t *)gmm__part(plan, GMM__TOPK_VALID))[r->sequences];
-    const float *multipliers = (const float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
-    float *sums = (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts;
+    const float inverse_rows = 1.0f / (float)((const int64_t *)gmm__region(plan, GMM__TOPK_VALID))[r->sequences];
+    const float *multipliers = (const float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
+    float *sums = (float *)gmm__region(plan, GMM__TOPK_SUMS) + c * r->experts;
     int64_t i, e;
     memset(sums, 0, (size_t)r->experts * sizeof *sums);
     for (i = range.begin; i < range.end; i++) {
@@ -254,8 +254,8 @@ static void gmm__sinkhorn_chunk(const void *arg, int64_t c, int32_t thread) {
 }
 static void gmm__sinkhorn(const gmm__plan *plan) {
     const gmm_route *r = &plan->call->d.route;
-    const float *sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
-    float *multipliers = (float *)gmm__part(plan, GMM__TOPK_MULTIPLIERS);
+    const float *sums = (const float *)gmm__region(plan, GMM__TOPK_SUMS);
+    float *multipliers = (float *)gmm__region(plan, GMM__TOPK_MULTIPLIERS);
     const int64_t chunks = gmm__topk_chunks(r);
     float change = 2.0f * r->sinkhorn_tolerance;
     int64_t c, e;
@@ -279,8 +279,8 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
     const gmm__plan *plan = (const gmm__plan *)arg;
     const gmm_route *r = &plan->call->d.route;
     const gmm__topk_range range = gmm__topk_range_of(r, c);
-    int32_t *counts = (int32_t *)gmm__part(plan, GMM__TOPK_COUNTS) + c * r->experts;
-    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__part(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
+    int32_t *counts = (int32_t *)gmm__region(plan, GMM__TOPK_COUNTS) + c * r->experts;
+    float *score_sums = r->aux_coeff != 0.0f ? (float *)gmm__region(plan, GMM__TOPK_SUMS) + c * r->experts : NULL;
     float z = 0.0f;
     int64_t n, e;
     int32_t i;
@@ -313,7 +313,7 @@ static void gmm__topk_fwd_chunk(const void *arg, int64_t c, int32_t thread) {
         }
         z += lse * lse;
     }
-    ((float *)gmm__part(plan, GMM__TOPK_Z))[c] = z;
+    ((float *)gmm__region(plan, GMM__TOPK_Z))[c] = z;
 }
 
 static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
@@ -332,8 +332,8 @@ static int gmm__cpu_plan_topk_fwd(const gmm__call *call, gmm__plan *plan) {
 /* Counts of a sequence, which are added to those of the batch in `total`, and its auxiliary loss. */
 static double gmm__topk_finish_sequence(const gmm__plan *plan, int64_t sequence, int32_t *total) {
     const gmm_route *r = &plan->call->d.route;
-    const int32_t *counts = (const int32_t *)gmm__part(plan, GMM__TOPK_COUNTS);
-    const float *score_sums = (const float *)gmm__part(plan, GMM__TOPK_SUMS);
+    const int32_t *counts = (const int32_t *)gmm__region(plan, GMM__TOPK_COUNTS);
+    const float *score_sums = (const float *)gmm__region(plan, GMM__TOPK_SUMS);
     const int64_t per_sequence = gmm__topk_chunks_per_sequence(r), first = sequence * per_sequence;
     double aux = 0.0;
     int64_t c, e;
@@ -354,7 +354,7 @@ static double gmm__topk_finish_sequence(const gmm__plan *plan, int64_t sequence,
 static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream stream) {
     const gmm_route *r = &plan->call->d.route;
     const int64_t chunks = gmm__topk_chunks(r);
-    int32_t *total = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__TOPK_TOTAL), first = 0;
+    int32_t *total = r->counts ? r->counts : (int32_t *)gmm__region(plan, GMM__TOPK_TOTAL), first = 0;
     double aux = 0.0, z = 0.0;
     int64_t c, b, e;
     (void)stream;
@@ -370,7 +370,7 @@ static gmm_status gmm__cpu_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
         first += total[e];
     }
     if (r->offsets) r->offsets[r->experts] = first;
-    for (c = 0; c < chunks; c++) z += ((const float *)gmm__part(plan, GMM__TOPK_Z))[c];
+    for (c = 0; c < chunks; c++) z += ((const float *)gmm__region(plan, GMM__TOPK_Z))[c];
     if (r->aux_loss) *r->aux_loss = (float)aux;
     if (r->z_loss) *r->z_loss = r->z_coeff == 0.0f ? 0.0f : (float)(gmm__topk_z_factor(plan) * z);
     return GMM_OK;

@@ -48,8 +48,8 @@ static cudaError_t gmm__cuda_device_table(const gmm__plan *plan, const gmm_mat *
                                           int region, void *const **table, gmm_stream stream) {
     *table = source;
     if (!source || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return cudaSuccess;
-    *table = (void *const *)gmm__part(plan, region);
-    return gmm_launch_copy(gmm__part(plan, region), source, count, stream);
+    *table = (void *const *)gmm__region(plan, region);
+    return gmm_launch_copy(gmm__region(plan, region), source, count, stream);
 }
 
 /* Reserves the row offsets and the prefix sums of the tiles of so many groups. */
@@ -137,8 +137,8 @@ static gmm_status gmm__cuda_split_of(const gmm__plan *plan, enum gmm__tile_kind 
         return GMM_OK;
     }
     memset(&args, 0, sizeof args);
-    args.offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    args.tiles[kind] = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    args.offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    args.tiles[kind] = (int32_t *)gmm__region(plan, GMM__TILE_SUMS);
     if (tiles16) args.tiles[GMM__TILES_16] = tiles16;
     memcpy(args.tile_rows, gmm__tile_rows, sizeof args.tile_rows);
     split->offsets = args.offsets;
@@ -244,7 +244,7 @@ static cudaError_t gmm__cuda_gather(const gmm__plan *plan, gmm_gemm_op op, gmm_g
         if (!pitch) continue;
         memset(&copy, 0, sizeof copy);
         copy.src = (const char *)m->data;
-        copy.dst = (char *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        copy.dst = (char *)gmm__region(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         copy.ld = m->ld * size;
         copy.pitch = pitch;
         copy.bytes = (role == GMM__X_ ? call->in : call->out) * size;

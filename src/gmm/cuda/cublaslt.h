@@ -230,7 +230,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
     const gmm_mat *d = &call->mat[gmm__lt_role_d(call->op)];
     const int64_t cols = call->op == GMM_OP_LINEAR_FWD ? call->out : call->in;
     const float one = 1.0f, beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : l->y_add ? 1.0f : 0.0f;
-    const float *beta_address = l->alpha ? (const float *)gmm__part(plan, GMM__LT_BETA) : &beta;
+    const float *beta_address = l->alpha ? (const float *)gmm__region(plan, GMM__LT_BETA) : &beta;
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_problem p;
     cudaError_t e = cudaSuccess;
@@ -247,7 +247,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
         if (pass == 1 && l->alpha) { /* alpha is in device memory, so beta must be too */
             uint64_t word = 0;
             memcpy(&word, &beta, sizeof beta);
-            e = gmm_launch_copy(gmm__part(plan, GMM__LT_BETA), &word, 1, stream);
+            e = gmm_launch_copy(gmm__region(plan, GMM__LT_BETA), &word, 1, stream);
         }
         for (g = 0, end = 0; g < call->groups.count && e == cudaSuccess; g++) {
             begin = end;
@@ -268,7 +268,7 @@ static gmm_status gmm__lt_launch_groups(const gmm__plan *plan, gmm_stream stream
                 s = cublasLtMatmul(call->ctx->lt.handle, &p.desc,
                                    l->alpha ? l->alpha + (l->alpha_per_group ? g : 0) : &one, p.a, &p.a_layout, p.b,
                                    &p.b_layout, beta_address, p.d, &p.d_layout, p.d, &p.d_layout, algo,
-                                   gmm__part(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
+                                   gmm__region(plan, GMM__LT_WORKSPACE), (size_t)GMM__LT_WORKSPACE_BYTES, stream);
             if (s != CUBLAS_STATUS_SUCCESS) return gmm__lt_status(call, s);
         }
     }

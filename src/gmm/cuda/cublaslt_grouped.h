@@ -63,7 +63,7 @@ static size_t gmm__lt_array_bytes(const gmm__call *call) {
     return gmm__round256((size_t)call->groups.count * sizeof(void *));
 }
 static void *gmm__lt_array(const gmm__plan *plan, int i) {
-    return (char *)gmm__part(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
+    return (char *)gmm__region(plan, GMM__LT_ARRAYS) + (size_t)i * gmm__lt_array_bytes(plan->call);
 }
 
 /* Plans one grouped product. */
@@ -177,7 +177,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     const gmm__call *call = plan->call;
     const int wgrad = call->op == GMM_OP_LINEAR_WGRAD;
     const int roles[GMM_LT_MATRICES] = { gmm__lt_role_a(call->op), gmm__lt_role_b(call->op), gmm__lt_role_d(call->op) };
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__LT_OFFSETS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__LT_OFFSETS);
     gmm_lt_args args;
     cudaError_t e = cudaSuccess;
     gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, NULL, 0, stream);
@@ -190,7 +190,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
     }
     for (i = 0; i < GMM_LT_ARRAY_COUNT; i++) args.array[i] = gmm__lt_array(plan, i);
     args.offsets = offsets;
-    args.scalars = (float *)gmm__part(plan, GMM__LT_BETA);
+    args.scalars = (float *)gmm__region(plan, GMM__LT_BETA);
     args.beta = wgrad ? gmm__cuda_beta(&call->grad[GMM__DW]) : call->d.linear.y_add ? 1.0f : 0.0f;
     args.groups = call->groups.count;
     args.wgrad = wgrad;
@@ -204,7 +204,7 @@ static gmm_status gmm__lt_enqueue_arrays(const gmm__plan *plan, gmm_stream strea
 
 static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    const float *scalars = (const float *)gmm__part(plan, GMM__LT_BETA);
+    const float *scalars = (const float *)gmm__region(plan, GMM__LT_BETA);
     const void *address[GMM_LT_MATRICES];
     const cublasLtMatmulAlgo_t *algo = NULL;
     gmm__lt_grouped p;
@@ -224,7 +224,7 @@ static gmm_status gmm__lt_launch_grouped(const gmm__plan *plan, gmm_stream strea
     return gmm__lt_status(call, cublasLtMatmul(
         call->ctx->lt.handle, &p.desc, call->d.linear.alpha ? call->d.linear.alpha : scalars, address[GMM_LT_A],
         gmm__lt_layout_at(&p, GMM_LT_A), address[GMM_LT_B], gmm__lt_layout_at(&p, GMM_LT_B), scalars + 1,
-        address[GMM_LT_D], d, (void *)(uintptr_t)address[GMM_LT_D], d, algo, gmm__part(plan, GMM__LT_WORKSPACE),
+        address[GMM_LT_D], d, (void *)(uintptr_t)address[GMM_LT_D], d, algo, gmm__region(plan, GMM__LT_WORKSPACE),
         (size_t)GMM__LT_WORKSPACE_BYTES, stream));
 }
 

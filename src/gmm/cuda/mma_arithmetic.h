@@ -38,7 +38,7 @@ static gmm_status gmm__mma_launch_accumulate(const gmm__plan *plan, gmm_stream s
             a.addends[j] = (const char *)gmm__at(&call->mat[GMM__X_], first + j, 0, 0);
             a.x.vec &= ((uintptr_t)a.addends[j] & 15) == 0;
         }
-        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__part(plan, GMM__ACCUMULATE_SUM);
+        if (d->count > GMM__ELEM_ADDENDS) sum.data = gmm__region(plan, GMM__ACCUMULATE_SUM);
         if (first > 0) a.start = sum;
         a.y = last ? gmm__mma_view(call, GMM__Y) : sum;
         a.scale = last ? d->scale : 1.0f;

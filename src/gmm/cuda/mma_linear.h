@@ -168,10 +168,10 @@ static gmm_status gmm__mma_launch_product(const gmm__plan *plan, gmm_gemm_op op,
 
     tile_rows = gmm__quantized(call) ? (int32_t)GMM_QGEMM_TILE_M : gmm_gemm_kernels[plan->kernel].tile_rows;
     memset(&args, 0, sizeof args);
-    args.offsets = (const int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    args.tiles = (const int32_t *)gmm__part(plan, GMM__TILE_SUMS);
-    s = gmm__cuda_enqueue_offsets(call, (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS),
-                                  (int32_t *)gmm__part(plan, GMM__TILE_SUMS), tile_rows, stream);
+    args.offsets = (const int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    args.tiles = (const int32_t *)gmm__region(plan, GMM__TILE_SUMS);
+    s = gmm__cuda_enqueue_offsets(call, (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS),
+                                  (int32_t *)gmm__region(plan, GMM__TILE_SUMS), tile_rows, stream);
     if (s != GMM_OK || (s = gmm__cuda_product_args(plan, op, &args, stream)) != GMM_OK) return s;
     groups = gmm__cuda_groups_at(&call->groups, args.offsets);
     if ((s = gmm__cuda_status(call, gmm__cuda_gather(plan, op, &args, &groups, stream))) != GMM_OK) return s;
@@ -255,7 +255,7 @@ static gmm_status gmm__mma_launch_linear_bgrad(const gmm__plan *plan, gmm_stream
     e = gmm__cuda_operand(plan, GMM__BIAS, 1, GMM__BIAS_TABLE, &args.bias, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     if (call->mat[GMM__DB].dtype != GMM_NONE)
-        args.partials = sums->wanted ? sums->partials : (float *)gmm__part(plan, GMM__BGRAD_PARTIALS);
+        args.partials = sums->wanted ? sums->partials : (float *)gmm__region(plan, GMM__BGRAD_PARTIALS);
     args.has_partials = sums->wanted;
     args.bias_scale = d->bias_scale;
     args.dy_index = gmm__cuda_linear_index(call, GMM__DY);

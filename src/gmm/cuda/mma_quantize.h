@@ -47,7 +47,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
 static cudaError_t gmm__mma_quant_operand(const gmm__plan *plan, int region, int role, int slot, gmm_mat *out,
                                           gmm_stream stream) {
     const gmm_mat *m = &plan->call->mat[role];
-    void **table = (void **)gmm__part(plan, region) + slot * plan->call->units;
+    void **table = (void **)gmm__region(plan, region) + slot * plan->call->units;
     cudaError_t e = cudaSuccess;
     *out = *m;
     if (m->dtype == GMM_NONE || !m->table || !(m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)) return e;
@@ -162,9 +162,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     const int records_amax = f->delayed && (call->mat[GMM__ROWWISE_COPY].amax || call->mat[GMM__COLUMNWISE_COPY].amax);
     int scales_by_amax; /* scales are computed from amaxes, which a kernel before the cast takes */
     size_t counts[3], floats = gmm__mma_quant_amax_count(call, counts);
-    float *amax = (float *)gmm__part(plan, GMM__MMA_QUANT_AMAX);
+    float *amax = (float *)gmm__region(plan, GMM__MMA_QUANT_AMAX);
     float *partials = call->fused.sums.wanted ? call->fused.sums.partials
-                      : d->db                 ? (float *)gmm__part(plan, GMM__MMA_QUANT_SUMS) : NULL;
+                      : d->db                 ? (float *)gmm__region(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
     cudaError_t e;
     int k;

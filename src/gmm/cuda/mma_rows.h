@@ -51,7 +51,7 @@ static gmm__view gmm__mma_view(const gmm__call *call, int role) {
 /* The row offsets of a call's groups: those that an MLP has computed for all of its steps, or those whose computation
    this enqueues. */
 static gmm_status gmm__mma_row_offsets(const gmm__plan *plan, const int64_t **offsets, gmm_stream stream) {
-    int64_t *own = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int64_t *own = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
     *offsets = plan->call->split_tiles ? (const int64_t *)plan->call->groups.splits : own;
     return plan->call->split_tiles ? GMM_OK : gmm__cuda_enqueue_offsets(plan->call, own, NULL, 1, stream);
 }
@@ -123,7 +123,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.aux = (float)((double)r->aux_coeff * r->experts / (r->topk * length * length) / r->sequences);
     a.z = (float)(r->z_coeff / tokens);
     a.indices = r->indices;
-    a.scratch = (float *)gmm__part(plan, GMM__ROUTE_SCRATCH);
+    a.scratch = (float *)gmm__region(plan, GMM__ROUTE_SCRATCH);
     a.groups = r->groups > 1 ? r->groups : 1;
     a.group_topk = r->group_topk;
     a.group_sum = r->group_sum;
@@ -131,7 +131,7 @@ static gmm__route_args gmm__mma_route_args(const gmm__plan *plan) {
     a.sequence_first = r->sequence_first;
     a.sequence_counts = r->sequence_counts;
     a.padding = r->padding;
-    a.valid = r->padding ? (int32_t *)gmm__part(plan, GMM__ROUTE_VALID) : NULL;
+    a.valid = r->padding ? (int32_t *)gmm__region(plan, GMM__ROUTE_VALID) : NULL;
     return a;
 }
 
@@ -170,17 +170,17 @@ static gmm_status gmm__mma_launch_topk_fwd(const gmm__plan *plan, gmm_stream str
     gmm__route_args a = gmm__mma_route_args(plan);
     a.expert_bias = r->expert_bias;
     a.probs = r->probs;
-    a.counts = r->counts ? r->counts : (int32_t *)gmm__part(plan, GMM__ROUTE_COUNTS);
+    a.counts = r->counts ? r->counts : (int32_t *)gmm__region(plan, GMM__ROUTE_COUNTS);
     a.offsets = r->offsets;
     a.aux_loss = r->aux_loss;
     a.z_loss = r->z_loss;
     a.total_counts = r->total_counts;
     a.iterations = r->sinkhorn;
     a.tolerance = r->sinkhorn_tolerance;
-    a.multipliers = r->sinkhorn ? (float *)gmm__part(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
-    if (losses || r->sinkhorn) a.sums = (float *)gmm__part(plan, GMM__ROUTE_LOSSES);
+    a.multipliers = r->sinkhorn ? (float *)gmm__region(plan, GMM__ROUTE_MULTIPLIERS) : NULL;
+    if (losses || r->sinkhorn) a.sums = (float *)gmm__region(plan, GMM__ROUTE_LOSSES);
     if (losses && r->sequences > 1 && !a.sequence_counts)
-        a.sequence_counts = (int32_t *)gmm__part(plan, GMM__ROUTE_SEQUENCES);
+        a.sequence_counts = (int32_t *)gmm__region(plan, GMM__ROUTE_SEQUENCES);
     return gmm__cuda_status(call, gmm__k_topk_fwd(&a, losses, gmm__mma_elementwise_limits(call), stream));
 }
 
@@ -248,8 +248,8 @@ static gmm_status gmm__mma_launch_permute_map(const gmm__plan *plan, gmm_stream 
     a.slot_of = p->slot_of;
     a.sizes = p->sizes;
     a.fault = p->fault;
-    a.counts = (int32_t *)gmm__part(plan, GMM__SORT_COUNTS);
-    a.starts = (int64_t *)gmm__part(plan, GMM__SORT_STARTS);
+    a.counts = (int32_t *)gmm__region(plan, GMM__SORT_COUNTS);
+    a.starts = (int64_t *)gmm__region(plan, GMM__SORT_STARTS);
     return gmm__cuda_status(call, gmm__k_permute_map(&a, gmm__mma_elementwise_limits(call), stream));
 }
 
@@ -337,8 +337,8 @@ static int gmm__mma_plan_pad(const gmm__call *call, gmm__plan *plan) {
 static gmm_status gmm__mma_launch_pad(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
     const gmm_padding *d = &call->d.pad;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
-    int32_t *blocks = (int32_t *)gmm__part(plan, GMM__TILE_SUMS);
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
+    int32_t *blocks = (int32_t *)gmm__region(plan, GMM__TILE_SUMS);
     const gmm_status s = gmm__cuda_enqueue_offsets(call, offsets, blocks, d->align, stream);
     gmm__pad_args a;
     if (s != GMM_OK) return s;

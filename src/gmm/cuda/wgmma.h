@@ -285,7 +285,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->fused.product_act) gmm__wgmma_fp8_glu_args(call, &args);
-    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
+    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                                GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
@@ -331,7 +331,7 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_s
             s->src.dtype = GMM_NONE;
             continue;
         }
-        s->dst = (uint16_t *)gmm__part(plan, operand ? GMM__COPY_B : GMM__COPY_A);
+        s->dst = (uint16_t *)gmm__region(plan, operand ? GMM__COPY_B : GMM__COPY_A);
         s->direction = call->direction[role];
         s->grouped = role != GMM__W;
         s->rows = (int32_t)(role == GMM__W ? call->out : call->rows);
@@ -345,14 +345,14 @@ static gmm_status gmm__wgmma_dequantize(const gmm__plan *plan, const gmm__cuda_s
     if (call->mat[gmm__cuda_role_b(op)].scaling == GMM_SCALING_NV16) {
         args.alpha = product->p.alpha;
         args.alpha_per_group = product->p.alpha_per_group;
-        args.factor = (float *)gmm__part(plan, GMM__WGMMA_ALPHA);
+        args.factor = (float *)gmm__region(plan, GMM__WGMMA_ALPHA);
         product->p.alpha = args.factor;
         product->alpha2 = args.factor + G;
         product->p.alpha_per_group = 1;
     }
     if (transposes) {
         args.blocks16 = split->tiles[GMM__TILES_16];
-        args.ends = (int64_t *)gmm__part(plan, GMM__WGMMA_OFFSETS16);
+        args.ends = (int64_t *)gmm__region(plan, GMM__WGMMA_OFFSETS16);
         product->groups.splits = args.ends;
         product->groups.capacity = product->p.capacity = call->rows + 15 * G;
     }
@@ -370,8 +370,8 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     const int wgrad = op == gmm_gemm_wgrad;
     const int dequantizes = gmm__wgmma_dequantizes(call, op), fp8 = gmm__quantized(call) && !dequantizes;
     const int quantized_tokens = dequantizes && call->mat[gmm__cuda_role_a(op)].scaling != GMM_SCALING_NONE;
-    int32_t *tiles16 = gmm__wgmma_transposes(call, op) ? (int32_t *)gmm__part(plan, GMM__WGMMA_TILES16) : NULL;
-    int64_t *offsets = (int64_t *)gmm__part(plan, GMM__ROW_OFFSETS);
+    int32_t *tiles16 = gmm__wgmma_transposes(call, op) ? (int32_t *)gmm__region(plan, GMM__WGMMA_TILES16) : NULL;
+    int64_t *offsets = (int64_t *)gmm__region(plan, GMM__ROW_OFFSETS);
     gmm__cuda_split split;
     gmm_sm90_args args;
     gmm_status s = GMM_OK;
@@ -415,7 +415,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
 #endif
     if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
-        args.tables = (int32_t *)gmm__part(plan, GMM__WGMMA_GROUP_TABLES);
+        args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }
 

@@ -1525,11 +1525,13 @@ static void gmm__gtp_foresee_gather(gmm_gtp_forecast *f, const gmm_gtp_stage *st
         const int32_t at = first + i;
         gmm_gtp_stage x = stages[pass ? n - 1 - at : at];
         gmm__gtp_gather_cost cost;
-        int resident; /* 1: a slot still contains the weights from the end of the previous pass */
+        /* 1: no other bundle uses the slot, which contains the copy of the previous micro-batch */
+        const int kept = f->wrap && at < slots && at + slots >= n;
+        int resident; /* 1: a slot still contains the weights from the end of the previous pass, or is kept */
         (void)gmm__gtp_stage_cost("gmm_gtp_foresee", f, &x, &cost, NULL);
-        resident = at < slots && (pass ? cost.shared || cost.transposed : f->wrap && cost.shared);
+        resident = kept || (at < slots && (pass ? cost.shared || cost.transposed : f->wrap && cost.shared));
         awaited[i] = !resident && (at >= slots || pass || !f->wrap); /* otherwise the previous pass has overlapped it */
-        transpose[i] = pass ? cost.transpose : 0;
+        transpose[i] = pass && !kept ? cost.transpose : 0;
         if (resident) continue;
         *done = gmm__gtp_max(*done, at >= slots ? released[at - slots] : 0);
         seconds += cost.gather[pass];

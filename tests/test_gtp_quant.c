@@ -1165,6 +1165,7 @@ static void bytes_foreseen(int arg) {
     for (int prefetch = 0; prefetch < 3; prefetch++) {
         training c = training_of(f, g, 3);
         const gmm_shard s = shard_of(f, g, 0);
+        gmm_gtp_statistics before = GMM_ZERO, after = GMM_ZERO;
         gmm_gtp_forecast x = GMM_ZERO;
         gmm_gtp_stage stages[3];
         gmm_error e = GMM_ZERO;
@@ -1187,7 +1188,18 @@ static void bytes_foreseen(int arg) {
             GTP_OK(&W.r[i], gmm_gtp_statistics_of(W.r[i].gtp, &stats));
             T_CHECK(stats.gathered_bytes == c.steps * x.gathered_bytes, "rank %d, prefetch %d: %lld, foreseen %lld", i,
                     prefetch, (long long)stats.gathered_bytes, (long long)(c.steps * x.gathered_bytes));
+            GTP_OK(&W.r[i], gmm_gtp_follow(W.r[i].gtp, W.r[i].chain[1], W.r[i].chain[0]));
         }
+        for (int n = 0; n < 2; n++) { /* micro-batches with the same weights: slots of one bundle keep its copy */
+            GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &before));
+            for (int l = 0; l < c.layers; l++) read_all(&c, l, GMM_GTP_FORWARD, c.steps - 1);
+            for (int l = c.layers - 1; l >= 0; l--) read_all(&c, l, GMM_GTP_BACKWARD, c.steps - 1);
+        }
+        x.wrap = 1;
+        T_OK_TEXT(gmm_gtp_foresee(&x, stages, &e), e.text);
+        GTP_OK(&W.r[0], gmm_gtp_statistics_of(W.r[0].gtp, &after));
+        T_CHECK(after.gathered_bytes - before.gathered_bytes == x.gathered_bytes, "prefetch %d: %lld, foreseen %lld",
+                prefetch, (long long)(after.gathered_bytes - before.gathered_bytes), (long long)x.gathered_bytes);
         close_world();
     }
 }

@@ -1624,12 +1624,17 @@ static void huge_strides(int arg) {
     close_world();
 }
 
+static gmm_status never_run(const void *argument, gmm_stream stream) {
+    (void)argument, (void)stream;
+    return GMM_E_STATE;
+}
 /* Errors of the CPU ranks' runtime functions are returned by that call only: the rank continues. */
 static void table_errors(int arg) {
     unsigned char a[16] = { 0 }, b[16] = { 0 };
     const gmm_runtime *rt;
     const gmm_comm *c;
     gmm_work work = GMM_ZERO;
+    gmm_range range = GMM_ZERO;
     gmm_event event;
     int32_t flag = 0;
     (void)arg;
@@ -1653,6 +1658,18 @@ static void table_errors(int arg) {
     RANK_REFUSED(GMM_E_NULL, rt->copy(rt->self, NULL, b, 4, NULL), "copy", "dst");
     RANK_REFUSED(GMM_E_NULL, rt->copy(rt->self, a, NULL, 4, NULL), "copy", "src");
     RANK_REFUSED(GMM_E_ARG, rt->copy2d(rt->self, a, 8, b, 7, 8, 2, NULL), "copy", "pitches 8 and 7");
+    RANK_REFUSED(GMM_E_OVERFLOW, rt->copy2d(rt->self, a, 8, b, SIZE_MAX / 2, 8, 3, NULL), "copy", "3 rows");
+    RANK_REFUSED(GMM_E_OVERFLOW, rt->fill2d(rt->self, a, SIZE_MAX / 2, 0, 8, 3, NULL), "fill", "3 rows");
+    work.function = never_run;
+    work.ranges = &range;
+    work.range_count = -1;
+    RANK_REFUSED(GMM_E_ARG, rt->run(rt->self, &work, W.r[0].compute), "run", "range_count is -1");
+    work.range_count = 0;
+    work.argument_bytes = 8;
+    RANK_REFUSED(GMM_E_NULL, rt->run(rt->self, &work, W.r[0].compute), "run", "argument");
+    RANK_REFUSED(GMM_E_ARG, c->all_gather(c->self, NULL, b, 4, NULL), "all_gather of 4 bytes", "not be NULL");
+    RANK_REFUSED(GMM_E_ARG, c->all_reduce_max(c->self, NULL, 1, NULL), "all_reduce_max of 4 bytes");
+    T_OK_TEXT(c->all_gather(c->self, NULL, NULL, 0, NULL), "");
     RANK_REFUSED(GMM_E_NULL, rt->fill(rt->self, NULL, 0, 4, NULL), "fill", "dst");
     RANK_REFUSED(GMM_E_ARG, rt->fill(rt->self, a, 256, 4, NULL), "fill", "value 256");
     for (int k = GMM_E4M3; k <= GMM_E2M1; k++)

@@ -37,6 +37,10 @@ static gmm_status gmm__member_add_call(void *self, gmm__coll part, gmm_stream st
         return gmm__rank_end_call(m->rank,
                                   gmm__rank_fail(m->rank, GMM_E_DTYPE, "'%s': reduce_scatter of %s: must be f32, "
                                                  "bf16 or f16", what, gmm_dtype_name(part.dtype)));
+    if (part.bytes && (!part.send || !part.recv))
+        return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': %s of %llu bytes from %p to %p: "
+                                                          "must not be NULL", what, gmm__coll_names[part.kind],
+                                                          (unsigned long long)part.bytes, part.send, part.recv));
     if (m->count && m->stream != stream)
         return gmm__rank_end_call(m->rank, gmm__rank_fail(m->rank, GMM_E_ARG, "'%s': one group on two streams", what));
     if (m->count == m->capacity) {

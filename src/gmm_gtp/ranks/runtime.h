@@ -165,6 +165,10 @@ static gmm_status gmm__ranks_run_work(void *self, const gmm_work *work, gmm_stre
     gmm__rank_op op;
     size_t ranges;
     if (s) return s;
+    if (work->range_count < 0 || (work->argument_bytes && !work->argument))
+        return gmm__rank_end_call(r, gmm__rank_fail(
+            r, work->range_count < 0 ? GMM_E_ARG : GMM_E_NULL, "run: range_count is %d, argument %p with %llu bytes: "
+            "must be >= 0, and not NULL", work->range_count, work->argument, (unsigned long long)work->argument_bytes));
     ranges = work->ranges ? (size_t)work->range_count * sizeof *work->ranges : 0;
     memset(&op, 0, sizeof op);
     op.kind = GMM__RANK_WORK;
@@ -229,6 +233,12 @@ static gmm_status gmm__rank_copy_enqueue(void *self, gmm__rank_copy m, gmm_strea
             (unsigned long long)m.src_pitch, (unsigned long long)m.width, m.value));
     }
     if (empty) return GMM_OK;
+    if (m.dst_pitch > SIZE_MAX / m.height || m.src_pitch > SIZE_MAX / m.height) {
+        const gmm_status s = gmm__rank_begin_call(r);
+        return s ? s : gmm__rank_end_call(r, gmm__rank_fail(
+            r, GMM_E_OVERFLOW, "%s: %llu rows of pitches %llu and %llu do not fit size_t", work.name,
+            (unsigned long long)m.height, (unsigned long long)m.dst_pitch, (unsigned long long)m.src_pitch));
+    }
     ranges[0].data = m.dst;
     ranges[0].bytes = (m.height - 1) * m.dst_pitch + m.width;
     ranges[0].writes = 1;

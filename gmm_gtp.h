@@ -702,9 +702,9 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
    gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
    blocks of the domain. Bytes of 0 take NULL. The blocks of all domains share no bytes with each other, with shards or
    with main_grads.
-   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), those of gmm_accumulate_query and gmm_quantize_query,
-       GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of
-       the runtime. */
+   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), GMM_E_OVERFLOW (buffers whose bytes do not fit 64 bits),
+       those of gmm_accumulate_query and gmm_quantize_query, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks
+       overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need);
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,
@@ -4995,6 +4995,19 @@ static gmm_status gmm__gtp_query_cast(gmm_gtp *g, const char *fn, gmm__gtp_domai
     return GMM_OK;
 }
 
+/* Whether the bytes of all buffers fit 64 bits, if no buffer is shared. A weight takes at most 16 times the bytes of
+   its gathered copies and gradient, padding of scales included. */
+static int gmm__gtp_bytes_fit(const gmm_gtp *g) {
+    double bytes = 0;
+    int32_t i;
+    for (i = 0; i < g->weight_count; i++) {
+        const gmm_shard_plan *p = &g->weights[i].plan;
+        bytes += (double)p->gather_data_bytes[0] + (double)p->gather_data_bytes[1] + (double)p->gather_scale_bytes[0] +
+                 (double)p->gather_scale_bytes[1] + 4.0 * (double)p->padded_rows * (double)p->local_cols;
+    }
+    return 16.0 * bytes < (double)INT64_MAX;
+}
+
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
     int32_t i, k, n;
@@ -5004,6 +5017,9 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     for (i = 0; i < gtp->weight_count; i++)
         if (gtp->weights[i].bundle < 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s' is in no bundle", fn, gtp->weights[i].desc.name);
+    if (!gmm__gtp_bytes_fit(gtp))
+        return gmm__fail(&gtp->error, GMM_E_OVERFLOW, "%s: the buffers of %d weights do not fit 64 bits", fn,
+                         gtp->weight_count);
     for (i = 0; i < gtp->bundle_count; i++) { /* workspaces of sums and casts */
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         gmm__gtp_domain *d = &gtp->domains[b->domain];

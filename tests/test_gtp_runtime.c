@@ -1624,6 +1624,47 @@ static void huge_strides(int arg) {
     close_world();
 }
 
+/* Buffers whose bytes do not fit 64 bits: of one bundle, and of bundles that a chain holds together. */
+static void huge_buffers(int arg) {
+    float value = 0;
+    gmm_gtp_weight w = GMM_ZERO;
+    gmm_shard s = GMM_ZERO;
+    s.dtype = GMM_BF16;
+    s.rows = (int64_t)1 << 40;
+    s.cols = 1 << 18;
+    s.gtp_size = 2;
+    w.shard = &s;
+    w.data[0] = &value; /* never read */
+    open_world(2, 0, 100);
+    {
+        rank *r = &W.r[0];
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        gmm_gtp_config config = config_of(r);
+        int32_t ids[32];
+        config.weights = config.bundles = 32;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        for (w.expert = 0; w.expert < 32; w.expert++) {
+            gmm_gtp_weight one = w;
+            if (arg) one.expert = 0;
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &one, &ids[w.expert]));
+            if (arg) GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], &ids[w.expert], 1, "b", &r->bundle[0]));
+        }
+        if (!arg) GTP_OK(r, gmm_gtp_add_bundle(r->gtp, r->domain[0], ids, 32, "b", &r->bundle[0]));
+        else {
+            gmm_gtp_chain chain = GMM_ZERO;
+            int32_t list[32], id;
+            for (int i = 0; i < 32; i++) list[i] = i;
+            chain.bundles = list;
+            chain.count = chain.held = 32;
+            GTP_OK(r, gmm_gtp_add_chain(r->gtp, &chain, &id));
+        }
+        GTP_REFUSED(r, GMM_E_OVERFLOW, gmm_gtp_seal(r->gtp), "32 weights", "64 bits", NULL);
+        r->gtp = NULL;
+    }
+    close_world();
+}
+
 static gmm_status never_run(const void *argument, gmm_stream stream) {
     (void)argument, (void)stream;
     return GMM_E_STATE;
@@ -3220,6 +3261,7 @@ void tests_gtp_runtime(void) {
     t_add_host(further_ranks, 0, "gtp runtime further ranks of amaxes hang");
     t_add_host(further_ranks_fail, 0, "gtp runtime further ranks of amaxes fail");
     t_add_host(huge_strides, 0, "gtp runtime gradients with huge strides");
+    for (int i = 0; i < 2; i++) t_add_host(huge_buffers, i, "gtp runtime huge buffers%s", i ? ", held together" : "");
     t_add_host(declarations, 0, "gtp runtime declarations");
     t_add_host(states, 0, "gtp runtime states");
     t_add_host(table_errors, 0, "gtp runtime errors");

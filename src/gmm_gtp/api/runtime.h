@@ -215,9 +215,9 @@ GMMDEF gmm_status gmm_gtp_add_chain(gmm_gtp *gtp, const gmm_gtp_chain *chain, in
    gmm_gtp_bind sets its memory; where the communicators register windows it is collective, and all ranks bind the same
    blocks of the domain. Bytes of 0 take NULL. The blocks of all domains share no bytes with each other, with shards or
    with main_grads.
-   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), those of gmm_accumulate_query and gmm_quantize_query,
-       GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of
-       the runtime. */
+   Errors: GMM_E_STATE, GMM_E_CONFIG (a weight in no bundle), GMM_E_OVERFLOW (buffers whose bytes do not fit 64 bits),
+       those of gmm_accumulate_query and gmm_quantize_query, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_ARG (also: blocks
+       overlap), GMM_E_NULL, GMM_E_VERSION, GMM_E_COMM, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp);
 GMMDEF gmm_status gmm_gtp_memory_need(gmm_gtp *gtp, int32_t domain, gmm_gtp_need *need);
 GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_t gather_bytes, void *reduce,

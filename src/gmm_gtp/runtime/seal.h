@@ -187,6 +187,19 @@ static gmm_status gmm__gtp_query_cast(gmm_gtp *g, const char *fn, gmm__gtp_domai
     return GMM_OK;
 }
 
+/* Whether the bytes of all buffers fit 64 bits, if no buffer is shared. A weight takes at most 16 times the bytes of
+   its gathered copies and gradient, padding of scales included. */
+static int gmm__gtp_bytes_fit(const gmm_gtp *g) {
+    double bytes = 0;
+    int32_t i;
+    for (i = 0; i < g->weight_count; i++) {
+        const gmm_shard_plan *p = &g->weights[i].plan;
+        bytes += (double)p->gather_data_bytes[0] + (double)p->gather_data_bytes[1] + (double)p->gather_scale_bytes[0] +
+                 (double)p->gather_scale_bytes[1] + 4.0 * (double)p->padded_rows * (double)p->local_cols;
+    }
+    return 16.0 * bytes < (double)INT64_MAX;
+}
+
 GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     static const char fn[] = "gmm_gtp_seal";
     int32_t i, k, n;
@@ -196,6 +209,9 @@ GMMDEF gmm_status gmm_gtp_seal(gmm_gtp *gtp) {
     for (i = 0; i < gtp->weight_count; i++)
         if (gtp->weights[i].bundle < 0)
             return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s' is in no bundle", fn, gtp->weights[i].desc.name);
+    if (!gmm__gtp_bytes_fit(gtp))
+        return gmm__fail(&gtp->error, GMM_E_OVERFLOW, "%s: the buffers of %d weights do not fit 64 bits", fn,
+                         gtp->weight_count);
     for (i = 0; i < gtp->bundle_count; i++) { /* workspaces of sums and casts */
         const gmm__gtp_bundle *b = &gtp->bundles[i];
         gmm__gtp_domain *d = &gtp->domains[b->domain];

@@ -4607,8 +4607,9 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                                  (long long)x->plan.padded_rows);
         }
         if (w->format.e4m3_256 != gtp->weights[weights[0]].format.e4m3_256)
-            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has not", fn, name,
-                             w->desc.name, (int)w->format.e4m3_256, gtp->weights[weights[0]].desc.name);
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has %d", fn, name,
+                             w->desc.name, w->format.e4m3_256, gtp->weights[weights[0]].desc.name,
+                             gtp->weights[weights[0]].format.e4m3_256);
         if (w->shard.scaling == GMM_SCALING_NV16)
             for (k = 0; k < count; k++) {
                 const gmm__gtp_weight *x = &gtp->weights[weights[k]];
@@ -6211,8 +6212,8 @@ static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream strea
 static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm__gtp_bundle *b, const gmm_mat *source) {
     int32_t i;
     if ((source->dtype != GMM_F32 && source->dtype != GMM_BF16 && source->dtype != GMM_F16) || source->scaling)
-        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                         gmm_dtype_name(source->dtype));
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s, scaling %s: must be f32, bf16 or f16, and none",
+                         fn, b->name, gmm_dtype_name(source->dtype), gmm_scaling_name(source->scaling));
     if (!source->data == !source->table)
         return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
                          source->data ? "data and a table" : "neither data nor a table");

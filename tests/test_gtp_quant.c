@@ -1315,8 +1315,14 @@ static void errors(int arg) {
     GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[1]));
     GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_bundle(r->gtp, domain, id, 2, "b", &bundle), "amax of 'first'",
                 "1 values behind", NULL);
-    w.expert = 0;
     w.amax = amax + 1;
+    other.four_over_six = other.e4m3_256 = 1;
+    GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[3]));
+    twice[0] = id[0];
+    twice[1] = id[3];
+    GTP_REFUSED(r, GMM_E_CONFIG, gmm_gtp_add_bundle(r->gtp, domain, twice, 2, "b", &bundle), "has e4m3_256 1",
+                "'first' has 0", NULL);
+    w.expert = 0;
     w.format = NULL;
     w.name = "third";
     GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &id[2]));

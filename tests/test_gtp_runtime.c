@@ -1619,6 +1619,8 @@ static void huge_strides(int arg) {
         if (k == 6) from.group_stride = INT64_MAX / 16 + 1;
         if (k == 5 || k == 7) GTP_OK(r, gmm_gtp_submit(r->gtp, 0, &g, r->compute));
         else GTP_REFUSED(r, GMM_E_OVERFLOW, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "'experts'", "12 rows", NULL);
+        from.scaling = GMM_SCALING_TENSOR;
+        GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_submit(r->gtp, 0, &g, r->compute), "from is f32, scaling tensor", NULL);
     }
     finish();
     close_world();

@@ -364,8 +364,9 @@ GMMDEF gmm_status gmm_gtp_add_bundle(gmm_gtp *gtp, int32_t domain, const int32_t
                                  (long long)x->plan.padded_rows);
         }
         if (w->format.e4m3_256 != gtp->weights[weights[0]].format.e4m3_256)
-            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has not", fn, name,
-                             w->desc.name, (int)w->format.e4m3_256, gtp->weights[weights[0]].desc.name);
+            return gmm__fail(&gtp->error, GMM_E_CONFIG, "%s: '%s': '%s' has e4m3_256 %d, '%s' has %d", fn, name,
+                             w->desc.name, w->format.e4m3_256, gtp->weights[weights[0]].desc.name,
+                             gtp->weights[weights[0]].format.e4m3_256);
         if (w->shard.scaling == GMM_SCALING_NV16)
             for (k = 0; k < count; k++) {
                 const gmm__gtp_weight *x = &gtp->weights[weights[k]];

@@ -92,8 +92,8 @@ static gmm_status gmm__gtp_conversion_run(const void *argument, gmm_stream strea
 static gmm_status gmm__gtp_check_gradient(gmm_gtp *g, const char *fn, const gmm__gtp_bundle *b, const gmm_mat *source) {
     int32_t i;
     if ((source->dtype != GMM_F32 && source->dtype != GMM_BF16 && source->dtype != GMM_F16) || source->scaling)
-        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s: must be f32, bf16 or f16", fn, b->name,
-                         gmm_dtype_name(source->dtype));
+        return gmm__fail(&g->error, GMM_E_DTYPE, "%s: '%s': from is %s, scaling %s: must be f32, bf16 or f16, and none",
+                         fn, b->name, gmm_dtype_name(source->dtype), gmm_scaling_name(source->scaling));
     if (!source->data == !source->table)
         return gmm__fail(&g->error, GMM_E_NULL, "%s: '%s': from has %s", fn, b->name,
                          source->data ? "data and a table" : "neither data nor a table");

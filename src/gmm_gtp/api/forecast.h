@@ -21,8 +21,8 @@ typedef struct gmm_gtp_use {
     int32_t reserved;         /* 0 */
 } gmm_gtp_use;
 
-/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted; alignment, amaxes and workspaces are
-   not. */
+/* Bytes per rank, as a runtime takes them. Padding rows and scales are counted, also scales of padding rows that a
+   runtime leaves out (1X128, 128X128, NV16); alignment, amaxes and workspaces are not. */
 typedef struct gmm_gtp_memory {
     uint32_t struct_size;
     int32_t reserved;

@@ -715,8 +715,8 @@ GMMDEF gmm_status gmm_gtp_bind(gmm_gtp *gtp, int32_t domain, void *gather, size_
    are computed, such as those of backward after forward, or of forward after backward within a step. -1 = none, the
    default: use it before an optimizer step, whose new shards would make the gather useless. gmm_gtp_seal sizes slots by
    the calls made until then, the same on all ranks: a forward chain that follows itself, as in inference or while a
-   pipeline fills, takes count % (held + prefetch) more slots than held + prefetch. A first bundle that shares its slot
-   with a last one is not gathered ahead.
+   pipeline fills, takes count % (held + prefetch) more slots than held + prefetch, if it has as many bundles. A first
+   bundle that shares its slot with a last one is not gathered ahead.
    Errors: GMM_E_ARG, GMM_E_CAPTURE. */
 GMMDEF gmm_status gmm_gtp_follow(gmm_gtp *gtp, int32_t chain, int32_t next);
 

@@ -1554,6 +1554,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0, ready[GMM__GTP_MAX_TOGETHER];
     gmm__gtp_gather_cost cost;
+    char where[48]; /* names the stage in messages */
     int64_t sent = 0; /* at most, in all passes */
     int32_t i, n, pass;
     gmm_status s = GMM_OK;
@@ -1581,7 +1582,8 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         if (x.struct_size && x.struct_size != sizeof x)
             return gmm__fail(error, GMM_E_VERSION, "%s: stages[%d].struct_size is %u: must be 0 or %zu", fn, i,
                              x.struct_size, sizeof x);
-        if ((s = gmm__gtp_stage_cost(fn, &f, &x, &cost, error)) != GMM_OK) return s;
+        (void)snprintf(where, sizeof where, "%s: stages[%d]", fn, i);
+        if ((s = gmm__gtp_stage_cost(where, &f, &x, &cost, error)) != GMM_OK) return s;
         if (!gmm__gtp_add_product(&sent, cost.gathered[0], 1, 1) ||
             !gmm__gtp_add_product(&sent, cost.gathered[1], 1, 1) || !gmm__gtp_add_product(&sent, cost.reduced, 1, 1))
             return gmm__fail(error, GMM_E_OVERFLOW, "%s: the bytes that ranks send in %d stages do not fit 64 bits",

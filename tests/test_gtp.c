@@ -848,6 +848,8 @@ static void foresee(int arg) {
     x[1].struct_size = sizeof *x - 8;
     T_REFUSED_TEXT(GMM_E_VERSION, gmm_gtp_foresee(&f, x, &e), e.text, "stages[1].struct_size", NULL);
     x[1].struct_size = 0;
+    x[1].tokens = -1;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_foresee(&f, x, &e), e.text, "stages[1]: bundle is", "tokens -1", NULL);
     f.link_rate = 0;
     T_REFUSED_TEXT(GMM_E_ARG, gmm_gtp_foresee(&f, x, &e), e.text, "gmm_gtp_foresee", "link_rate 0", NULL);
     f.link_rate = 1;

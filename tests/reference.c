@@ -10,7 +10,7 @@ int64_t ref_bytes(gmm_dtype dtype) {
     switch (dtype) {
     case GMM_F32: case GMM_I32: return 4;
     case GMM_F16: case GMM_BF16: return 2;
-    case GMM_I64: return 8;
+    case GMM_I64: case GMM_F64: return 8;
     default: return 1;
     }
 }

@@ -4,7 +4,7 @@
 #include <string.h>
 
 static const gmm_dtype bytes_dtypes[] = { GMM_F32, GMM_F16, GMM_BF16, GMM_E4M3, GMM_E5M2, GMM_E8M0,
-                                          GMM_U8, GMM_I32, GMM_I64 };
+                                          GMM_U8, GMM_I32, GMM_I64, GMM_F64 };
 
 /* A buffer of random bytes that the library must not write. */
 static unsigned char *random_bytes(int64_t n, void **device) {
@@ -646,7 +646,7 @@ void tests_pad(void) {
     t_random(5);
     t_add_host(align_table, 0, "pad align sizes");
     t_add_host(decide_table, 0, "pad decision, all inputs");
-    for (int i = 0; i < 9; i++) {
+    for (int i = 0; i < (int)T_COUNT(bytes_dtypes); i++) {
         t_add(pad_round_trip, i, "pad and unpad %s", gmm_dtype_name(bytes_dtypes[i]));
         t_add(glu_blocks, i, "glu interleave %s", gmm_dtype_name(bytes_dtypes[i]));
     }

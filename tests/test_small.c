@@ -303,7 +303,7 @@ static void converts(int arg) {
 /* Conversion to the same dtype copies bytes unchanged, between matrices of different ld and alignment. */
 static void copies(int arg) {
     static const gmm_dtype dtypes[] = { GMM_F32, GMM_F16, GMM_BF16, GMM_E4M3, GMM_E5M2, GMM_E8M0,
-                                        GMM_U8, GMM_I32, GMM_I64 };
+                                        GMM_U8, GMM_I32, GMM_I64, GMM_F64 };
     static const int64_t shape[][4] = { { 1, 1, 0, 0 }, { 7, 48, 0, 0 }, { 6, 48, 16, 32 }, { 5, 13, 2, 0 },
                                         { 3, 1111, 1, 5 }, { 1, 70000, 0, 0 }, { 900, 17, 0, 15 }, { 0, 4, 0, 0 } };
     const gmm_dtype dtype = dtypes[arg];
@@ -408,7 +408,7 @@ void tests_small(void) {
         t_add(accumulate_order, i, "small accumulate order of addends %s", gmm_dtype_name(floats[i]));
         t_add(accumulate_many, i, "small accumulate hundreds of %s", gmm_dtype_name(floats[i]));
     }
-    for (int i = 0; i < 9; i++) t_add(copies, i, "small convert keeps bytes %d", i);
+    for (int i = 0; i < 10; i++) t_add(copies, i, "small convert keeps bytes %d", i);
     t_add(accumulate_errors, 0, "small accumulate errors");
     t_add(convert_errors, 0, "small convert errors");
 }

@@ -49,7 +49,8 @@ static GMM__UNUSED size_t gmm__round256(size_t bytes) {
 /* Sets of dtypes that an operand may have. */
 enum {
     GMM__FLOATS = 1 << GMM_F32 | 1 << GMM_F16 | 1 << GMM_BF16,
-    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 | 1 << GMM_I64
+    GMM__BYTES = GMM__FLOATS | 1 << GMM_E4M3 | 1 << GMM_E5M2 | 1 << GMM_E8M0 | 1 << GMM_U8 | 1 << GMM_I32 |
+                 1 << GMM_I64 | 1 << GMM_F64
 };
 
 #ifdef __CUDACC__

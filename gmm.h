@@ -5273,12 +5273,13 @@ typedef struct gmm__mlp_saved {
 /* Describes a part of a saved layout that has `*bytes` bytes so far, and returns its offset. */
 static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *name, gmm_dtype dtype, int64_t rows,
                               int64_t cols) {
+    const int64_t bits = gmm_dtype_bits(dtype); /* times elements they may not fit 64 bits, where the bytes do */
     p->name = name;
     p->dtype = dtype;
     p->rows = rows;
     p->cols = p->ld = cols;
     p->offset = *bytes;
-    p->bytes = rows * cols * gmm_dtype_bits(dtype) / 8;
+    p->bytes = bits < 8 ? rows * cols / 2 : rows * cols * (bits / 8);
     *bytes += (int64_t)gmm__round256((size_t)p->bytes);
     return p->offset;
 }

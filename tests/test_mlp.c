@@ -1194,6 +1194,27 @@ static void gather_refused(int arg) {
     T_CHECK(fault == GMM_FAULT_INDEX, "fault word %u", (unsigned)fault);
 }
 
+/* Bytes of `saved` of which there are fewer than 2^63, though the bits are more. */
+static void saved_bytes_of_many_rows(int arg) {
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_mat mat = gmm_mat_packed(GMM_F32, NULL);
+    gmm_mlp d = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    (void)arg;
+    if (T.engine != GMM_ENGINE_CPU) return; /* GPUs take fewer rows */
+    groups.count = 1;
+    groups.capacity = (int64_t)1 << 58;
+    groups.dtype = GMM_I32;
+    config.hidden = config.ffn = 1;
+    config.act.kind = GMM_ACT_RELU;
+    d.config = &config;
+    d.groups = &groups;
+    d.x = d.w1 = d.w2 = d.y = &mat;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &d, &info));
+    T_CHECK(info.saved_bytes == (size_t)1 << 60, "saved has %llu bytes", (unsigned long long)info.saved_bytes);
+}
+
 static void refused(int arg) {
     const mlp_spec s = usual(GMM_BF16);
     mlp_run r;
@@ -1503,6 +1524,7 @@ void tests_mlp(void) {
     t_add(all_empty, 0, "mlp all groups empty");
     t_add(all_empty, 1, "mlp no capacity");
     t_add(saved_nothing, 0, "mlp nothing saved");
+    t_add(saved_bytes_of_many_rows, 0, "mlp saved of many rows");
     t_add(refused, 0, "mlp bad input");
     t_add(bad_main_grad, 0, "mlp bad main_grad");
     t_add_host(decisions, 0, "mlp wgrad_decide");

@@ -2782,7 +2782,8 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
         return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
                            (const void *)m->table, (const void *)m->scale_table);
-    if (nv && !m->amax) return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+    if (nv && !m->amax && (rows > 0 || !(m->flags & (uint32_t)GMM_MAT_ROW_AMAX)))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
     if ((uintptr_t)m->amax % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
     if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
@@ -9629,7 +9630,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                 job.amax[k][u] = gmm_f32_from_bits(amax);
                 if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
             }
-        if (f->row_amax && copy[0]->dtype != GMM_NONE)
+        if (f->row_amax && copy[0]->amax) /* NULL without rows */
             memcpy(copy[0]->amax, job.row_amax, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
         if (job.col_amax) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);

@@ -313,6 +313,22 @@ static void infers(int arg) {
     same_rows("y", &trained, &c.y);
 }
 
+/* Without capacity nothing may be saved: backward stores zeros (argument: as of equals_steps). */
+static void no_capacity(int arg) {
+    const struct policy *policy = &policies[arg / REF_RECIPES];
+    const int64_t zeros[MLP_GROUPS] = { 0 };
+    mlp_case c;
+    build(&c, arg % REF_RECIPES, policy->save);
+    c.quant.backward_override = policy->override;
+    c.groups.splits = t_in(zeros, sizeof zeros);
+    c.groups.capacity = 0;
+    mlp_forward(&c.d);
+    mlp_want_gradients(&c);
+    T_OK(mlp_call(GMM_OP_MLP_BWD, &c.d));
+    t_bytes("dw1", t_mat_bits(&c.dw1), 0, (size_t)(MLP_GROUPS * c.dw1.rows * c.dw1.cols * 4));
+    t_bytes("dw2", t_mat_bits(&c.dw2), 0, (size_t)(MLP_GROUPS * c.dw2.rows * c.dw2.cols * 4));
+}
+
 /* Queued weight gradients have the bits of immediate ones (argument: as of equals_steps). */
 static void delayed_wgrad(int arg) {
     const struct policy *policy = &policies[arg / REF_RECIPES];
@@ -826,6 +842,7 @@ void tests_mlp_quant(void) {
         if (mlp_saves_copies(policies[i / REF_RECIPES].save) && !ref_recipe_of(i % REF_RECIPES).recipe.input.dtype)
             continue; /* refused */
         t_add(infers, i, "mlp recipe %s infers, %s", recipe, policy);
+        t_add(no_capacity, i, "mlp recipe %s no capacity, %s", recipe, policy);
         t_add(gathers, i, "mlp recipe %s gathered rows, %s", recipe, policy);
         t_add(overwrites_saved, i, "mlp recipe %s overwrites what is saved, %s", recipe, policy);
     }

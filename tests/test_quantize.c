@@ -193,7 +193,7 @@ static void build_destination(quant_run *r, int k, const gmm_layout *l) {
     r->copy[k] = gmm_mat_quantized(f, k ? GMM_COLUMNWISE : GMM_ROWWISE, t_alloc((size_t)w->data_bytes),
                                    c->loose && l->scale_dtype != GMM_F32 ? t_alloc_aligned((size_t)w->scale_bytes, 1)
                                                                          : t_alloc((size_t)w->scale_bytes), NULL);
-    if (w->amaxes || f->row_amax) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4); /* without rows too */
+    if (w->amaxes) r->copy[k].amax = (float *)t_alloc((size_t)w->amaxes * 4);
     r->copy[k].ld = ld == l->data_cols ? 0 : ld;
     r->copy[k].group_stride = c->grouped || ld == l->data_cols ? 0 : stride;
     if (f->delayed) { /* amaxes are updated by maximum */

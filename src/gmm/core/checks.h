@@ -362,7 +362,8 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
         return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
                            (const void *)m->table, (const void *)m->scale_table);
-    if (nv && !m->amax) return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+    if (nv && !m->amax && (rows > 0 || !(m->flags & (uint32_t)GMM_MAT_ROW_AMAX)))
+        return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
     if ((uintptr_t)m->amax % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
     if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))

@@ -328,7 +328,7 @@ static gmm_status gmm__cpu_launch_quantize(const gmm__plan *plan, gmm_stream str
                 job.amax[k][u] = gmm_f32_from_bits(amax);
                 if (global && copy[k]->dtype != GMM_NONE && copy[k]->amax) copy[k]->amax[u] = job.amax[k][u];
             }
-        if (f->row_amax && copy[0]->dtype != GMM_NONE)
+        if (f->row_amax && copy[0]->amax) /* NULL without rows */
             memcpy(copy[0]->amax, job.row_amax, (size_t)(gmm__grouped(call) ? live : job.units * call->rows) *
                    sizeof(float));
         if (job.col_amax) gmm__cpu_for(call->ctx, job.units * job.col_tiles, work, gmm__quant_column_amax, &job);

@@ -48,7 +48,8 @@ typedef struct gmm_config {
     gmm_space space;
     int32_t device;        /* CUDA ordinal; 0 for the CPU */
     int32_t threads;       /* CPU engine: maximum threads of a call, for which workspaces are sized; small calls use
-                              fewer, with the same bits. 0 = OpenMP's maximum. Without OpenMP calls use one thread */
+                              fewer, with the same bits. 0 = OpenMP's maximum; at most 4096. Without OpenMP calls
+                              use one thread */
     gmm_engine engine;     /* default of gmm_options.engine for this context */
     int32_t cpu_level;     /* CPU engine: vector instructions: 0 = the best of the processor; 1 none, 2 AVX2, 3
                               AVX-512 */
@@ -65,13 +66,13 @@ typedef struct gmm_config {
 
 /* Makes a context. `config` may be NULL: the CPU with all defaults. *out is NULL after a failure.
    Stream, graph: creates nothing on a stream; not while this thread captures. Captures of other threads go on, unless
-       config.engine or require_engine is CUBLASLT, which alone open cuBLASLt. To open and to close it waits for the
-       device, which ends captures of all threads.
-   Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version), GMM_E_ARG
-       (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or that has no kernels for
-       the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a device below compute
-       capability 8.0, or one that the required engine does not run on), GMM_E_UNSUPPORTED (an engine of the other
-       space), GMM_E_MEMORY, GMM_E_CUDA. */
+       config.engine or require_engine is CUBLASLT: such a context opens cuBLASLt, and gmm_destroy closes it. Both wait
+       for the device, which ends captures of all threads.
+   Errors: GMM_E_NULL (out), GMM_E_VERSION (the caller's header and the implementation differ in version; a larger
+       struct_size), GMM_E_ARG (field out of range), GMM_E_BUILD (CUDA in an implementation that a C compiler built, or
+       that has no kernels for the device; a required engine that is not in this build), GMM_E_DEVICE (no such device, a
+       device below compute capability 8.0, or one that the required engine does not run on; a cpu_level that the
+       processor lacks), GMM_E_UNSUPPORTED (an engine of the other space), GMM_E_MEMORY, GMM_E_CUDA. */
 GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint32_t version, gmm_error *error);
 static inline gmm_status gmm_create(gmm_context **out, const gmm_config *config, gmm_error *error) {
     return gmm__create(out, config, (uint32_t)GMM_VERSION_NUMBER, error);
@@ -84,7 +85,7 @@ typedef struct gmm_build {
     int32_t optimised;   /* 1: the host compiler optimised, and nvcc compiled without -G */
     int32_t openmp;      /* 1: with OpenMP */
     int32_t threads;     /* gmm_config.threads */
-    int32_t processors;  /* online processors of the host; 0 = unknown */
+    int32_t processors;  /* online processors of the host; 0 = unknown, or with OpenMP */
     int32_t capability;  /* GPU: 90 for compute capability 9.0 */
     int32_t sm90a;       /* GPU: 1: kernels for sm_90a are in the build */
     int32_t tensor_maps; /* GPU: 1: the driver has cuTensorMapEncodeTiled */

@@ -46,7 +46,10 @@
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
  *                 with that group alone. Different machines and engines may differ in the last bits. A query reports
  *                 the engine that serves a call.
- *     Memory      All memory is the caller's; operations allocate nothing. A query reports the bytes of the workspace,
+ *     Memory      All memory is the caller's; operations allocate nothing. Context memory is host memory in a CPU
+ *                 context and device memory in a GPU context. Descriptors are in host memory. Elements, splits, arrays,
+ *                 the fault word, workspaces and buffers are in context memory, unless a field says otherwise, and
+ *                 arrays and the fault word are aligned to their elements. A query reports the bytes of the workspace,
  *                 which is aligned to 256 bytes. Its contents are undefined before and after a call, and calls ordered
  *                 on one stream may share it.
  *     Overlap     Unless a function allows it, memory that a call writes (outputs, workspace, fault word) shares no
@@ -813,7 +816,7 @@ typedef struct gmm_route {
     int32_t topk;            /* 1 to E */
     gmm_score score;
     int32_t normalize;
-    float scale;             /* 0 = 1 */
+    float scale;             /* finite; 0 = 1 */
     const gmm_options *options;
     const gmm_mat *logits;
     const float *expert_bias;/* selection only; NULL = none */
@@ -877,8 +880,8 @@ typedef struct gmm_dense_route {
 } gmm_dense_route;
 
 /* Stream, graph: enqueued; capturable.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA; GMM_E_CONFIG (an operand
-       that the operation does not have). */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA;
+       GMM_E_CONFIG (an operand that the operation does not have). */
 GMMDEF gmm_status gmm_route_to_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
 GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
 
@@ -898,7 +901,7 @@ typedef struct gmm_expert_bias {
 } gmm_expert_bias;
 
 /* Stream, graph: enqueued; capturable.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA. */
 GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias *update, gmm_stream stream);
 
 /* -------------------------------------------------------------------------------------- 8 Permute, unpermute --- */
@@ -1432,9 +1435,9 @@ typedef struct gmm_work {
    Stream, graph: record, wait, copies, fills and run are enqueued and capturable; stream_sync on a capturing stream
                is GMM_E_CAPTURE and leaves the capture intact. Other functions do not take captured streams and events.
    Memory      Only the functions that create and destroy may allocate; on the CPU from the context's allocator.
-   Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
-               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA, with a message in gmm_last_error of the
-               context.
+   Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value outside 0 to 255, unknown flags, a stream that is not NULL on
+               the CPU), GMM_E_OVERFLOW, GMM_E_VERSION (work->struct_size), GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA,
+               with a message in gmm_last_error of the context.
    Threads     As the context; the table lives as long as the context does. */
 typedef struct gmm_runtime {
     uint32_t struct_size;

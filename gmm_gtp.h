@@ -552,10 +552,12 @@ typedef struct gmm_gtp_hooks {
 
 typedef struct gmm_gtp_config {
     uint32_t struct_size;
-    int32_t domains, weights, bundles, chains, graphs; /* maximum numbers of declarations; domains 0 = 1 */
+    int32_t domains, weights, bundles, chains, graphs; /* maximum numbers of declarations: at most 2^20 of each, and
+                                   4096 graphs; domains 0 = 1 */
     int32_t timeout_ms;         /* of a collective that has begun, see gmm_gtp_poll; 0 = 10000 */
     gmm_context *ctx;           /* for sums and quantization; with CPU ranks not shared with other code */
-    const gmm_runtime *runtime; /* copied; NULL = that of ctx */
+    const gmm_runtime *runtime; /* copied; NULL = that of ctx. It may lack stream_create, stream_destroy, stream_sync
+                                   and event_sync */
     gmm_gtp_hooks hooks;
 } gmm_gtp_config;
 
@@ -677,7 +679,8 @@ typedef struct gmm_gtp_statistics {
 } gmm_gtp_statistics;
 
 /* Bytes of the object for a configuration, and the object in memory aligned to 16 bytes.
-   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_WORKSPACE, GMM_E_ALIGN, GMM_E_OVERFLOW. */
+   Errors: GMM_E_NULL (also: a runtime that lacks a function), GMM_E_VERSION, GMM_E_ARG, GMM_E_CONFIG (ctx and runtime
+       are of two memory spaces), GMM_E_WORKSPACE, GMM_E_ALIGN. */
 GMMDEF gmm_status gmm_gtp_query(const gmm_gtp_config *config, size_t *bytes, gmm_error *error);
 GMMDEF gmm_status gmm_gtp_init(void *memory, size_t bytes, const gmm_gtp_config *config, gmm_gtp **out,
                                gmm_error *error);
@@ -816,7 +819,7 @@ GMMDEF gmm_status gmm_gtp_dry_run(gmm_gtp *gtp, int32_t on);
    gradients, and later gathers and reductions wait for the replay. Neither may be left out, and no other call is made
    between the two.
    Errors: GMM_E_STATE (nested; a view is held, or a gradient not submitted), GMM_E_CAPTURE (stream not capturing),
-       GMM_E_WORKSPACE (more graphs than configured), GMM_E_ARG, those of the runtime. */
+       GMM_E_WORKSPACE (more graphs than configured), GMM_E_NULL, GMM_E_ARG, those of the runtime. */
 GMMDEF gmm_status gmm_gtp_capture_begin(gmm_gtp *gtp, gmm_stream stream, int32_t *graph);
 GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);

@@ -237,8 +237,9 @@ typedef enum gmm_recipe_kind {
 /* -------------------------------------------------------------------------------------- 4 Operands and groups --- */
 
 /* Every descriptor that a call takes alone opens with struct_size: 0 means the size this header declares; a smaller
-   value is the size of an older version, whose missing fields read as 0; a larger one is GMM_E_VERSION. Those in arrays
-   have none, so that the arrays' elements have one size. Zeroed fields mean the default. */
+   value is the size of an older version (none has less than 8 bytes), whose missing fields read as 0; a larger one is
+   GMM_E_VERSION. Those in arrays have none, so that the arrays' elements have one size. Zeroed fields mean the
+   default. */
 
 enum {
     GMM_MAT_TABLE_ON_HOST = 1u, /* table and scale_table are host arrays; a captured graph freezes their contents */

@@ -46,7 +46,10 @@
  *                 group's rows: results are bitwise equal from run to run, for any thread count, and equal to the call
  *                 with that group alone. Different machines and engines may differ in the last bits. A query reports
  *                 the engine that serves a call.
- *     Memory      All memory is the caller's; operations allocate nothing. A query reports the bytes of the workspace,
+ *     Memory      All memory is the caller's; operations allocate nothing. Context memory is host memory in a CPU
+ *                 context and device memory in a GPU context. Descriptors are in host memory. Elements, splits, arrays,
+ *                 the fault word, workspaces and buffers are in context memory, unless a field says otherwise, and
+ *                 arrays and the fault word are aligned to their elements. A query reports the bytes of the workspace,
  *                 which is aligned to 256 bytes. Its contents are undefined before and after a call, and calls ordered
  *                 on one stream may share it.
  *     Overlap     Unless a function allows it, memory that a call writes (outputs, workspace, fault word) shares no

@@ -32,7 +32,7 @@ typedef struct gmm_route {
     int32_t topk;            /* 1 to E */
     gmm_score score;
     int32_t normalize;
-    float scale;             /* 0 = 1 */
+    float scale;             /* finite; 0 = 1 */
     const gmm_options *options;
     const gmm_mat *logits;
     const float *expert_bias;/* selection only; NULL = none */
@@ -96,8 +96,8 @@ typedef struct gmm_dense_route {
 } gmm_dense_route;
 
 /* Stream, graph: enqueued; capturable.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA; GMM_E_CONFIG (an operand
-       that the operation does not have). */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA;
+       GMM_E_CONFIG (an operand that the operation does not have). */
 GMMDEF gmm_status gmm_route_to_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
 GMMDEF gmm_status gmm_route_from_dense(gmm_context *ctx, const gmm_dense_route *dense, gmm_stream stream);
 
@@ -117,6 +117,6 @@ typedef struct gmm_expert_bias {
 } gmm_expert_bias;
 
 /* Stream, graph: enqueued; capturable.
-   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA. */
+   Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_ALIGN, GMM_E_OVERFLOW, GMM_E_VERSION, GMM_E_UNSUPPORTED, GMM_E_CUDA. */
 GMMDEF gmm_status gmm_update_expert_bias(gmm_context *ctx, const gmm_expert_bias *update, gmm_stream stream);
 

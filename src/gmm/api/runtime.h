@@ -33,9 +33,9 @@ typedef struct gmm_work {
    Stream, graph: record, wait, copies, fills and run are enqueued and capturable; stream_sync on a capturing stream
                is GMM_E_CAPTURE and leaves the capture intact. Other functions do not take captured streams and events.
    Memory      Only the functions that create and destroy may allocate; on the CPU from the context's allocator.
-   Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value above 255, unknown flags, a stream that is not NULL on the
-               CPU), GMM_E_OVERFLOW, GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA, with a message in gmm_last_error of the
-               context.
+   Errors: GMM_E_NULL, GMM_E_ARG (pitch below width, value outside 0 to 255, unknown flags, a stream that is not NULL on
+               the CPU), GMM_E_OVERFLOW, GMM_E_VERSION (work->struct_size), GMM_E_MEMORY, GMM_E_CAPTURE, GMM_E_CUDA,
+               with a message in gmm_last_error of the context.
    Threads     As the context; the table lives as long as the context does. */
 typedef struct gmm_runtime {
     uint32_t struct_size;

@@ -719,7 +719,8 @@ typedef struct gmm_saved_layout {
    Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
-/* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
+/* y of the MLP. Needs x, w1, w2, y, and b1, b2 and prob where the configuration has them; else these are NULL, and so
+   are db1, db2 and dprob (GMM_E_CONFIG).  Stream, graph: enqueued; capturable.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate, hooks.need), the status of hooks.need. */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);
@@ -1002,7 +1003,7 @@ GMMDEF gmm_status gmm_unpermute_bwd(gmm_context *ctx, const gmm_permute *permute
              that reads the rows permutes them in the workspace. The same holds for rows of dout in bwd that have the
              dtype of x and are not weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a
              queued weight gradient reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and
-             bwd reads them there: R hidden elements more memory for a shorter bwd.
+             bwd reads them there: R x hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -1021,8 +1022,8 @@ typedef struct gmm_moe {
     int32_t experts;          /* E >= 1: matrices of mlp.w1 and w2 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
     int64_t capacity;         /* R < 2^31: rows of all experts. Slots that do not fit are dropped, and set
-                                 GMM_FAULT_CAPACITY. 0 = as many as any routing needs: T topk, to which align adds at
-                                 most align - 1 rows per expert */
+                                 GMM_FAULT_CAPACITY. 0 = enough for any routing: T topk; with align, align - 1 more for
+                                 each expert that can have rows, rounded up to a multiple of align */
     int32_t topk;             /* >= 1 */
     int32_t align;            /* rows of zeros fill up those of each expert to a multiple of it; 0 = 1 */
     const gmm_options *options; /* of every operation */
@@ -1079,8 +1080,8 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
    With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones, of
-   x in saved and of dout in deferred.
+   or overwritten as gmm_mlp_bwd says. gmm_mlp_wgrad gathers rows of x and dout by slot_of, which is in saved; where
+   they were permuted, it reads the permuted rows of x in saved and those of dout in deferred.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,
@@ -1114,20 +1115,21 @@ typedef struct gmm_pad_in {
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
 
 /* Rounds every group up to `align` rows. Empty groups stay empty; new rows and their probabilities are zeros.
-   Shapes: src [T, cols] in the order of `groups`; dst [R, cols]; src_prob [T], dst_prob [R]; sizes [G].
-   dtypes: src and dst share any dtype of whole bytes.  Aliasing: none. */
+   Shapes: src [T, cols] in the order of `groups`; dst [R, cols]; src_prob [T], dst_prob [R]; sizes [G]. In unpad src is
+       [R, cols], dst [T, cols], src_prob [R] and dst_prob [T].
+   dtypes: src and dst share any dtype of whole bytes; probabilities fp32; sizes int32.  Aliasing: none. */
 typedef struct gmm_padding {
     uint32_t struct_size;
     int32_t align;            /* >= 1 */
     int64_t cols;             /* >= 1 */
-    int64_t padded_capacity;  /* R; at least T + G (align - 1) always suffices */
+    int64_t padded_capacity;  /* R >= 0; T + G (align - 1) always suffices. With sizes at most 2^31 - 1 */
     const gmm_groups *groups; /* the unpadded split; tail and fault apply to the destination */
     const gmm_options *options;
-    const gmm_mat *src;       /* pad: [T, cols]; unpad: [R, cols] */
-    const gmm_mat *dst;       /* pad: [R, cols]; unpad: [T, cols] */
+    const gmm_mat *src;
+    const gmm_mat *dst;
     const float *src_prob;
     float *dst_prob;          /* both or none */
-    int32_t *sizes;           /* pad: padded sizes; NULL = not wanted */
+    int32_t *sizes;           /* pad writes the padded sizes, unpad does not look at it; NULL = not wanted */
 } gmm_padding;
 
 /* Engine and workspace of GMM_OP_PAD or GMM_OP_UNPAD.  Stream, graph: none. Errors: as the operation. */
@@ -1242,7 +1244,8 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
     return m;
 }
 
-/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G] or [count];
+       db [G][cols]; skip one value.
    Gathered rows: with src_index, src is [index_rows, cols], and its row src_index[r] / index_div (rounded down) stands
        for row r, as gmm_linear.x_index says. db is that of the gathered rows. Needs groups; not for gmm_requantize.
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
@@ -1251,7 +1254,7 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
-    int64_t rows;             /* of each matrix; 0 with groups */
+    int64_t rows;             /* of each matrix, >= 1; 0 with groups */
     int64_t cols;             /* >= 1 */
     const gmm_groups *groups; /* NULL: fixed extents. tail applies to the elements of copies that are not padded */
     const gmm_options *options;
@@ -1319,9 +1322,9 @@ GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *trans
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
 typedef struct gmm_dequantization {
     uint32_t struct_size;
-    int32_t count;
+    int32_t count;            /* count, rows, cols and groups as in gmm_quantization */
     int64_t rows, cols;
-    const gmm_groups *groups;
+    const gmm_groups *groups; /* NULL: fixed extents. tail applies to dst */
     const gmm_options *options;
     gmm_direction direction;  /* of src */
     int32_t reserved;         /* 0 */

@@ -247,7 +247,8 @@ typedef struct gmm_saved_layout {
    Errors: as gmm_mlp_query; GMM_E_NULL (layout). */
 GMMDEF gmm_status gmm_mlp_saved_query(gmm_context *ctx, gmm_op op, const gmm_mlp *mlp, gmm_saved_layout *layout);
 
-/* y of the MLP. Needs x, w1, w2, y and what the configuration names.  Stream, graph: enqueued; capturable.
+/* y of the MLP. Needs x, w1, w2, y, and b1, b2 and prob where the configuration has them; else these are NULL, and so
+   are db1, db2 and dprob (GMM_E_CONFIG).  Stream, graph: enqueued; capturable.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (gmm_mlp_validate, hooks.need), the status of hooks.need. */
 GMMDEF gmm_status gmm_mlp_fwd(gmm_context *ctx, const gmm_mlp *mlp, void *workspace, size_t workspace_bytes,
                               gmm_stream stream);

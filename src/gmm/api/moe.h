@@ -16,7 +16,7 @@
              that reads the rows permutes them in the workspace. The same holds for rows of dout in bwd that have the
              dtype of x and are not weighted. Other rows of dout are permuted in the workspace, or in `deferred` where a
              queued weight gradient reads them. With save_rows 1 fwd permutes rows of x into saved on every engine, and
-             bwd reads them there: R hidden elements more memory for a shorter bwd.
+             bwd reads them there: R x hidden elements more memory for a shorter bwd.
    probs     config.prob 1: they weight FC2's input in the MLP. 0: they weight the rows that the combine adds. The
              gradient of probs then needs these rows, and `saved` holds them: T topk rows of hidden_out columns, which
              the other choice does not save. probs NULL without a route: the combine adds rows as they are, which is
@@ -35,8 +35,8 @@ typedef struct gmm_moe {
     int32_t experts;          /* E >= 1: matrices of mlp.w1 and w2 */
     int64_t tokens;           /* T >= 0; T topk < 2^31 */
     int64_t capacity;         /* R < 2^31: rows of all experts. Slots that do not fit are dropped, and set
-                                 GMM_FAULT_CAPACITY. 0 = as many as any routing needs: T topk, to which align adds at
-                                 most align - 1 rows per expert */
+                                 GMM_FAULT_CAPACITY. 0 = enough for any routing: T topk; with align, align - 1 more for
+                                 each expert that can have rows, rounded up to a multiple of align */
     int32_t topk;             /* >= 1 */
     int32_t align;            /* rows of zeros fill up those of each expert to a multiple of it; 0 = 1 */
     const gmm_options *options; /* of every operation */
@@ -93,8 +93,8 @@ GMMDEF gmm_status gmm_moe_fwd(gmm_context *ctx, const gmm_moe *moe, void *worksp
    With save_rows x is not read.
    Delayed weight gradients are recorded in mlp.queue, for gmm_mlp_wgrad. Until it has run, x, dout, saved, deferred,
    the matrices of dw1 and dw2, the fault word and the arrays of mlp.quant must remain unchanged. All else may be freed
-   or overwritten as gmm_mlp_bwd says: the queue reads rows of x and dout by slot_of in saved, or permuted ones, of
-   x in saved and of dout in deferred.
+   or overwritten as gmm_mlp_bwd says. gmm_mlp_wgrad gathers rows of x and dout by slot_of, which is in saved; where
+   they were permuted, it reads the permuted rows of x in saved and those of dout in deferred.
    Stream, graph: enqueued; capturable. A captured call fills the queue once, when it is captured; no replay does.
    Errors: as gmm_mlp_bwd and gmm_topk_bwd; GMM_E_CONFIG as gmm_moe_fwd. */
 GMMDEF gmm_status gmm_moe_bwd(gmm_context *ctx, const gmm_moe *moe, void *workspace, size_t workspace_bytes,

@@ -21,20 +21,21 @@ typedef struct gmm_pad_in {
 GMMDEF gmm_status gmm_pad_decide(const gmm_pad_in *in, int32_t *align, gmm_error *error);
 
 /* Rounds every group up to `align` rows. Empty groups stay empty; new rows and their probabilities are zeros.
-   Shapes: src [T, cols] in the order of `groups`; dst [R, cols]; src_prob [T], dst_prob [R]; sizes [G].
-   dtypes: src and dst share any dtype of whole bytes.  Aliasing: none. */
+   Shapes: src [T, cols] in the order of `groups`; dst [R, cols]; src_prob [T], dst_prob [R]; sizes [G]. In unpad src is
+       [R, cols], dst [T, cols], src_prob [R] and dst_prob [T].
+   dtypes: src and dst share any dtype of whole bytes; probabilities fp32; sizes int32.  Aliasing: none. */
 typedef struct gmm_padding {
     uint32_t struct_size;
     int32_t align;            /* >= 1 */
     int64_t cols;             /* >= 1 */
-    int64_t padded_capacity;  /* R; at least T + G (align - 1) always suffices */
+    int64_t padded_capacity;  /* R >= 0; T + G (align - 1) always suffices. With sizes at most 2^31 - 1 */
     const gmm_groups *groups; /* the unpadded split; tail and fault apply to the destination */
     const gmm_options *options;
-    const gmm_mat *src;       /* pad: [T, cols]; unpad: [R, cols] */
-    const gmm_mat *dst;       /* pad: [R, cols]; unpad: [T, cols] */
+    const gmm_mat *src;
+    const gmm_mat *dst;
     const float *src_prob;
     float *dst_prob;          /* both or none */
-    int32_t *sizes;           /* pad: padded sizes; NULL = not wanted */
+    int32_t *sizes;           /* pad writes the padded sizes, unpad does not look at it; NULL = not wanted */
 } gmm_padding;
 
 /* Engine and workspace of GMM_OP_PAD or GMM_OP_UNPAD.  Stream, graph: none. Errors: as the operation. */

@@ -23,7 +23,8 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
     return m;
 }
 
-/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G]; db [G][cols].
+/* Shapes: src [T, cols] or count x [rows, cols]; copies as laid out by gmm_quant.h section 6; scale [G] or [count];
+       db [G][cols]; skip one value.
    Gathered rows: with src_index, src is [index_rows, cols], and its row src_index[r] / index_div (rounded down) stands
        for row r, as gmm_linear.x_index says. db is that of the gathered rows. Needs groups; not for gmm_requantize.
    dtypes: src F32, F16 or BF16 (Hadamard: BF16), for gmm_requantize any quantized ROWWISE copy; copies as `format`.
@@ -32,7 +33,7 @@ static inline gmm_mat gmm_mat_quantized(const gmm_format *format, gmm_direction 
 typedef struct gmm_quantization {
     uint32_t struct_size;
     int32_t count;            /* matrices, >= 1; 0 with groups */
-    int64_t rows;             /* of each matrix; 0 with groups */
+    int64_t rows;             /* of each matrix, >= 1; 0 with groups */
     int64_t cols;             /* >= 1 */
     const gmm_groups *groups; /* NULL: fixed extents. tail applies to the elements of copies that are not padded */
     const gmm_options *options;
@@ -100,9 +101,9 @@ GMMDEF gmm_status gmm_transpose(gmm_context *ctx, const gmm_transposition *trans
    Shapes: dst [T, cols] or count x [rows, cols].  dtypes: dst F32, F16 or BF16.  Aliasing: none. */
 typedef struct gmm_dequantization {
     uint32_t struct_size;
-    int32_t count;
+    int32_t count;            /* count, rows, cols and groups as in gmm_quantization */
     int64_t rows, cols;
-    const gmm_groups *groups;
+    const gmm_groups *groups; /* NULL: fixed extents. tail applies to dst */
     const gmm_options *options;
     gmm_direction direction;  /* of src */
     int32_t reserved;         /* 0 */

@@ -287,9 +287,9 @@ typedef struct gmm_options {
 typedef struct gmm_info {
     uint32_t struct_size;
     gmm_engine engine;       /* serves the call. An address that the query leaves NULL is assumed to be a multiple of 16
-                                bytes; where the engine depends on that, the note says so. A call with other addresses
-                                is then served by another engine under AUTO, in at most workspace_bytes, and refused
-                                where the engine was demanded or no other has the operation */
+                                bytes; where the engine depends on that, the note says so. Under AUTO another engine
+                                then serves a call with other addresses, in at most workspace_bytes; where the engine
+                                was demanded, or no other has the operation, such a call is refused */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP, layer: gmm_mlp.saved, gmm_moe.saved */
     size_t deferred_bytes;   /* MLP, layer: gmm_mlp.deferred, gmm_moe.deferred */
@@ -345,8 +345,8 @@ typedef struct gmm_grad {
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
        TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32 multiplies MX32, and NV16 NV16; a w
        of MX32 or NV16 also multiplies floats. An element of MX32 or NV16 is the exact product of code and scale; MX32
-       is Inf from 2^128 on (on GPUs it is BF16, to whose grid values below 2^-126 are rounded). fp32 scales of blocks
-       multiply the sum of each 128 elements along the contraction, other scales the whole sum. K and N must be
+       is Inf from 2^128 on, and GPUs round its values below 2^-126 to BF16. fp32 scales of blocks multiply the sum of
+       each 128 elements along the contraction, other scales the whole sum. K and N must be
        multiples of gmm_info.in_align and out_align.
        Range: where the result is finite and normal, scales may be any finite numbers, whatever their products with one
        another and with alpha are, with two exceptions: the product of the scales of a block of x or dy and a block of
@@ -355,7 +355,7 @@ typedef struct gmm_grad {
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
    stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales. CUBLASLT is
-    excepted where splits are on the host: its algorithm depends on the rows of the group.
+   excepted where splits are on the host: its algorithm depends on the rows of the group.
    CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
        mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
        and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha
@@ -552,24 +552,24 @@ typedef enum gmm_param {
 } gmm_param;
 
 /* Callbacks, each NULL = none, called on the calling thread with the stream of the call.
-   `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where groups are empty,
-   FC2's before FC1's, when the work that completes the gradient has been enqueued on `stream`, and before later work
-   is: FC2's weight gradient is complete before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or,
-   delayed, in gmm_mlp_wgrad. Not called while capturing.
-   `need` is called before a product that reads a weight is enqueued, behind all work before the product, for weights
-   that are made available late (gathered over ranks, copied from host memory). fwd calls it for w1, then w2, with `op`
-   GMM_OP_LINEAR_FWD; bwd for w1 with GMM_OP_LINEAR_FWD if FC1 runs again, for w2, then w1 with GMM_OP_LINEAR_DGRAD, for
-   those of these products that run. Where the product multiplies a copy that was cast before (in bwd with a weight
-   cache, or for FC1's second run), the matrix is not read, and `need` not called.
+   `ready` is called once per micro-batch for every parameter whose gradient is wanted, even if groups are empty. It is
+   called as soon as the work that completes the gradient has been enqueued on `stream`: FC2's before FC1's, and FC2's
+   weight gradient before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or, delayed, in
+   gmm_mlp_wgrad. Not called while capturing.
+   `need` is for weights that are made available late (gathered over ranks, copied from host memory). It is called just
+   before a product that reads a weight is enqueued. fwd calls it for w1, then w2, with `op` GMM_OP_LINEAR_FWD; bwd for
+   w1 with GMM_OP_LINEAR_FWD if FC1 runs again, then for w2 and w1 with GMM_OP_LINEAR_DGRAD, if these products run.
+   Where a product multiplies a copy that was cast before (in bwd with a weight cache, or for FC1's second run), the
+   matrix is not read, and `need` not called.
    It may enqueue work on `stream`, such as a wait, and set the matrix that gmm_mlp.w1 or w2 points to. With `need`, the
-   weights' addresses (data, table, scale, scale_table, amax) are read behind it, not before, and may be NULL when the
-   call or query begins; so may entries of tables. data or table, group_stride and GMM_MAT_TABLE_ON_HOST may be chosen
-   late. All other fields, also those of the copy in `columnwise` that bwd reads, are read at the beginning and must
-   remain: dtype, scaling, scale_order, hadamard, other flags, ld. Where ld is a multiple of 16 bytes, so must be the
-   matrices' addresses, as a query assumes. What breaks this, or overlaps memory that the call writes, is refused, with
-   GMM_E_CONFIG, GMM_E_ALIGN or as when it is given at the beginning.
-   A status other than GMM_OK ends the call with this status; gmm_last_error names it. After a refusal behind the
-   beginning, the work before it has been enqueued, outputs are undefined, and bwd has queued nothing.
+   weights' addresses (data, table, scale, scale_table, amax) are read after it was called, not before, and may be NULL
+   when the call or query begins; so may entries of tables. It may also choose between data and table, and set
+   group_stride and GMM_MAT_TABLE_ON_HOST. All other fields are read when the call begins and must remain, also those of
+   the copy in `columnwise` that bwd reads: dtype, scaling, scale_order, hadamard, other flags, ld (else GMM_E_CONFIG).
+   Where ld is a multiple of 16 bytes, the matrices' addresses and group_stride must be so too, since a query assumes it
+   (else GMM_E_ALIGN). Other errors are those of a weight that is given when the call begins.
+   A status of `need` other than GMM_OK ends the call with this status; gmm_last_error names it. When `need`, or what it
+   has set, ends a call, earlier work has been enqueued, outputs are undefined, and bwd has queued nothing.
    `need` is called while capturing too: what it enqueues becomes part of the graph, and the graph reads the addresses
    that it sets. No replay calls it. */
 typedef struct gmm_grad_hooks {
@@ -804,7 +804,8 @@ typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE
    Sinkhorn's iteration balances x[t][e] = exp(logits[t][e] - max_e logits[t][e]) by multipliers of rows and columns,
    from b[e] = 1 on: a[t] = 1 / (T (sum_e b[e] x[t][e] + 1e-8)), then b[e] = 1 / (E (sum_t a[t] x[t][e] + 1e-8)). It
    ends when the mean of |change of b[e]| is at most the tolerance, or after `sinkhorn` iterations; v = b x. Tokens with
-   NaN are left out of the sums. On a GPU an iteration is three to five launches, also of those behind its end.
+   NaN are left out of the sums. A GPU launches all `sinkhorn` iterations, with three to five kernels each; those that
+   follow the end change nothing.
    Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts, total_counts [E];
        sequence_counts [B, E]; offsets [E + 1]; padding [T]; T topk < 2^31. Where all scores of a denominator are 0, the
        quotient is 0; so are losses without tokens.

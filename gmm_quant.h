@@ -261,8 +261,9 @@ typedef struct gmm_mat {
     gmm_scale_order scale_order; /* of scale */
     uint32_t flags;              /* GMM_MAT_* */
     int32_t hadamard;            /* columnwise NV16: 0 = as it is, else transformed: gmm_format.hadamard */
-    int64_t ld;                  /* elements from row to row; 0 = columns. Of a copy rows and columns are those stored
-                                    (gmm_layout): a transposed copy of groups has gmm_padded_capacity columns */
+    int64_t ld;                  /* elements from row to row; 0 = columns. Rows and columns of a quantized copy are
+                                    those that it stores (gmm_layout): a transposed copy of groups has
+                                    gmm_padded_capacity columns */
     int64_t group_stride;        /* packed, per group: elements from group to group; 0 = rows * ld */
     void *data;                  /* packed elements */
     void *const *table;          /* [groups] addresses of elements */

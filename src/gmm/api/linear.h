@@ -28,8 +28,8 @@ typedef struct gmm_grad {
        and w, dgrad dy and w.columnwise, wgrad x.columnwise and dy.columnwise (wgrad reads no other field of x and dy).
        TENSOR and ROW multiply one another; 1X128 multiplies 1X128 and 128X128; MX32 multiplies MX32, and NV16 NV16; a w
        of MX32 or NV16 also multiplies floats. An element of MX32 or NV16 is the exact product of code and scale; MX32
-       is Inf from 2^128 on (on GPUs it is BF16, to whose grid values below 2^-126 are rounded). fp32 scales of blocks
-       multiply the sum of each 128 elements along the contraction, other scales the whole sum. K and N must be
+       is Inf from 2^128 on, and GPUs round its values below 2^-126 to BF16. fp32 scales of blocks multiply the sum of
+       each 128 elements along the contraction, other scales the whole sum. K and N must be
        multiples of gmm_info.in_align and out_align.
        Range: where the result is finite and normal, scales may be any finite numbers, whatever their products with one
        another and with alpha are, with two exceptions: the product of the scales of a block of x or dy and a block of
@@ -38,7 +38,7 @@ typedef struct gmm_grad {
        library's order.
    Batch invariance: on one engine a row of y or dx has the same bits however many rows its group has, and wherever it
    stands among them. Where a recipe scales a tensor as a whole, that holds for equal codes and scales. CUBLASLT is
-    excepted where splits are on the host: its algorithm depends on the rows of the group.
+   excepted where splits are on the host: its algorithm depends on the rows of the group.
    CUBLASLT: splits on the host make a product of the library per group. Splits in device memory make one of its grouped
        mode, if the library at run time is cuBLASLt 13.8 (CUDA 13.4 Update 1) or later, on compute capability 9.0: F16
        and BF16, K and N multiples of 8, matrices and rows at multiples of 16 bytes, tables on the host, no bias, alpha

@@ -80,24 +80,24 @@ typedef enum gmm_param {
 } gmm_param;
 
 /* Callbacks, each NULL = none, called on the calling thread with the stream of the call.
-   `ready` is called once per micro-batch for every parameter whose gradient is wanted, also where groups are empty,
-   FC2's before FC1's, when the work that completes the gradient has been enqueued on `stream`, and before later work
-   is: FC2's weight gradient is complete before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or,
-   delayed, in gmm_mlp_wgrad. Not called while capturing.
-   `need` is called before a product that reads a weight is enqueued, behind all work before the product, for weights
-   that are made available late (gathered over ranks, copied from host memory). fwd calls it for w1, then w2, with `op`
-   GMM_OP_LINEAR_FWD; bwd for w1 with GMM_OP_LINEAR_FWD if FC1 runs again, for w2, then w1 with GMM_OP_LINEAR_DGRAD, for
-   those of these products that run. Where the product multiplies a copy that was cast before (in bwd with a weight
-   cache, or for FC1's second run), the matrix is not read, and `need` not called.
+   `ready` is called once per micro-batch for every parameter whose gradient is wanted, even if groups are empty. It is
+   called as soon as the work that completes the gradient has been enqueued on `stream`: FC2's before FC1's, and FC2's
+   weight gradient before FC1's backward is enqueued. Biases complete in bwd; weights in bwd or, delayed, in
+   gmm_mlp_wgrad. Not called while capturing.
+   `need` is for weights that are made available late (gathered over ranks, copied from host memory). It is called just
+   before a product that reads a weight is enqueued. fwd calls it for w1, then w2, with `op` GMM_OP_LINEAR_FWD; bwd for
+   w1 with GMM_OP_LINEAR_FWD if FC1 runs again, then for w2 and w1 with GMM_OP_LINEAR_DGRAD, if these products run.
+   Where a product multiplies a copy that was cast before (in bwd with a weight cache, or for FC1's second run), the
+   matrix is not read, and `need` not called.
    It may enqueue work on `stream`, such as a wait, and set the matrix that gmm_mlp.w1 or w2 points to. With `need`, the
-   weights' addresses (data, table, scale, scale_table, amax) are read behind it, not before, and may be NULL when the
-   call or query begins; so may entries of tables. data or table, group_stride and GMM_MAT_TABLE_ON_HOST may be chosen
-   late. All other fields, also those of the copy in `columnwise` that bwd reads, are read at the beginning and must
-   remain: dtype, scaling, scale_order, hadamard, other flags, ld. Where ld is a multiple of 16 bytes, so must be the
-   matrices' addresses, as a query assumes. What breaks this, or overlaps memory that the call writes, is refused, with
-   GMM_E_CONFIG, GMM_E_ALIGN or as when it is given at the beginning.
-   A status other than GMM_OK ends the call with this status; gmm_last_error names it. After a refusal behind the
-   beginning, the work before it has been enqueued, outputs are undefined, and bwd has queued nothing.
+   weights' addresses (data, table, scale, scale_table, amax) are read after it was called, not before, and may be NULL
+   when the call or query begins; so may entries of tables. It may also choose between data and table, and set
+   group_stride and GMM_MAT_TABLE_ON_HOST. All other fields are read when the call begins and must remain, also those of
+   the copy in `columnwise` that bwd reads: dtype, scaling, scale_order, hadamard, other flags, ld (else GMM_E_CONFIG).
+   Where ld is a multiple of 16 bytes, the matrices' addresses and group_stride must be so too, since a query assumes it
+   (else GMM_E_ALIGN). Other errors are those of a weight that is given when the call begins.
+   A status of `need` other than GMM_OK ends the call with this status; gmm_last_error names it. When `need`, or what it
+   has set, ends a call, earlier work has been enqueued, outputs are undefined, and bwd has queued nothing.
    `need` is called while capturing too: what it enqueues becomes part of the graph, and the graph reads the addresses
    that it sets. No replay calls it. */
 typedef struct gmm_grad_hooks {

@@ -87,9 +87,9 @@ typedef struct gmm_options {
 typedef struct gmm_info {
     uint32_t struct_size;
     gmm_engine engine;       /* serves the call. An address that the query leaves NULL is assumed to be a multiple of 16
-                                bytes; where the engine depends on that, the note says so. A call with other addresses
-                                is then served by another engine under AUTO, in at most workspace_bytes, and refused
-                                where the engine was demanded or no other has the operation */
+                                bytes; where the engine depends on that, the note says so. Under AUTO another engine
+                                then serves a call with other addresses, in at most workspace_bytes; where the engine
+                                was demanded, or no other has the operation, such a call is refused */
     size_t workspace_bytes;
     size_t saved_bytes;      /* MLP, layer: gmm_mlp.saved, gmm_moe.saved */
     size_t deferred_bytes;   /* MLP, layer: gmm_mlp.deferred, gmm_moe.deferred */

@@ -19,7 +19,8 @@ typedef enum gmm_score { GMM_SCORE_SOFTMAX = 0, GMM_SCORE_SIGMOID = 1, GMM_SCORE
    Sinkhorn's iteration balances x[t][e] = exp(logits[t][e] - max_e logits[t][e]) by multipliers of rows and columns,
    from b[e] = 1 on: a[t] = 1 / (T (sum_e b[e] x[t][e] + 1e-8)), then b[e] = 1 / (E (sum_t a[t] x[t][e] + 1e-8)). It
    ends when the mean of |change of b[e]| is at most the tolerance, or after `sinkhorn` iterations; v = b x. Tokens with
-   NaN are left out of the sums. On a GPU an iteration is three to five launches, also of those behind its end.
+   NaN are left out of the sums. A GPU launches all `sinkhorn` iterations, with three to five kernels each; those that
+   follow the end change nothing.
    Shapes: logits, dlogits [T, E]; expert_bias [E]; indices, probs, dprobs [T, topk]; counts, total_counts [E];
        sequence_counts [B, E]; offsets [E + 1]; padding [T]; T topk < 2^31. Where all scores of a denominator are 0, the
        quotient is 0; so are losses without tokens.

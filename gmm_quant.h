@@ -400,7 +400,8 @@ GMM__HD float gmm_f16_to_f32(uint16_t h) {
 /* The small formats: E4M3 and E5M2 as bytes, E2M1 as a nibble (0 to 15), E8M0 as a byte. fp32 is rounded to nearest
    even and saturates at the largest finite value; a NaN becomes 0x7F (E2M1, which has none: +6) and loses its sign.
    The _nosat forms give NaN (E4M3) or infinity (E5M2) where the others saturate.
-   E8M0 holds powers of two from 2^-127: the smallest one >= |x|; Inf saturates to 2^127, NaN is 0xFF. */
+   E8M0 holds powers of two from 2^-127 to 2^127: the smallest one >= |x|. What exceeds 2^127 saturates to it, or with
+   _nosat becomes NaN, 0xFF, as a NaN does. */
 GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t min_exponent, uint32_t sign_bit,
                                    uint32_t largest, uint32_t overflow, uint32_t nan) {
     const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu;
@@ -441,7 +442,7 @@ GMM__HD float gmm_e2m1_to_f32(uint8_t code) {
     const uint32_t a = code & 7u, sign = (code & 8u) << 28;
     return gmm_f32_from_bits(sign | (a == 0u ? 0u : a == 1u ? 0x3F000000u : (a << 22) + (126u << 23)));
 }
-/* Element of a dtype of 8 or 4 bits from its code, and back. */
+/* Element of E4M3, E5M2 or E2M1 from its code, and back. */
 GMM__HD float gmm_decode_small(gmm_dtype dtype, uint8_t code) {
     return dtype == GMM_E4M3 ? gmm_e4m3_to_f32(code) : dtype == GMM_E5M2 ? gmm_e5m2_to_f32(code)
                                                                          : gmm_e2m1_to_f32(code);
@@ -588,7 +589,7 @@ GMM__HD int64_t gmm_scale_base(gmm_scaling scaling, gmm_direction direction, int
 }
 
 /* Storage of a copy of activations: `capacity` rows of `cols` columns, split over `groups` groups, at its largest.
-   data_cols is the least leading dimension of the elements; scale_rows and scale_cols are not set.
+   data_cols is the least leading dimension of the elements; scale_rows and scale_cols are 0.
    Errors: as gmm_layout_of, which takes the same arguments; GMM_E_DTYPE (128X128), GMM_E_ARG (groups below 1). */
 GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
                                        gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,
@@ -1049,8 +1050,9 @@ typedef enum gmm_gate {
 /* X(name, value, lower-case name, gate, gated, alpha, betas). The last three are 1 where the activation is gated, takes
    gmm_act.alpha, and takes beta1 and beta2. A gated activation reads two values a (gate) and b (linear) per output:
        y = F(a') (U(b') + offset),  a' = min(a, limit),  b' = clamp(b, -limit, limit)
-   and an ungated one y = F(a'). U is the identity but for SiTU-GLU, where it is beta2 tanh(b' / beta2). A new
-   activation is a row here and, if its F is new, a gate with its formula in gmm_act_point. */
+   and an ungated one y = F(a'). F of GMM_ACT_NONE is the identity; so is U, but for SiTU-GLU, where it is
+   beta2 tanh(b' / beta2). A new activation is a row here and, if its F is new, a gate with its formula in
+   gmm_act_point. */
 #define GMM_ACT_LIST(X) \
     X(GMM_ACT_NONE, 0, none, GMM_GATE_MAX, 0, 0, 0) \
     X(GMM_ACT_RELU, 1, relu, GMM_GATE_RELU, 0, 0, 0) \
@@ -1081,8 +1083,8 @@ typedef struct gmm_act {
     gmm_act_kind kind;
     int32_t interleave; /* gated: pre-activation columns are [a:B | b:B | a:B ...]; 0 = halves [a | b]. Divides ffn */
     float limit;        /* 0 = no clamp; else finite > 0. A NaN stays a NaN. Its gradient is 1 at the limit, 0 beyond */
-    float alpha;        /* slope inside the sigmoid or Phi; 0 = 1. Only gates that have one take another value */
-    float offset;       /* added to the linear part; gated only */
+    float alpha;        /* finite slope inside the sigmoid or Phi; 0 = 1. Only gates that have one take another value */
+    float offset;       /* finite, added to the linear part; gated only */
     float beta1, beta2; /* SiTU: 0 = 4 and 25; else finite > 0 */
     uint32_t reserved[8]; /* 0; later settings go here, so that structures may hold a gmm_act by value */
 } gmm_act;

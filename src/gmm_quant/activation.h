@@ -131,8 +131,9 @@ typedef enum gmm_gate {
 /* X(name, value, lower-case name, gate, gated, alpha, betas). The last three are 1 where the activation is gated, takes
    gmm_act.alpha, and takes beta1 and beta2. A gated activation reads two values a (gate) and b (linear) per output:
        y = F(a') (U(b') + offset),  a' = min(a, limit),  b' = clamp(b, -limit, limit)
-   and an ungated one y = F(a'). U is the identity but for SiTU-GLU, where it is beta2 tanh(b' / beta2). A new
-   activation is a row here and, if its F is new, a gate with its formula in gmm_act_point. */
+   and an ungated one y = F(a'). F of GMM_ACT_NONE is the identity; so is U, but for SiTU-GLU, where it is
+   beta2 tanh(b' / beta2). A new activation is a row here and, if its F is new, a gate with its formula in
+   gmm_act_point. */
 #define GMM_ACT_LIST(X) \
     X(GMM_ACT_NONE, 0, none, GMM_GATE_MAX, 0, 0, 0) \
     X(GMM_ACT_RELU, 1, relu, GMM_GATE_RELU, 0, 0, 0) \
@@ -163,8 +164,8 @@ typedef struct gmm_act {
     gmm_act_kind kind;
     int32_t interleave; /* gated: pre-activation columns are [a:B | b:B | a:B ...]; 0 = halves [a | b]. Divides ffn */
     float limit;        /* 0 = no clamp; else finite > 0. A NaN stays a NaN. Its gradient is 1 at the limit, 0 beyond */
-    float alpha;        /* slope inside the sigmoid or Phi; 0 = 1. Only gates that have one take another value */
-    float offset;       /* added to the linear part; gated only */
+    float alpha;        /* finite slope inside the sigmoid or Phi; 0 = 1. Only gates that have one take another value */
+    float offset;       /* finite, added to the linear part; gated only */
     float beta1, beta2; /* SiTU: 0 = 4 and 25; else finite > 0 */
     uint32_t reserved[8]; /* 0; later settings go here, so that structures may hold a gmm_act by value */
 } gmm_act;

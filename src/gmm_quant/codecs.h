@@ -48,7 +48,8 @@ GMM__HD float gmm_f16_to_f32(uint16_t h) {
 /* The small formats: E4M3 and E5M2 as bytes, E2M1 as a nibble (0 to 15), E8M0 as a byte. fp32 is rounded to nearest
    even and saturates at the largest finite value; a NaN becomes 0x7F (E2M1, which has none: +6) and loses its sign.
    The _nosat forms give NaN (E4M3) or infinity (E5M2) where the others saturate.
-   E8M0 holds powers of two from 2^-127: the smallest one >= |x|; Inf saturates to 2^127, NaN is 0xFF. */
+   E8M0 holds powers of two from 2^-127 to 2^127: the smallest one >= |x|. What exceeds 2^127 saturates to it, or with
+   _nosat becomes NaN, 0xFF, as a NaN does. */
 GMM__HD uint32_t gmm__encode_small(float x, uint32_t mantissa, uint32_t min_exponent, uint32_t sign_bit,
                                    uint32_t largest, uint32_t overflow, uint32_t nan) {
     const uint32_t u = gmm_f32_bits(x), a = u & 0x7FFFFFFFu;
@@ -89,7 +90,7 @@ GMM__HD float gmm_e2m1_to_f32(uint8_t code) {
     const uint32_t a = code & 7u, sign = (code & 8u) << 28;
     return gmm_f32_from_bits(sign | (a == 0u ? 0u : a == 1u ? 0x3F000000u : (a << 22) + (126u << 23)));
 }
-/* Element of a dtype of 8 or 4 bits from its code, and back. */
+/* Element of E4M3, E5M2 or E2M1 from its code, and back. */
 GMM__HD float gmm_decode_small(gmm_dtype dtype, uint8_t code) {
     return dtype == GMM_E4M3 ? gmm_e4m3_to_f32(code) : dtype == GMM_E5M2 ? gmm_e5m2_to_f32(code)
                                                                          : gmm_e2m1_to_f32(code);

@@ -102,7 +102,7 @@ GMM__HD int64_t gmm_scale_base(gmm_scaling scaling, gmm_direction direction, int
 }
 
 /* Storage of a copy of activations: `capacity` rows of `cols` columns, split over `groups` groups, at its largest.
-   data_cols is the least leading dimension of the elements; scale_rows and scale_cols are not set.
+   data_cols is the least leading dimension of the elements; scale_rows and scale_cols are 0.
    Errors: as gmm_layout_of, which takes the same arguments; GMM_E_DTYPE (128X128), GMM_E_ARG (groups below 1). */
 GMMDEF gmm_status gmm_layout_of_groups(gmm_dtype dtype, gmm_scaling scaling, gmm_scale_order order,
                                        gmm_direction direction, int32_t groups, int64_t capacity, int64_t cols,

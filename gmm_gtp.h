@@ -121,9 +121,10 @@ typedef struct gmm_shard_plan {
 /* Plans one shard. *plan is written on success only.
    Errors: GMM_E_NULL (shard, plan), GMM_E_VERSION, GMM_E_DTYPE (format not sharded, or dtype and scaling do not go
        together), GMM_E_OVERFLOW; GMM_E_ARG: rows or cols below 1, a rank outside its size, a section below 1, section
-       rows that do not add up, rows (of every section) or cols that tp_size does not divide, odd local cols of a
-       4-bit format, odd local rows of NV16; GMM_E_CONFIG: a unit that cuts the format's blocks, unpadded rows that
-       gtp_size does not divide (rows would be lost) or that cut blocks, a TP slice that breaks tp_multiple. */
+       rows that do not add up, sections without section_rows or the reverse, rows (of every section) or cols that
+       tp_size does not divide, odd local cols of a 4-bit format, odd local rows of NV16, a unit below -1;
+       GMM_E_CONFIG: a unit that cuts the format's blocks, unpadded rows that gtp_size does not divide (rows would be
+       lost) or that cut blocks, a TP slice that breaks tp_multiple. */
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error);
 
 /* ------------------------------------------------------------------------------------------------ 2 Extents --- */
@@ -379,8 +380,8 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 /* Frees it with all streams and communicators; events and graphs must have been destroyed. NULL is allowed. */
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
-/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
-   included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
+/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. A rank has at most 48 streams in its life,
+   those of graphs included: a destroyed one counts, since the race checker knows it.
    Errors: GMM_E_NULL, GMM_E_ARG; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 

@@ -28,8 +28,8 @@ GMMDEF gmm_status gmm_ranks_create(const gmm_ranks_config *config, gmm_ranks **o
 /* Frees it with all streams and communicators; events and graphs must have been destroyed. NULL is allowed. */
 GMMDEF void gmm_ranks_destroy(gmm_ranks *ranks);
 
-/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. At most 48 streams, those of graphs
-   included, in the life of the ranks: a destroyed one counts, since the race checker knows it.
+/* The runtime of a rank; gmm_ranks_error gives the messages of its failures. A rank has at most 48 streams in its life,
+   those of graphs included: a destroyed one counts, since the race checker knows it.
    Errors: GMM_E_NULL, GMM_E_ARG; the message is that of rank 0, none where `ranks` is NULL. */
 GMMDEF gmm_status gmm_ranks_runtime(gmm_ranks *ranks, int32_t rank, gmm_runtime *out);
 

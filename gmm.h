@@ -1459,11 +1459,12 @@ typedef struct gmm_runtime {
     gmm_status (*event_record)(void *self, gmm_event event, gmm_stream stream, uint32_t flags);
     gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record complete, or no record */
     gmm_status (*event_sync)(void *self, gmm_event event);
-    /* Copies `width` bytes of each of `height` rows; either side may be host memory. No overlap. */
+    /* copy copies `bytes` bytes; copy2d `width` bytes of each of `height` rows, which are a pitch of bytes apart.
+       Either side may be host memory. No overlap. */
     gmm_status (*copy)(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream);
     gmm_status (*copy2d)(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
                          size_t height, gmm_stream stream);
-    /* Sets bytes to `value`, 0 to 255. */
+    /* Set bytes to `value`, 0 to 255. */
     gmm_status (*fill)(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream);
     gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                          gmm_stream stream);
@@ -1574,8 +1575,9 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
    GMM_E_DTYPE (dtype), GMM_E_KEY (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
 
-/* The tensors in the order in which they were added, valid until another is added. The index of a name, -1 if there is
-   none. */
+/* gmm_ckpt_table_tensors gives the tensors in the order in which they were added, valid until another is added, and in
+   *count (or NULL) their number. gmm_ckpt_table_find gives the index of the tensor of a name, -1 if there is none. A
+   NULL table has no tensors. */
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
 

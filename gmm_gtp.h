@@ -470,10 +470,10 @@ typedef struct gmm_peers_config {
     int32_t rank, size;    /* size at most 64 */
     int32_t processes;     /* 1: every rank is a process of its own; 0: all are threads of this one */
     gmm_context *ctx;      /* of the rank's device: its memory, its messages */
-    /* All-gather of the host: all [size][bytes] = `mine` of every rank, at most 128 bytes. Collective, and waits. open,
-       window_add and window_remove call it, also after an error of their own, so that they then fail on all ranks; open
-       does not after GMM_E_VERSION, with config or out NULL, or with a rank or size out of range. A result other than
-       GMM_OK makes them fail with GMM_E_COMM. */
+    /* All-gather of the host: all [size][bytes] = `mine` of every rank, at most 128 bytes. Collective, and waits.
+       gmm_peers_open, window_add and window_remove call it, also after an error of their own, so that they fail on all
+       ranks. gmm_peers_open does not call it where config or out is NULL, after GMM_E_VERSION, and with a rank or size
+       out of range. A result other than GMM_OK makes them fail with GMM_E_COMM. */
     gmm_status (*exchange)(void *user, const void *mine, void *all, size_t bytes);
     void *user;
 } gmm_peers_config;

@@ -43,7 +43,7 @@ GMM__HD uint32_t gmm_scale_exponents(const float scale[4]) {
    A copy is seen as lines: the rows of the matrix (ROWWISE) or its columns (COLUMNWISE); blocks run along a line.
    Groups of device-resident sizes start at multiples of GMM_GROUP_ROWS in every place that has blocks of rows: group g
    begins at start(g), the sum of gmm_group_rows(size) over the groups before it. Its scales are those of
-   gmm_layout_of for gmm_group_rows(size) rows, behind those of the groups before it. Its elements stand
+   gmm_layout_of for gmm_group_rows(size) rows, and follow those of the groups before it. Its elements stand
        ROWWISE, and COLUMNWISE of MX32   in the rows of the source, not padded
        COLUMNWISE of the others          transposed: element (row r, column c) in row c, column start(g) + r of one
                                          matrix for all groups; the columns between the group's rows and start(g + 1)

@@ -94,8 +94,9 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
    GMM_E_DTYPE (dtype), GMM_E_KEY (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
 
-/* The tensors in the order in which they were added, valid until another is added. The index of a name, -1 if there is
-   none. */
+/* gmm_ckpt_table_tensors gives the tensors in the order in which they were added, valid until another is added, and in
+   *count (or NULL) their number. gmm_ckpt_table_find gives the index of the tensor of a name, -1 if there is none. A
+   NULL table has no tensors. */
 GMMDEF const gmm_ckpt_tensor *gmm_ckpt_table_tensors(const gmm_ckpt_table *table, int64_t *count);
 GMMDEF int64_t gmm_ckpt_table_find(const gmm_ckpt_table *table, const char *name);
 

@@ -53,11 +53,12 @@ typedef struct gmm_runtime {
     gmm_status (*event_record)(void *self, gmm_event event, gmm_stream stream, uint32_t flags);
     gmm_status (*event_query)(void *self, gmm_event event, int32_t *done); /* 1: last record complete, or no record */
     gmm_status (*event_sync)(void *self, gmm_event event);
-    /* Copies `width` bytes of each of `height` rows; either side may be host memory. No overlap. */
+    /* copy copies `bytes` bytes; copy2d `width` bytes of each of `height` rows, which are a pitch of bytes apart.
+       Either side may be host memory. No overlap. */
     gmm_status (*copy)(void *self, void *dst, const void *src, size_t bytes, gmm_stream stream);
     gmm_status (*copy2d)(void *self, void *dst, size_t dst_pitch, const void *src, size_t src_pitch, size_t width,
                          size_t height, gmm_stream stream);
-    /* Sets bytes to `value`, 0 to 255. */
+    /* Set bytes to `value`, 0 to 255. */
     gmm_status (*fill)(void *self, void *dst, int32_t value, size_t bytes, gmm_stream stream);
     gmm_status (*fill2d)(void *self, void *dst, size_t pitch, int32_t value, size_t width, size_t height,
                          gmm_stream stream);

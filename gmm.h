@@ -1363,7 +1363,7 @@ typedef struct gmm_scale_update {
 
 /* Updates history and scale. No workspace.  Stream, graph: enqueued; capturable if the callback is.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
+       GMM_E_UNSUPPORTED, GMM_E_BUILD, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
 /* Quantizes weights whose fp32 masters are sharded over ranks: this rank has elements [start, start + length) of
@@ -13629,7 +13629,8 @@ static gmm_status gmm__check_build(const gmm__call *call) {
 #ifdef GMM_NO_QUANT
     const int casts = call->op >= GMM_OP_QUANTIZE && call->op <= GMM_OP_SHARD_CAST;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_WGRAD;
-    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE)
+    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE ||
+        gmm__saves_e4m3(&call->config))
         s = gmm__refuse(call, GMM_E_BUILD, call->path, "FP8, MX and NV formats are left out of this build "
                         "(GMM_NO_QUANT)");
 #endif

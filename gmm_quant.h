@@ -22,8 +22,8 @@
  *     GMM_PARTS, GMM_PART  split the implementation over several units that compile side by side. Each of them defines
  *                          GMM_IMPLEMENTATION, the same GMM_PARTS (1 to 8), the same other macros, and its own GMM_PART
  *                          from 0 to GMM_PARTS - 1; all are linked. Results are those of one unit, to the bit.
- *     GMM_NO_QUANT         leaves out FP8, MX and NV formats: calls that have such operands or recipes are refused with
- *                          GMM_E_BUILD. Codecs, layouts and recipes remain.
+ *     GMM_NO_QUANT         leaves out FP8, MX and NV formats: calls that compute with such operands or recipes, or save
+ *                          E4M3, are refused with GMM_E_BUILD. Codecs, layouts and recipes remain.
  *     GMM_NO_F16           leaves out GPU kernels for F16: such operands are refused with GMM_E_BUILD in GPU contexts.
  *     GMMDEF               linkage of every function; default: extern with hidden visibility on ELF. Every unit of a
  *                          program must see the same value. Hidden means that another shared object cannot link

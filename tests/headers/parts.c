@@ -60,6 +60,32 @@ static void multiplies(gmm_context *ctx, gmm_scaling scaling) {
     free(workspace);
 }
 
+/* An MLP without a recipe, whose forward saves FC1's output as E4M3. */
+static void saves_e4m3(gmm_context *ctx) {
+    const gmm_mat mat = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_groups groups = GMM_ZERO;
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_status s;
+    groups.count = 1;
+    groups.capacity = 1;
+    groups.dtype = GMM_I32;
+    config.hidden = config.ffn = 16;
+    config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    config.save = GMM_SAVE_PREACT_E4M3;
+    mlp.config = &config;
+    mlp.groups = &groups;
+    mlp.x = mlp.w1 = mlp.w2 = mlp.y = &mat;
+    s = gmm_mlp_query(ctx, GMM_OP_MLP_FWD, &mlp, &info);
+#ifdef WITHOUT_QUANT
+    CHECK(s == GMM_E_BUILD);
+    CHECK(strstr(gmm_last_error(ctx), "mlp: FP8") && strstr(gmm_last_error(ctx), "(GMM_NO_QUANT)"));
+#else
+    CHECK(s == GMM_OK);
+#endif
+}
+
 int main(void) {
     gmm_context *ctx = NULL;
     gmm_layout layout = GMM_ZERO;
@@ -70,6 +96,7 @@ int main(void) {
     if (!ctx) return 1;
     multiplies(ctx, GMM_SCALING_NONE);
     multiplies(ctx, GMM_SCALING_TENSOR);
+    saves_e4m3(ctx);
     CHECK(gmm_layout_of(GMM_E4M3, GMM_SCALING_MX32, GMM_SCALES_COMPACT, GMM_ROWWISE, 32, 32, &layout, NULL) == GMM_OK);
     CHECK(gmm_ckpt_table_create(&table, NULL, NULL) == GMM_OK);
     gmm_ckpt_table_destroy(table);

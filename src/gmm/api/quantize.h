@@ -141,7 +141,7 @@ typedef struct gmm_scale_update {
 
 /* Updates history and scale. No workspace.  Stream, graph: enqueued; capturable if the callback is.
    Errors: GMM_E_NULL, GMM_E_ARG, GMM_E_DTYPE, GMM_E_STRIDE, GMM_E_OVERFLOW, GMM_E_ALIGN, GMM_E_VERSION,
-       GMM_E_UNSUPPORTED, GMM_E_CUDA; the callback's. */
+       GMM_E_UNSUPPORTED, GMM_E_BUILD, GMM_E_CUDA; the callback's. */
 GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *update, gmm_stream stream);
 
 /* Quantizes weights whose fp32 masters are sharded over ranks: this rank has elements [start, start + length) of

@@ -362,7 +362,8 @@ static gmm_status gmm__check_build(const gmm__call *call) {
 #ifdef GMM_NO_QUANT
     const int casts = call->op >= GMM_OP_QUANTIZE && call->op <= GMM_OP_SHARD_CAST;
     const int linear = call->op >= GMM_OP_LINEAR_FWD && call->op <= GMM_OP_LINEAR_WGRAD;
-    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE)
+    if (casts || (linear && gmm__quantized(call)) || call->recipe.kind != GMM_RECIPE_NONE ||
+        gmm__saves_e4m3(&call->config))
         s = gmm__refuse(call, GMM_E_BUILD, call->path, "FP8, MX and NV formats are left out of this build "
                         "(GMM_NO_QUANT)");
 #endif

@@ -1571,7 +1571,7 @@ GMMDEF gmm_status gmm_ckpt_table_add_storage(gmm_ckpt_table *table, const void *
                                              gmm_error *error);
 
 /* Adds a tensor; tensors may share bytes. A failure leaves the table unchanged.  Errors (reason): GMM_E_NULL, GMM_E_ARG
-   (argument: rank, storage, a negative extent, bytes that contradict shape and dtype, bytes outside of the storage),
+   (argument: no name, rank, storage, a negative extent, bytes that contradict shape and dtype or leave the storage),
    GMM_E_DTYPE (dtype), GMM_E_KEY (duplicate_key), GMM_E_OVERFLOW, GMM_E_MEMORY. */
 GMMDEF gmm_status gmm_ckpt_table_add(gmm_ckpt_table *table, const gmm_ckpt_tensor *tensor, gmm_ckpt_report *report);
 
@@ -1930,12 +1930,14 @@ enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes 
 /* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
 
-/* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes. */
+/* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes, those of `write` within the
+   target. `read` is for storages that are not memory, `write` for targets without gmm_ckpt_run.memory; each may be NULL
+   where it is not needed. `done` follows the last move of a target, where moves run in order; it may be NULL. */
 typedef struct gmm_ckpt_io {
     void *user;
     int (*read)(void *user, int32_t part, int32_t storage, int64_t offset, void *to, int64_t bytes);
-    int (*write)(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes); /* inside the target */
-    void (*done)(void *user, int64_t target); /* after the last move of a target, where moves run in order; or NULL */
+    int (*write)(void *user, int64_t target, int64_t offset, const void *from, int64_t bytes);
+    void (*done)(void *user, int64_t target);
 } gmm_ckpt_io;
 
 typedef struct gmm_ckpt_run {
@@ -1943,7 +1945,8 @@ typedef struct gmm_ckpt_run {
     int32_t reserved;
     gmm_ckpt_io io;
     void *memory;          /* host memory of target_bytes for storage 0; NULL = io.write */
-    void *scratch;         /* host memory, used during the call only */
+    void *scratch;         /* host memory, used during the call only; may be NULL where targets have `memory` and all
+                              storages that are read are memory too */
     size_t scratch_bytes;
     int64_t end;           /* the move to stop before; 0 = all */
 } gmm_ckpt_run;
@@ -1952,7 +1955,7 @@ typedef struct gmm_ckpt_run {
    so that a later call can continue; applying a move twice gives the same bytes. Targets must not overlap the source's
    memory.
    Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (cursor or end out of range, overlap), GMM_E_WORKSPACE (scratch below
-       scratch_min), GMM_E_IO. */
+       scratch_min, where it is needed), GMM_E_IO. */
 GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *run, int64_t *cursor, gmm_error *error);
 
 /* ---- Small rules of Megatron-LM's checkpoints, as pure functions. */

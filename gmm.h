@@ -852,7 +852,8 @@ GMMDEF gmm_status gmm_topk_query(gmm_context *ctx, gmm_op op, const gmm_route *r
 GMMDEF gmm_status gmm_topk_fwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);
 
-/* dlogits from dprobs, dloss, logits, indices, counts. The choice of experts and expert_bias have no gradient.
+/* dlogits from dprobs, dloss, logits, indices, counts. Needs logits and dlogits; indices with dprobs; with aux_coeff
+   counts, or with sequences > 1 sequence_counts. The choice of experts and expert_bias have no gradient.
    Stream, graph: enqueued; capturable. Errors: as gmm_topk_fwd. */
 GMMDEF gmm_status gmm_topk_bwd(gmm_context *ctx, const gmm_route *route, void *workspace, size_t workspace_bytes,
                                gmm_stream stream);

@@ -2,7 +2,8 @@
 """Compares figures of README.md and docs/guide with tests/results. Prints what differs, and fails if something does.
 
 In the sections of SECTIONS, each of which names one file of tests/results:
-    the GPU and the versions of its first sentence, and its commit, are those of the file's benchmarks;
+    the GPU and the versions of its first sentence, and its commit, are those of the file's benchmarks ("benchmarks of
+    COMMIT"; where the file has "MLP benchmarks of COMMIT", of these in a section about MLPs);
     the figures of each row of a table (cells that are a number, or the name of a row such as dsv3/192/fc2d/bf16) stand,
     in this order, in one line of the file, each as a word.
 In the whole of each page, a commit named beside a GPU of tests/results, in one sentence, is named in that GPU's file.
@@ -40,7 +41,8 @@ def section_faults(title, numbers, least_rows):
     lines = text.split("\n")
 
     head = numbers.split("|")[0]
-    commit = re.search(r"benchmarks of ([0-9a-f]{7,40})\b", text)
+    commit = "MLP" in title and re.search(r"MLP benchmarks of ([0-9a-f]{7,40})\b", text)
+    commit = commit or re.search(r"(?<!MLP )benchmarks of ([0-9a-f]{7,40})\b", text)
     if not commit:
         wrong.append(f'{path}: no "benchmarks of COMMIT"')
     elif re.findall(r"`([0-9a-f]{7,40})`", numbers) != [commit.group(1)]:

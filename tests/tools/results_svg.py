@@ -6,8 +6,8 @@
 products: TFLOP/s of 16-bit products of gmm and its peers, by model and tokens per expert: forward of FC1, and its
     weight gradient in bf16. Read from the table whose head begins with "shape    split    op".
 layers: expert MLPs beside torch, from the table of mlp_peers.py, and whole layers, from that of layer_bench.
-The file names the GPU ("# NVIDIA H200, ...") and the commits ("benchmarks of COMMIT", "layer_bench --ms=200 at
-COMMIT").
+The file names the GPU ("# NVIDIA H200, ...") and the commits ("benchmarks of COMMIT", "MLP benchmarks of COMMIT",
+"layer_bench --ms=200 at COMMIT").
 """
 import re
 import sys
@@ -91,7 +91,8 @@ MODELS = (("dsv3", "DeepSeek-V3"), ("mixtral", "Mixtral 8x7B"), ("qwen3", "Qwen3
 BLUE, SKY, TEAL, ORANGE, GRAY = "#1f77b4", "#7fb8e0", "#2a9d8f", "#ff7f0e", "#b0b0b0"
 
 
-def products(path, text, gpu, commit):
+def products(path, text, gpu):
+    commit = found(r"(?<!MLP )benchmarks of ([0-9a-f]{7,40})\b", text, path, "commit of the benchmarks").group(1)
     splits = (("64", "64"), ("300", "300"), ("512", "512"), ("1024", "1k"), ("4096", "4k"), ("zipf512", "Zipf"))
     bars = (("gmm", BLUE), ("torch._grouped_mm", ORANGE), ("best of four cuBLAS methods", GRAY))
     head = found(r"^shape +split +op +out +gmm +dense +loop1 +loop4 +grouped +strided +torch .*$", text, path,
@@ -108,8 +109,9 @@ def products(path, text, gpu, commit):
                    "Tokens per expert; Zipf: 512 on average, shared out as 1/rank, every fifth expert empty.")
 
 
-def mlps(path, text, commit):
+def mlps(path, text):
     """Speed over torch of forward and backward."""
+    commit = found(r"MLP benchmarks of ([0-9a-f]{7,40})\b", text, path, "commit of the table of MLPs").group(1)
     bars = (("gmm, bf16", BLUE), ("gmm, FP8 in blocks", TEAL), ("gmm, FP8 per tensor", SKY))
     head = found(r"^row +bf16 +delayed +current +block .* torch$", text, path, "table of MLPs")
     end = found(r"^Speed against gmm's bf16", text, path, "means of MLPs")
@@ -128,7 +130,7 @@ def mlps(path, text, commit):
                  0.5, 2.5, blocks)
 
 
-def layers(path, text, gpu, commit):
+def layers(path, text, gpu):
     bars = (("gmm, bf16", BLUE), ("gmm, FP8 in blocks", TEAL), ("separate calls of gmm, bf16", GRAY))
     at = found(r"layer_bench --ms=200 at ([0-9a-f]{7,40})\b", text, path, "table of layers").group(1)
     table = {}
@@ -145,7 +147,7 @@ def layers(path, text, gpu, commit):
             blocks.append((shape, [(label, (plain[i], fp8[i], plain[i + 1])) for label, i in (("fwd", 0), ("bwd", 3))]))
     title = f"Layer, TFLOP/s: tokens x hidden, experts of ffn, experts per token, commit {at}"
     layer = Panel(title, bars, 14, 200, 1000, blocks)
-    return picture(f"Expert MLPs and layers, one {gpu}", [mlps(path, text, commit), layer],
+    return picture(f"Expert MLPs and layers, one {gpu}", [mlps(path, text), layer],
                    "torch: torch._grouped_mm and element-wise operations in bf16. Weight gradients: added into fp32.")
 
 
@@ -155,9 +157,8 @@ def main():
         sys.exit(__doc__)
     path = sys.argv[2]
     text = open(path, encoding="utf-8").read()
-    commit = found(r"benchmarks of ([0-9a-f]{7,40})\b", text, path, "commit of the benchmarks").group(1)
     gpu = found(r"^# (NVIDIA [^,\n]+),", text, path, "GPU").group(1)
-    print(kinds[sys.argv[1]](path, text, gpu, commit))
+    print(kinds[sys.argv[1]](path, text, gpu))
 
 
 main()

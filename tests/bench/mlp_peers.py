@@ -86,7 +86,7 @@ RULES = [(g, re.compile(r)) for g, r in (
     ("wgrad", r"gmm_gemm_wgrad|CUDAFunctor(OnSelf|OnOther)?_add"),
     ("gemm", r"gmm_gemm_(fwd|dgrad)"),
     ("product", r"gmm_gemm_|[Gg]emm|GEMM|cutlass|nvjet"),
-    ("copies", r"Memcpy|Memset|gmm_copy|gmm_convert|copy_kernel"),
+    ("copies", r"Memcpy|Memset|gmm_fill_words|gmm_copy|gmm_convert|copy_kernel"),
     ("act", r"gmm_act_|at::native"),
     ("other", r""))]
 

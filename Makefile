@@ -44,8 +44,8 @@ C_SRC := $(wildcard tests/*.c examples/*.c examples/*/*.c tests/tools/*.c tests/
 RECIPES := bf16 fp8-delayed fp8-current fp8-block mxfp8 nvfp4
 export B P CC CXX NVCC CUDA_HOME GPU NCCL_HOME NCCL_TESTS NVCC_FLAGS LDFLAGS PARTS RECIPES BASE SEED
 
-.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp recipes ncu probes \
-        gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz soak coverage help \
+.PHONY: all run test test-files test-programs test-train examples bench bench-compile bench-gtp bench-shapes recipes ncu \
+        probes gpu-report sanitize check docs headers tags checksums pairs sass-diff check-sources fuzz soak coverage help \
         install clean FORCE
 ##
 ## Targets
@@ -87,6 +87,9 @@ bench-gtp: $(B)/gtp_bench $(P)/matplotlib
 ##   ncu                    Nsight Compute on the kernel K=NAME (see gmm_describe) in gpu_bench; ARGS="--rows=dsv3/512"
 ncu: $(B)/gpu_bench.run
 	$(Q)K="$(K)" sh tests/tools/ncu.sh $(ARGS)
+##   bench-shapes           products of random shapes beside cuBLAS, and those where gmm is slow; ARGS="--seconds=120"
+bench-shapes: $(B)/shapes
+	$(Q)test -s $< || { echo 'bench-shapes: no GPU, or no cuBLAS'; exit 1; }; $< $(ARGS)
 ##   probes                 what this GPU's memory, launches and tensor cores do, beside predictions; joined activations
 probes: $(B)/probes $(B)/joined
 	$(Q)test -s $< || { echo 'probes: no GPU'; exit 1; }; $< && { test ! -s $(B)/joined || { $(B)/joined && $(B)/joined --fp8; }; }
@@ -226,7 +229,8 @@ $(addprefix $(B)/,gpu_bench.run mlp_bench.run): $(B)/gmm.o $(P)/cublas $(P)/torc
 $(B)/probes: tests/bench/probes.cu $(CUDA_LINK)
 $(B)/gtp_bench: tests/bench/gtp_bench.cu $(B)/gmm.o $(P)/nccl
 $(B)/joined $(B)/layer_bench: $(B)/%: tests/bench/%.cu $(B)/gmm.o $(P)/gpu
-$(addprefix $(B)/,gpu_bench.run mlp_bench.run layer_bench probes gtp_bench joined): tests/bench/build.sh
+$(B)/shapes: tests/bench/shapes.cu $(B)/gmm.o $(P)/cublas
+$(addprefix $(B)/,gpu_bench.run mlp_bench.run layer_bench probes gtp_bench joined shapes): tests/bench/build.sh
 	$(Q)sh tests/bench/build.sh $(@F) $@
 $(B)/empty.made: tests/bench/empty.awk $(HEADERS)
 	@mkdir -p $(B)/empty && cp gmm*.h $(B)/empty && awk -f $< gmm_kernels.cuh > $(B)/empty/gmm_kernels.cuh && touch $@

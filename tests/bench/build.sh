@@ -42,6 +42,11 @@ gtp_bench)
     say gtp_bench.cu
     compile "$file.o" tests/bench/gtp_bench.cu || exit 1
     $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cuda.link" -lm ;;
+shapes)
+    [ -s "$P/cublas" ] || exit 0
+    say shapes.cu
+    compile "$file.o" tests/bench/shapes.cu || exit 1
+    $CC $LDFLAGS -o "$file" "$file.o" "$B/gmm.o" "@$P/openmp" "@$P/cublas" "@$P/cuda.link" -lm ;;
 joined)
     grep -q sm_90a "$P/gpu" || exit 0
     say joined.cu

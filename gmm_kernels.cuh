@@ -8,13 +8,9 @@
  *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
  *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
  *                             quantization
- *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
+ *     Bodies                  kernels that exist in several instances. The file includes itself once per instance, with
  *                             GMM__BODY and the instance's GMM__ROW defined, so that profilers and debuggers see every
- *                             line of a kernel:
- *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
- *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
- *                             instructions, 9 GEMM on Hopper, 10 GEMM of quantized operands, 11 FP8 GEMM on Hopper,
- *                             12 vectorized amaxes, 13 to 15 vectorized casts.
+ *                             line of a kernel. GMM__BODY is one of the names GMM__BODY_TENSOR to GMM__BODY_MX.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you
@@ -56,6 +52,23 @@
 #ifndef GMM_KERNELS_FILE
 #define GMM_KERNELS_FILE "gmm_kernels.cuh"
 #endif
+/* Values of GMM__BODY: what the file is for a row of instances while it includes itself. They stand in its last
+   conditional in this order: the parts body_*.cuh. */
+#define GMM__BODY_TENSOR 1         /* portable GEMM on tensor cores (mma.sync) */
+#define GMM__BODY_FP32 2           /* portable GEMM of fp32 operands */
+#define GMM__BODY_QUANTIZED 3      /* portable GEMM of quantized operands */
+#define GMM__BODY_BGRAD 4          /* bias gradient */
+#define GMM__BODY_PRECISION 5      /* row kernels by precision */
+#define GMM__BODY_UNIT 6           /* row kernels by copy unit */
+#define GMM__BODY_WGMMA 7          /* wgmma instructions */
+#define GMM__BODY_PRODUCT 8        /* 16-bit GEMM on Hopper */
+#define GMM__BODY_FP8 9            /* FP8 GEMM on Hopper */
+#define GMM__BODY_QUANTIZE_AMAX 10 /* amaxes of any source (body_source.cuh) */
+#define GMM__BODY_QUANTIZE 11      /* casts of any source to any format (body_source.cuh) */
+#define GMM__BODY_AMAX 12          /* vectorized amaxes */
+#define GMM__BODY_SCALED 13        /* vectorized casts to FP8 with fp32 scales */
+#define GMM__BODY_NV 14            /* vectorized casts to NV16 */
+#define GMM__BODY_MX 15            /* vectorized casts to MX32 */
 
 #define GMM__CAT_(a, b) a##b
 #define GMM__CAT(a, b) GMM__CAT_(a, b)
@@ -1416,8 +1429,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
     X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
     X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
-/* Body 1: the product on tensor cores. preface.cuh lists the bodies that GMM__BODY selects. */
-#define GMM__BODY 1
+#define GMM__BODY GMM__BODY_TENSOR
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
@@ -1476,7 +1488,7 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY 2
+#define GMM__BODY GMM__BODY_FP32
 /* kernel, operation */
 #if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)
@@ -1865,7 +1877,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY 10
+#define GMM__BODY GMM__BODY_QUANTIZED
 /* kernel, operation (dgrad is m-grouped as fwd is), kind */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)
@@ -2984,7 +2996,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 /* Accumulators are read and written, by set too: else ptxas gives them other registers in every stage of a loop. */
 #define GMM__W(x) "+f"(x)
 
-#define GMM__BODY 8
+#define GMM__BODY GMM__BODY_WGMMA
 #define GMM__WGMMA_SCALE_D(c) c
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")
@@ -3983,8 +3995,8 @@ typedef struct gmm_fp8_glu {
     float eps;         /* gmm_format.eps and pow2 of the copy */
     int32_t pow2;
 } gmm_fp8_glu;
-/* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
-#define GMM__BODY 9
+/* Instances of the 16-bit Hopper product: a row of columns each. */
+#define GMM__BODY GMM__BODY_PRODUCT
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
    which the next row calls), second tile */
@@ -5106,7 +5118,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY 11
+#define GMM__BODY GMM__BODY_FP8
 /* kernel, tag of the dtype of A, scaling of partial sums, tile, tiles of the kernel (0: functions of a tile without a
    kernel, which the next row calls), second tile */
 #if GMM__HOLDS(2)
@@ -5650,7 +5662,7 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #if GMM__HOLDS(0)
-#define GMM__BODY 3
+#define GMM__BODY GMM__BODY_BGRAD
 /* kernel of the partial sums, kernel of the rows, dtype of dy, gathered */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16, 0)
 #include GMM_KERNELS_FILE
@@ -6326,7 +6338,7 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
 #if GMM__HOLDS(0)
-#define GMM__BODY 4
+#define GMM__BODY GMM__BODY_PRECISION
 /* precision */
 #define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
@@ -6339,7 +6351,7 @@ GMM__ELEM_UNITS(GMM__X)
 #define GMM__ROW (any)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#define GMM__BODY 5
+#define GMM__BODY GMM__BODY_UNIT
 /* unit */
 #define GMM__ROW (b16)
 #include GMM_KERNELS_FILE
@@ -8401,7 +8413,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
 #if GMM__HOLDS(5)
-#define GMM__BODY 6
+#define GMM__BODY GMM__BODY_QUANTIZE_AMAX
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -8414,7 +8426,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY 7
+#define GMM__BODY GMM__BODY_QUANTIZE
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -8426,7 +8438,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 12
+#define GMM__BODY GMM__BODY_AMAX
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -8440,7 +8452,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 13
+#define GMM__BODY GMM__BODY_SCALED
 /* kernel, dtype of the source, scaling, the source is an activation */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
@@ -8474,7 +8486,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #endif
 #undef GMM__BODY
 
-#define GMM__BODY 15
+#define GMM__BODY GMM__BODY_MX
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -8487,7 +8499,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY 14
+#define GMM__BODY GMM__BODY_NV
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -10322,7 +10334,7 @@ static GMM__UNUSED cudaError_t gmm__k_expert_bias(const gmm__bias_args *a, gmm__
 #error "gmm: a body needs GMM__ROW"
 
 /* .............................................................................. Body: product on tensor cores ... */
-#elif GMM__BODY == 1
+#elif GMM__BODY == GMM__BODY_TENSOR
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -10522,7 +10534,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 #undef GMM__TILE
 #undef GMM__ROW
 /* ......................................................................................... Body: fp32 product ... */
-#elif GMM__BODY == 2
+#elif GMM__BODY == GMM__BODY_FP32
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 
@@ -10615,7 +10627,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm_gemm_args args) {
 
 
 /* ............................................................... Body: product of quantized operands ... */
-#elif GMM__BODY == 10
+#elif GMM__BODY == GMM__BODY_QUANTIZED
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)
@@ -11024,7 +11036,7 @@ GMM__ROW_KERNEL __launch_bounds__(GMM_QGEMM_THREADS, 1) GMM__KERNEL_NAME(const _
 #undef GMM__KIND
 #undef GMM__ROW
 /* ........................................................................................ Body: bias gradient ... */
-#elif GMM__BODY == 3
+#elif GMM__BODY == GMM__BODY_BGRAD
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)
@@ -11133,7 +11145,7 @@ GMM__ROWS_KERNEL_NAME(const __grid_constant__ gmm_bgrad_args args) {
 
 /* ======================================================================================== Bodies per precision === */
 
-#elif GMM__BODY == 4
+#elif GMM__BODY == GMM__BODY_PRECISION
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))
@@ -11469,7 +11481,7 @@ GMM__NAME(gmm_unpermute_dots)(const __grid_constant__ gmm__permute_args a) {
 
 /* ========================================================================================= Bodies per copy unit === */
 
-#elif GMM__BODY == 5
+#elif GMM__BODY == GMM__BODY_UNIT
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)
@@ -11646,7 +11658,7 @@ GMM__NAME(gmm_glu_columns)(const __grid_constant__ gmm__glu_args a) {
 #undef GMM__ROW
 
 /* ............................................................................. Body: one wgmma instruction ... */
-#elif GMM__BODY == 8
+#elif GMM__BODY == GMM__BODY_WGMMA
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)
@@ -11675,7 +11687,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #undef GMM__WGMMA_MAJOR
 #undef GMM__ROW
 
-#elif GMM__BODY == 9
+#elif GMM__BODY == GMM__BODY_PRODUCT
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)
@@ -11833,7 +11845,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
     pipe->iter += operands->k_tiles;
 }
 #endif
-/* Body 9, continued: the store of a glu product. */
+/* GMM__BODY_PRODUCT, continued: the store of a glu product. */
 #if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
    accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */
@@ -11868,8 +11880,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
     }
 }
 #endif
-/* Body 9, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m (columns of D)
-   and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
+/* GMM__BODY_PRODUCT, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m
+   (columns of D) and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Multiplies the accumulators by the alphas of the tile's group. An empty sum stays +0, whatever they are. */
 GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, const gmm_sm90_tile *t,
@@ -12174,7 +12186,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
     if (GMM__K_GROUPED) gmm_order_arrive(out->wg ^ 1);
 }
 #endif
-/* Body 9, continued: the consumer warp groups. */
+/* GMM__BODY_PRODUCT, continued: the consumer warp groups. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Multiplies a tile: the mainloop for its rows, which are a constant of wgmma. */
 GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const volatile int32_t *small_m,
@@ -12302,7 +12314,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
     if (GMM__DEFERRED && (threadIdx.x & 127) == 0) GMM__BULK_WAIT_GROUP(0);
 }
 #endif
-/* Body 9, continued: the scheduler warp and the producer warp. */
+/* GMM__BODY_PRODUCT, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
@@ -12473,7 +12485,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
                           (iter / GMM__CFG(stages) & 1) ^ 1);
 }
 #endif
-/* Body 9, continued: initialization of the barriers, and the kernel. */
+/* GMM__BODY_PRODUCT, continued: initialization of the barriers, and the kernel. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */
@@ -12607,7 +12619,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 
 /* ================================================================================== Body: FP8 product on Hopper === */
 
-#elif GMM__BODY == 11
+#elif GMM__BODY == GMM__BODY_FP8
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
@@ -12871,7 +12883,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8
 #endif
 #endif
 
-/* Body 11, continued: the scheduler warp. */
+/* GMM__BODY_FP8, continued: the scheduler warp. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
@@ -13046,7 +13058,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
 #endif
 #endif
 
-/* Body 11, continued: the warps that load operands and scales. */
+/* GMM__BODY_FP8, continued: the warps that load operands and scales. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
 GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {
@@ -13170,7 +13182,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_load_scales_)(const gmm_fp8_args *args, const
 #endif
 #endif
 
-/* Body 11, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m and
+/* GMM__BODY_FP8, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m and
    gmm_wgmma_acc_n say; the first row of a thread is `row` of the warp group's 64, its second one is 8 further. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Requests the scales per line of the tile's rows and columns; gmm_fp8_scale_accumulators_ waits for them. */
@@ -13380,10 +13392,10 @@ GMM__DEVICE void GMM__PART(gmm_fp8_skip_slot_)(uint32_t base, int wg, gmm_fp8_st
     gmm_fp8_pass_slot(store);
 }
 #endif
-/* Body 11, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first pass on.
-   After the second pass each warp replaces its 16 rows of them by h, takes the largest absolute value of each row, and
-   quantizes the row; then the linear columns follow in the slot. h has the bits of the activation of D in memory, and
-   its copy those of a cast of h. */
+/* GMM__BODY_FP8, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first
+   pass on. After the second pass each warp replaces its 16 rows of them by h, takes the largest absolute value of each
+   row, and quantizes the row; then the linear columns follow in the slot. h has the bits of the activation of D in
+   memory, and its copy those of a cast of h. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Address in a slot of the 16 columns from 16 * block on, for ldmatrix and stmatrix: a warp's 16 rows. */
 GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {
@@ -13516,7 +13528,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_store_glu_)(const gmm_fp8_args *args, const g
 }
 #endif
 
-/* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
+/* GMM__BODY_FP8, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* A consumer warp group: mainloop and epilogue, pass by pass. idle_consumers: of the kernel, for which consumer 0
    releases stages. */
@@ -13716,7 +13728,7 @@ GMM__ROW_KERNEL GMM__FP8_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ gmm_fp8
 
 /* ============================================================================== Bodies per source: quantization === */
 
-#elif GMM__BODY == 6
+#elif GMM__BODY == GMM__BODY_QUANTIZE_AMAX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -13815,7 +13827,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* ================================================================================= Bodies per source and format === */
 
-#elif GMM__BODY == 7
+#elif GMM__BODY == GMM__BODY_QUANTIZE
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -13879,7 +13891,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
-#elif GMM__BODY == 12
+#elif GMM__BODY == GMM__BODY_AMAX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -13924,7 +13936,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
-#elif GMM__BODY == 13
+#elif GMM__BODY == GMM__BODY_SCALED
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)
@@ -14000,7 +14012,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
-#elif GMM__BODY == 14
+#elif GMM__BODY == GMM__BODY_NV
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)
@@ -14076,7 +14088,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
-#elif GMM__BODY == 15
+#elif GMM__BODY == GMM__BODY_MX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
@@ -14130,6 +14142,9 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__ROW
+
+#else
+#error "gmm: GMM__BODY is none of the values GMM__BODY_*"
 #endif
 /* --------------------------------------------------------------------------------------------------- Licence ---
  * MIT License, text in the file LICENSE of the repository and below.

@@ -8,13 +8,9 @@
  *     Tables and launchers    common helpers, the split kernel, grouped GEMMs (portable; on Hopper), bias gradient, row
  *                             kernels (activation, routing, permute, pad, gated layout, accumulate, convert),
  *                             quantization
- *     Bodies 1 to 15          kernels that exist in several instances. The file includes itself once per instance, with
+ *     Bodies                  kernels that exist in several instances. The file includes itself once per instance, with
  *                             GMM__BODY and the instance's GMM__ROW defined, so that profilers and debuggers see every
- *                             line of a kernel:
- *                             1 GEMM on tensor cores (mma.sync), 2 fp32 GEMM, 3 bias gradient, 4 row kernels by
- *                             precision, 5 row kernels by copy unit, 6 amaxes by source, 7 casts by source, 8 wgmma
- *                             instructions, 9 GEMM on Hopper, 10 GEMM of quantized operands, 11 FP8 GEMM on Hopper,
- *                             12 vectorized amaxes, 13 to 15 vectorized casts.
+ *                             line of a kernel. GMM__BODY is one of the names GMM__BODY_TENSOR to GMM__BODY_MX.
  *
  * CONFIGURATION (before gmm.h)
  *     GMM_KERNELS_FILE   the name under which this file includes itself; default "gmm_kernels.cuh". Define it if you

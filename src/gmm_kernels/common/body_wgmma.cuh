@@ -1,5 +1,5 @@
 /* ............................................................................. Body: one wgmma instruction ... */
-#elif GMM__BODY == 8
+#elif GMM__BODY == GMM__BODY_WGMMA
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__WGMMA_TYPES GMM__COLUMN(3, GMM__ROW)

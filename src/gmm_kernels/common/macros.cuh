@@ -17,6 +17,23 @@
 #ifndef GMM_KERNELS_FILE
 #define GMM_KERNELS_FILE "gmm_kernels.cuh"
 #endif
+/* Values of GMM__BODY: what the file is for a row of instances while it includes itself. They stand in its last
+   conditional in this order: the parts body_*.cuh. */
+#define GMM__BODY_TENSOR 1         /* portable GEMM on tensor cores (mma.sync) */
+#define GMM__BODY_FP32 2           /* portable GEMM of fp32 operands */
+#define GMM__BODY_QUANTIZED 3      /* portable GEMM of quantized operands */
+#define GMM__BODY_BGRAD 4          /* bias gradient */
+#define GMM__BODY_PRECISION 5      /* row kernels by precision */
+#define GMM__BODY_UNIT 6           /* row kernels by copy unit */
+#define GMM__BODY_WGMMA 7          /* wgmma instructions */
+#define GMM__BODY_PRODUCT 8        /* 16-bit GEMM on Hopper */
+#define GMM__BODY_FP8 9            /* FP8 GEMM on Hopper */
+#define GMM__BODY_QUANTIZE_AMAX 10 /* amaxes of any source (body_source.cuh) */
+#define GMM__BODY_QUANTIZE 11      /* casts of any source to any format (body_source.cuh) */
+#define GMM__BODY_AMAX 12          /* vectorized amaxes */
+#define GMM__BODY_SCALED 13        /* vectorized casts to FP8 with fp32 scales */
+#define GMM__BODY_NV 14            /* vectorized casts to NV16 */
+#define GMM__BODY_MX 15            /* vectorized casts to MX32 */
 
 #define GMM__CAT_(a, b) a##b
 #define GMM__CAT(a, b) GMM__CAT_(a, b)

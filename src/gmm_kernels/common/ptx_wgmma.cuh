@@ -86,7 +86,7 @@ GMM__DEVICE void gmm_wgmma_commit(void) { asm volatile("wgmma.commit_group.sync.
 /* Accumulators are read and written, by set too: else ptxas gives them other registers in every stage of a loop. */
 #define GMM__W(x) "+f"(x)
 
-#define GMM__BODY 8
+#define GMM__BODY GMM__BODY_WGMMA
 #define GMM__WGMMA_SCALE_D(c) c
 /* dtype, operation, shape and types of wgmma, major modes of A and B */
 #define GMM__ROW (bf16, fwd, "k16.f32.bf16.bf16", ", 0, 0")

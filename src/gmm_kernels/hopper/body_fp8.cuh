@@ -1,6 +1,6 @@
 /* ================================================================================== Body: FP8 product on Hopper === */
 
-#elif GMM__BODY == 11
+#elif GMM__BODY == GMM__BODY_FP8
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)

@@ -1,5 +1,5 @@
 
-/* Body 11, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m and
+/* GMM__BODY_FP8, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m and
    gmm_wgmma_acc_n say; the first row of a thread is `row` of the warp group's 64, its second one is 8 further. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Requests the scales per line of the tile's rows and columns; gmm_fp8_scale_accumulators_ waits for them. */

@@ -1,7 +1,7 @@
-/* Body 11, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first pass on.
-   After the second pass each warp replaces its 16 rows of them by h, takes the largest absolute value of each row, and
-   quantizes the row; then the linear columns follow in the slot. h has the bits of the activation of D in memory, and
-   its copy those of a cast of h. */
+/* GMM__BODY_FP8, continued: the epilogue of a glu tile. The store slot holds the tile's gate columns from the first
+   pass on. After the second pass each warp replaces its 16 rows of them by h, takes the largest absolute value of each
+   row, and quantizes the row; then the linear columns follow in the slot. h has the bits of the activation of D in
+   memory, and its copy those of a cast of h. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Address in a slot of the 16 columns from 16 * block on, for ldmatrix and stmatrix: a warp's 16 rows. */
 GMM__DEVICE uint32_t GMM__PART(gmm_fp8_glu_block_)(uint32_t slot, int block) {

@@ -1,5 +1,5 @@
 
-/* Body 11, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
+/* GMM__BODY_FP8, continued: the kernel. Its warp roles, barriers and shared memory: above gmm_fp8_args. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* A consumer warp group: mainloop and epilogue, pass by pass. idle_consumers: of the kernel, for which consumer 0
    releases stages. */

@@ -1,5 +1,5 @@
 
-/* Body 11, continued: the warps that load operands and scales. */
+/* GMM__BODY_FP8, continued: the warps that load operands and scales. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether A has a scale per 128 elements along the contraction, so that stages have scales. */
 GMM__DEVICE int GMM__PART(gmm_fp8_has_stage_scales_)(const gmm_fp8_args *args) {

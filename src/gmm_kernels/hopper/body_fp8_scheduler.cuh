@@ -1,5 +1,5 @@
 
-/* Body 11, continued: the scheduler warp. */
+/* GMM__BODY_FP8, continued: the scheduler warp. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {

@@ -1,4 +1,4 @@
-#elif GMM__BODY == 9
+#elif GMM__BODY == GMM__BODY_PRODUCT
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)

@@ -1,4 +1,4 @@
-/* Body 9, continued: the consumer warp groups. */
+/* GMM__BODY_PRODUCT, continued: the consumer warp groups. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Multiplies a tile: the mainloop for its rows, which are a constant of wgmma. */
 GMM__DEVICE void GMM__PART(gmm_sm90_multiply_)(const gmm_sm90_tile *t, const volatile int32_t *small_m,

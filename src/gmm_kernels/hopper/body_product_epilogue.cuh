@@ -1,5 +1,5 @@
-/* Body 9, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m (columns of D)
-   and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
+/* GMM__BODY_PRODUCT, continued: the epilogue of a consumer warp group. Threads hold accumulators as gmm_wgmma_acc_m
+   (columns of D) and gmm_wgmma_acc_n (rows of D) say; stores transpose them through shared memory. */
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Multiplies the accumulators by the alphas of the tile's group. An empty sum stays +0, whatever they are. */
 GMM__DEVICE void GMM__PART(gmm_sm90_scale_accumulators_)(const GMM__ARGS *args, const gmm_sm90_tile *t,

@@ -1,4 +1,4 @@
-/* Body 9, continued: the store of a glu product. */
+/* GMM__BODY_PRODUCT, continued: the store of a glu product. */
 #if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
    accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */

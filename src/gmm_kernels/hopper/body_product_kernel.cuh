@@ -1,4 +1,4 @@
-/* Body 9, continued: initialization of the barriers, and the kernel. */
+/* GMM__BODY_PRODUCT, continued: initialization of the barriers, and the kernel. */
 #if GMM__TILES > 0
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Initializes the mbarriers. One thread. */

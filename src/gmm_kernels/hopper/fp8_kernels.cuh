@@ -61,7 +61,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY 11
+#define GMM__BODY GMM__BODY_FP8
 /* kernel, tag of the dtype of A, scaling of partial sums, tile, tiles of the kernel (0: functions of a tile without a
    kernel, which the next row calls), second tile */
 #if GMM__HOLDS(2)

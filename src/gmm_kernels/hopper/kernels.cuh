@@ -1,5 +1,5 @@
-/* Instances of body 9, the 16-bit Hopper product: a row of columns each. */
-#define GMM__BODY 9
+/* Instances of the 16-bit Hopper product: a row of columns each. */
+#define GMM__BODY GMM__BODY_PRODUCT
 #define GMM__ARGS gmm_sm90_args
 /* kernel, operation, tag and dtype of the operands, tile, tiles of the kernel (0: functions of a tile without a kernel,
    which the next row calls), second tile */

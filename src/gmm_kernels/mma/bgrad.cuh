@@ -25,7 +25,7 @@ typedef struct gmm_bgrad_args {
 } gmm_bgrad_args;
 
 #if GMM__HOLDS(0)
-#define GMM__BODY 3
+#define GMM__BODY GMM__BODY_BGRAD
 /* kernel of the partial sums, kernel of the rows, dtype of dy, gathered */
 #define GMM__ROW (gmm_linear_bgrad_partials_bf16, gmm_linear_bgrad_rows_bf16, GMM_BF16, 0)
 #include GMM_KERNELS_FILE

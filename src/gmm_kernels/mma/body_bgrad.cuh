@@ -1,5 +1,5 @@
 /* ........................................................................................ Body: bias gradient ... */
-#elif GMM__BODY == 3
+#elif GMM__BODY == GMM__BODY_BGRAD
 #define GMM__PARTIALS_KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__ROWS_KERNEL_NAME GMM__COLUMN(2, GMM__ROW)
 #define GMM__DTYPE GMM__COLUMN(3, GMM__ROW)

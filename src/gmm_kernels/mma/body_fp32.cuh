@@ -1,5 +1,5 @@
 /* ......................................................................................... Body: fp32 product ... */
-#elif GMM__BODY == 2
+#elif GMM__BODY == GMM__BODY_FP32
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 

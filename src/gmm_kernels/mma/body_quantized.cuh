@@ -1,6 +1,6 @@
 
 /* ............................................................... Body: product of quantized operands ... */
-#elif GMM__BODY == 10
+#elif GMM__BODY == GMM__BODY_QUANTIZED
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__KIND GMM__COLUMN(3, GMM__ROW)

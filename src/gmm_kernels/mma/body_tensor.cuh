@@ -3,7 +3,7 @@
 #error "gmm: a body needs GMM__ROW"
 
 /* .............................................................................. Body: product on tensor cores ... */
-#elif GMM__BODY == 1
+#elif GMM__BODY == GMM__BODY_TENSOR
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__OP GMM__COLUMN(2, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(3, GMM__ROW)

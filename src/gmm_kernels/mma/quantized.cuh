@@ -345,7 +345,7 @@ GMM__DEVICE void gmm_qgemm_promote(float sum[4], float partial[4], const float r
 }
 
 #ifndef GMM_NO_QUANT
-#define GMM__BODY 10
+#define GMM__BODY GMM__BODY_QUANTIZED
 /* kernel, operation (dgrad is m-grouped as fwd is), kind */
 #if GMM__HOLDS(1)
 #define GMM__ROW (gmm_gemm_quant_bf16_128x256x64_mma, fwd, bf16)

@@ -131,8 +131,7 @@ enum { gmm_bm_f32 = 128, gmm_bn_f32 = 128, gmm_bk_f32 = 16, gmm_ld_f32 = 132, gm
     X(dgrad, gmm_gemm_dgrad_f32_128x128x16_mma) \
     X(wgrad, gmm_gemm_wgrad_f32_128x128x16_mma)
 
-/* Body 1: the product on tensor cores. preface.cuh lists the bodies that GMM__BODY selects. */
-#define GMM__BODY 1
+#define GMM__BODY GMM__BODY_TENSOR
 /* kernel, operation, precision, tile */
 #if GMM__HOLDS(4)
 #define GMM__ROW (gmm_gemm_fwd_bf16_128x256x64_mma, fwd, bf16, 128x256)
@@ -191,7 +190,7 @@ GMM__DEVICE void gmm_f32_store_stage(int transposed, float *smem, const float v[
     }
 }
 
-#define GMM__BODY 2
+#define GMM__BODY GMM__BODY_FP32
 /* kernel, operation */
 #if GMM__HOLDS(5)
 #define GMM__ROW (gmm_gemm_fwd_f32_128x128x16_mma, fwd)

@@ -1,6 +1,6 @@
 /* ======================================================================== Bodies per source: vectorized amaxes === */
 
-#elif GMM__BODY == 12
+#elif GMM__BODY == GMM__BODY_AMAX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)

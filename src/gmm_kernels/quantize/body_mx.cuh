@@ -1,6 +1,6 @@
 /* =========================================================================== Bodies per source: vectorized MX32 === */
 
-#elif GMM__BODY == 15
+#elif GMM__BODY == GMM__BODY_MX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 
@@ -54,4 +54,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 #undef GMM__KERNEL_NAME
 #undef GMM__SOURCE
 #undef GMM__ROW
+
+#else
+#error "gmm: GMM__BODY is none of the values GMM__BODY_*"
 #endif

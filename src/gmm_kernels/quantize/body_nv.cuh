@@ -1,6 +1,6 @@
 /* =========================================================================== Bodies per source: vectorized NV16 === */
 
-#elif GMM__BODY == 14
+#elif GMM__BODY == GMM__BODY_NV
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__HADAMARD GMM__COLUMN(3, GMM__ROW)

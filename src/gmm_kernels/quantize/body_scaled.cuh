@@ -1,6 +1,6 @@
 /* ==================================================================== Bodies per source and scaling: vectorized === */
 
-#elif GMM__BODY == 13
+#elif GMM__BODY == GMM__BODY_SCALED
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__SOURCE ((gmm_dtype)GMM__CAT(gmm__static_dtype_, GMM__COLUMN(2, GMM__ROW)))
 #define GMM__SCALING GMM__COLUMN(3, GMM__ROW)

@@ -1,6 +1,6 @@
 /* ============================================================================== Bodies per source: quantization === */
 
-#elif GMM__BODY == 6
+#elif GMM__BODY == GMM__BODY_QUANTIZE_AMAX
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
@@ -99,7 +99,7 @@ GMM__KERNEL_NAME(const __grid_constant__ gmm__quant_args a) {
 
 /* ================================================================================= Bodies per source and format === */
 
-#elif GMM__BODY == 7
+#elif GMM__BODY == GMM__BODY_QUANTIZE
 #define GMM__KERNEL_NAME GMM__COLUMN(1, GMM__ROW)
 #define GMM__TAG GMM__COLUMN(2, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)

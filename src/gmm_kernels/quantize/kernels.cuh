@@ -195,7 +195,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #ifndef GMM_NO_QUANT
 /* These tables are in one slice, since casts call functions of the amax instance of their source. */
 #if GMM__HOLDS(5)
-#define GMM__BODY 6
+#define GMM__BODY GMM__BODY_QUANTIZE_AMAX
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_amax_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -208,7 +208,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #undef GMM__BODY
 
 /* Casts to any format, by dtype of the source. */
-#define GMM__BODY 7
+#define GMM__BODY GMM__BODY_QUANTIZE
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_quantize_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -220,7 +220,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 12
+#define GMM__BODY GMM__BODY_AMAX
 /* kernel, dtype of the source, transformed columnwise copy */
 #define GMM__ROW (gmm_amax_bf16, bf16, 0)
 #include GMM_KERNELS_FILE
@@ -234,7 +234,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
 
-#define GMM__BODY 13
+#define GMM__BODY GMM__BODY_SCALED
 /* kernel, dtype of the source, scaling, the source is an activation */
 #define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
 #include GMM_KERNELS_FILE
@@ -268,7 +268,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #endif
 #undef GMM__BODY
 
-#define GMM__BODY 15
+#define GMM__BODY GMM__BODY_MX
 /* kernel, dtype of the source */
 #define GMM__ROW (gmm_cast_mx32_bf16, bf16)
 #include GMM_KERNELS_FILE
@@ -281,7 +281,7 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #undef GMM__BODY
 
 /* NV16. GMM__HADAMARD 1: BF16 with a Hadamard-transformed columnwise copy or with stochastic rounding. */
-#define GMM__BODY 14
+#define GMM__BODY GMM__BODY_NV
 /* kernel, dtype of the source, transformed columnwise copy or stochastic rounding */
 #define GMM__ROW (gmm_cast_nv16_bf16, bf16, 0)
 #include GMM_KERNELS_FILE

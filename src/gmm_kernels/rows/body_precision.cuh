@@ -1,6 +1,6 @@
 /* ======================================================================================== Bodies per precision === */
 
-#elif GMM__BODY == 4
+#elif GMM__BODY == GMM__BODY_PRECISION
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__STATIC_DTYPE ((gmm_dtype)GMM__NAME(gmm__static_dtype))

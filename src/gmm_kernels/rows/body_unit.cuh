@@ -1,6 +1,6 @@
 /* ========================================================================================= Bodies per copy unit === */
 
-#elif GMM__BODY == 5
+#elif GMM__BODY == GMM__BODY_UNIT
 #define GMM__TAG GMM__COLUMN(1, GMM__ROW)
 #define GMM__NAME(stem) GMM__CAT(stem##_, GMM__TAG)
 #define GMM__UNIT GMM__NAME(gmm__unit)

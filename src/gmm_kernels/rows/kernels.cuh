@@ -8,7 +8,7 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__X
 
 #if GMM__HOLDS(0)
-#define GMM__BODY 4
+#define GMM__BODY GMM__BODY_PRECISION
 /* precision */
 #define GMM__ROW (bf16)
 #include GMM_KERNELS_FILE
@@ -21,7 +21,7 @@ GMM__ELEM_UNITS(GMM__X)
 #define GMM__ROW (any)
 #include GMM_KERNELS_FILE
 #undef GMM__BODY
-#define GMM__BODY 5
+#define GMM__BODY GMM__BODY_UNIT
 /* unit */
 #define GMM__ROW (b16)
 #include GMM_KERNELS_FILE

@@ -10929,7 +10929,7 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     const int transformed = f->hadamard && a->columnwise.dtype != GMM_NONE;
     /* the instances with GMM__HADAMARD transform, and round stochastically */
     const int hadamard_instance = transformed || f->stochastic;
-    int aligned = a->cols % 8 == 0, k;
+    int aligned = a->cols % 8 == 0, served, k;
     for (k = 0; k < 3; k++) {
         const gmm_mat *m = mat[k];
         if (m->dtype == GMM_NONE) continue;
@@ -10940,11 +10940,11 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
         else if (k < 2 && f->scaling == GMM_SCALING_TENSOR) a->scale_step[k] = 4;
         aligned = aligned && gmm__mma_quant_aligned(a, m, k);
     }
-    a->vectorized = aligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six &&
-                    !f->row_amax && !(hadamard_instance && a->src.dtype != GMM_BF16) &&
-                    !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
-    if (!a->vectorized) return;
-    if (hadamard_instance) a->vectorized = 2;
+    served = aligned && a->cols <= INT32_MAX / 2 && a->rows <= INT32_MAX / 2 && !f->four_over_six && !f->row_amax &&
+             !(hadamard_instance && a->src.dtype != GMM_BF16) &&
+             !(f->dtype == GMM_E2M1 && f->scaling == GMM_SCALING_MX32);
+    a->vectorized = !served ? GMM__VECTORIZED_NO : hadamard_instance ? GMM__VECTORIZED_HADAMARD : GMM__VECTORIZED;
+    if (!served) return;
     a->groups = call->groups;
     a->warp_split = a->grouped && call->groups.count <= 32 && !call->groups.on_host &&
                     call->groups.tail == GMM_TAIL_KEEP && !call->d.quant.db;

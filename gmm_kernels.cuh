@@ -6393,6 +6393,14 @@ typedef struct gmm__act_source {
     const float *prob;                 /* [rows]; NULL: ones */
 } gmm__act_source;
 
+/* Which kernels may serve a cast: those of the value and of the values before it. */
+typedef enum gmm__vectorized {
+    GMM__VECTORIZED_NO,      /* those of any shape and alignment: GMM__BODY_QUANTIZE_AMAX, GMM__BODY_QUANTIZE */
+    GMM__VECTORIZED,         /* GMM__BODY_AMAX, _SCALED, _NV, _MX: all rows are multiples of aligned vectors */
+    GMM__VECTORIZED_HADAMARD /* of these the instances with GMM__HADAMARD, for a BF16 source of which a copy is
+                                transformed or rounded stochastically */
+} gmm__vectorized;
+
 typedef struct gmm__quant_args {
     gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
@@ -6410,8 +6418,7 @@ typedef struct gmm__quant_args {
     const float *scale;               /* [units], delayed scaling: encode scales; NULL: ones */
     const int32_t *skip;              /* not 0: nothing is written; NULL: 0 */
     const uint64_t *random;           /* [2] seed and offset of gmm_draw_block */
-    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
-    int32_t vectorized;
+    gmm__vectorized vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;
@@ -8518,24 +8525,25 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #if GMM__HOLDS(0) && !defined(GMM_NO_QUANT)
 /* The kernels of the casts. A call is served by the first row that fits it; scaling NONE fits every format. */
 typedef struct gmm_quantize_kernel {
-    gmm_dtype dtype;    /* of the source */
+    gmm_dtype dtype;            /* of the source */
     gmm_scaling scaling;
-    int32_t vectorized; /* at most that of the arguments */
-    int32_t act;        /* the source is an activation */
-    int32_t sm_kib;     /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
+    gmm__vectorized vectorized; /* at most that of the arguments */
+    int32_t act;                /* the source is an activation */
+    int32_t sm_kib;             /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
     const void *amax, *cast;
 } gmm_quantize_kernel;
 /* X(dtype, tag, scaling, vectorized, sm_kib, kernel of the amaxes, of the cast), to whose names the tag is added */
 #define GMM__CASTS(X, dtype, tag) \
-    X(dtype, tag, TENSOR, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_tensor) \
-    X(dtype, tag, ROW, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_row) \
-    X(dtype, tag, 1X128, 1, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_1x128) \
-    X(dtype, tag, 128X128, 1, GMM__SM_KIB(3, 21760), gmm_amax, gmm_cast_128x128) \
-    X(dtype, tag, MX32, 1, GMM__SM_KIB(2, 4096), gmm_amax, gmm_cast_mx32) \
-    X(dtype, tag, NV16, 1, GMM__SM_KIB(3, 12544), gmm_amax, gmm_cast_nv16) \
-    X(dtype, tag, NONE, 0, 0, gmm_quantize_amax, gmm_quantize)
+    X(dtype, tag, TENSOR, GMM__VECTORIZED, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_tensor) \
+    X(dtype, tag, ROW, GMM__VECTORIZED, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_row) \
+    X(dtype, tag, 1X128, GMM__VECTORIZED, GMM__SM_KIB(3, 23808), gmm_amax, gmm_cast_1x128) \
+    X(dtype, tag, 128X128, GMM__VECTORIZED, GMM__SM_KIB(3, 21760), gmm_amax, gmm_cast_128x128) \
+    X(dtype, tag, MX32, GMM__VECTORIZED, GMM__SM_KIB(2, 4096), gmm_amax, gmm_cast_mx32) \
+    X(dtype, tag, NV16, GMM__VECTORIZED, GMM__SM_KIB(3, 12544), gmm_amax, gmm_cast_nv16) \
+    X(dtype, tag, NONE, GMM__VECTORIZED_NO, 0, gmm_quantize_amax, gmm_quantize)
 #define GMM_QUANTIZE_KERNEL_LIST(X) \
-    X(GMM_BF16, bf16, NV16, 2, GMM__SM_KIB(2, 12544), gmm_amax_hadamard, gmm_cast_nv16_hadamard) \
+    X(GMM_BF16, bf16, NV16, GMM__VECTORIZED_HADAMARD, GMM__SM_KIB(2, 12544), gmm_amax_hadamard, \
+      gmm_cast_nv16_hadamard) \
     GMM__CASTS(X, GMM_BF16, bf16) GMM__IF_F16(GMM__CASTS(X, GMM_F16, f16)) GMM__CASTS(X, GMM_F32, f32)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     GMM__DECLARE_KERNEL(amax##_##tag, gmm__quant_args) GMM__DECLARE_KERNEL(cast##_##tag, gmm__quant_args)
@@ -8546,8 +8554,10 @@ GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
     { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, 1, 1, GMM__SM_KIB(3, 37888), NULL, (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, GMM__VECTORIZED, 1, GMM__SM_KIB(3, 37888), NULL,
+      (const void *)gmm_cast_act_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, GMM__VECTORIZED, 1, GMM__SM_KIB(3, 37888), NULL,
+      (const void *)gmm_cast_act_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X

@@ -27,6 +27,14 @@ typedef struct gmm__act_source {
     const float *prob;                 /* [rows]; NULL: ones */
 } gmm__act_source;
 
+/* Which kernels may serve a cast: those of the value and of the values before it. */
+typedef enum gmm__vectorized {
+    GMM__VECTORIZED_NO,      /* those of any shape and alignment: GMM__BODY_QUANTIZE_AMAX, GMM__BODY_QUANTIZE */
+    GMM__VECTORIZED,         /* GMM__BODY_AMAX, _SCALED, _NV, _MX: all rows are multiples of aligned vectors */
+    GMM__VECTORIZED_HADAMARD /* of these the instances with GMM__HADAMARD, for a BF16 source of which a copy is
+                                transformed or rounded stochastically */
+} gmm__vectorized;
+
 typedef struct gmm__quant_args {
     gmm_mat src, rowwise, columnwise; /* tables in device memory; dtype GMM_NONE: absent */
     gmm_format format;
@@ -44,8 +52,7 @@ typedef struct gmm__quant_args {
     const float *scale;               /* [units], delayed scaling: encode scales; NULL: ones */
     const int32_t *skip;              /* not 0: nothing is written; NULL: 0 */
     const uint64_t *random;           /* [2] seed and offset of gmm_draw_block */
-    /* all rows are multiples of aligned vectors: 1 bodies 12 to 15 may serve, 2 also their GMM__HADAMARD instances */
-    int32_t vectorized;
+    gmm__vectorized vectorized;
     int32_t record;                   /* vectorized, delayed scaling: the casts raise the amaxes of the copies */
     /* vectorized: tiles are processed from the last to the first, since the L2 still holds the last ones */
     int32_t backward;

@@ -11350,9 +11350,9 @@ static double gmm__wgmma_cost(const gmm_sm90_kernel *k, const gmm__wgmma_shape *
 }
 
 /* Index of the kernel for operation `kernel_op` that is estimated to be fastest, or -1. All kernels give the same bits.
-   Where a kernel has two tiles (rows of tile_choice 1 and 2), the device chooses between them by the group sizes,
-   unless groups are so small that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`; for
-   other kernels the cost of their conversion is added.
+   If it has two tiles, the device chooses between them by the group sizes (its row by_split), unless groups are so
+   small that memory bandwidth bounds them. Packed weights are read by kernels of `b_format`; for other kernels the cost
+   of their conversion is added.
    Where rows are gathered, kernels that do it themselves are among the choice, and to the cost of others that of a copy
    is added; without `copies` they are left out. *least becomes the cost of the choice, unless options.tile, which
    numbers the kernels that serve the call from 1, demands one. */
@@ -11368,7 +11368,7 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
             (k->gather && !s.gathers) || (!k->gather && s.copied && !copies))
             continue;
         if (++index == call->options.tile) return i;
-        if (k->tile_choice == 2) {
+        if (k->tile_choice == gmm_sm90_tile_by_split) {
             if (s.rows >= GMM__WGMMA_CHOICE_ROWS && choice >= 0 && gmm_sm90_kernels[choice].function == k->function)
                 choice = i;
             continue;
@@ -11383,13 +11383,14 @@ static int32_t gmm__wgmma_choose(const gmm__call *call, gmm_gemm_op op, gmm_gemm
     return choice;
 }
 
-/* Writes the tile of a kernel for plan->note, or the two tiles (tile_choice 1 and 2) between which the device chooses.
-   Of two tiles with the same sizes, the one for short contractions is stored in fewer steps of the next tile. */
+/* Writes the tile of a kernel for plan->note, or the two tiles between which the device chooses, in the order of the
+   kernel's name: the second one, then the first. Of two tiles with the same sizes, the one for short contractions is
+   stored in fewer steps of the next tile. */
 static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
-    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *first = gmm_sm90_kernels;
-    if (k->tile_choice == 2) {
-        while (first->function != k->function || first->tile_choice != 1) first++;
-        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)first->m16 * 16, (int)first->tile_n,
+    const gmm_sm90_kernel *k = &gmm_sm90_kernels[kernel], *second = gmm_sm90_kernels;
+    if (k->tile_choice == gmm_sm90_tile_by_split) {
+        while (second->function != k->function || second->tile_choice != gmm_sm90_tile_second) second++;
+        (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", (int)second->m16 * 16, (int)second->tile_n,
                        (int)k->m16 * 16, (int)k->tile_n);
     } else
         (void)snprintf(text, 64, "tile %d x %d%s", (int)k->m16 * 16, (int)k->tile_n,
@@ -11398,12 +11399,12 @@ static const char *gmm__wgmma_tile_note(int32_t kernel, char text[64]) {
 }
 
 #ifndef GMM_NO_QUANT
-/* Writes the tile of an FP8 kernel, or its two tiles, of which tile_choice 1 is the second. */
+/* The same of an FP8 kernel, whose name has the first tile before the second. */
 static const char *gmm__wgmma_fp8_tile_note(int32_t kernel, char text[64]) {
     const gmm_fp8_kernel *k = &gmm_fp8_kernels[kernel], *second = gmm_fp8_kernels;
     const int rows = GMM_FP8_BLOCK_ROWS;
-    if (k->tile_choice == 2) {
-        while (second->function != k->function || second->tile_choice != 1) second++;
+    if (k->tile_choice == gmm_sm90_tile_by_split) {
+        while (second->function != k->function || second->tile_choice != gmm_sm90_tile_second) second++;
         (void)snprintf(text, 64, "tile %d x %d or %d x %d, by the split", rows * k->consumers, (int)k->tile_n,
                        rows * second->consumers, (int)second->tile_n);
     } else (void)snprintf(text, 64, "tile %d x %d", rows * k->consumers, (int)k->tile_n);
@@ -11456,7 +11457,7 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
         if (k->dtype != dtype || k->scaling != scaling || k->glu != glu) continue;
         if (++index == call->options.tile) return i;
         if (op == gmm_gemm_wgrad && k->tile_n == 192) continue; /* rarely the faster one: 11 of 200 products */
-        if (k->tile_choice == 2) {
+        if (k->tile_choice == gmm_sm90_tile_by_split) {
             if (op != gmm_gemm_wgrad && choice >= 0 && gmm_fp8_kernels[choice].function == k->function) choice = i;
             continue;
         }

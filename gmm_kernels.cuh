@@ -2459,6 +2459,15 @@ typedef struct gmm_sm90_glu {
     int32_t drops_d;    /* D is not stored */
 } gmm_sm90_glu;
 
+/* Which tile a kernel with two tiles computes, a column of GMM_SM90_KERNEL_LIST and of the FP8 lists. Its first tile is
+   that of its row in kernels.cuh or fp8_kernels.cuh, which also names the second one. The device takes a choice other
+   than by_split as the answer to whether the tile is the second. Kernels with one tile have `first`. */
+typedef enum gmm_sm90_tile_choice {
+    gmm_sm90_tile_first = 0,
+    gmm_sm90_tile_second = 1,
+    gmm_sm90_tile_by_split = 2 /* the scheduler chooses the one that is cheaper for the split */
+} gmm_sm90_tile_choice;
+
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (not in wgrad), B 64 rows */
     CUtensorMap d;            /* boxes of D: of a deferred store, or in wgrad 64 rows */
@@ -2467,7 +2476,7 @@ typedef struct gmm_sm90_args {
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
     int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else only wgrad encodes `d` */
-    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t tile_choice;      /* gmm_sm90_tile_choice */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
@@ -2525,10 +2534,10 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1) \
     X(short_256x128, 2, 1, 16, 4, 4, 256, plain, 1, 4, 0)
 
-/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
-   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
-   rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
-   a row for each kernel.
+/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows, one per
+   gmm_sm90_tile_choice; by_split follows the other two, with the columns of the first tile. gmm_options.tile numbers
+   the rows of an operation and dtype in this order, and of tiles of nearly equal price the upper row wins. kernels.cuh
+   has a row for each kernel.
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
    where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
@@ -2536,42 +2545,42 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    its row in kernels.cuh. <arch> is sm90, or mma for kernels of the portable engine. Every name stands in full in the
    source. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
-    X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
-    X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
-    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
-    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
-    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
+    X(fwd, GMM_BF16, bf16, 160x256, second, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, second, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 256x128, first, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, first, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 176x128, first, gmm_gemm_fwd_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, first, gmm_gemm_fwd_f16_176x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 160x256, second, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, second, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 256x128, first, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, first, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 176x128, first, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, first, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, first, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, first, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, first, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, first, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, first, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, first, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
+    X(wgrad, GMM_BF16, bf16, 192x128, first, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, first, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
+    X(wgrad, GMM_BF16, bf16, 128x128, first, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, first, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 256x128, by_split, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, by_split, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 256x128, by_split, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, by_split, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(glu, GMM_BF16, bf16, 176x128, first, gmm_gemm_glu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, first, gmm_gemm_glu_f16_176x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, first, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, first, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
+    X(fwd, GMM_BF16, bf16, short_256x128, first, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, first, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
+    X(dgrad, GMM_BF16, bf16, short_256x128, first, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, first, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
 
 /* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
    whose operation, dtype or tile is not that of the list does not compile. */
@@ -3403,10 +3412,10 @@ typedef struct gmm_sm90_tile_shape {
     int32_t n, m16;
 } gmm_sm90_tile_shape;
 
-/* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
-   blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 if power_limited,
-   else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
+/* The price model of the tile scheduler: chooses the tile, unless `choice` (gmm_sm90_tile_choice) demands one, and its
+   height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen: whether the tile is
+   `second`. Results do not depend on the choice. Candidates are numbered by tile, then by height from m16 downwards: to
+   3/4 of m16 if power_limited, else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
    power_limited: cooperative tiles of plain operands, whose clocks are linear in the height. They run at the power
    limit, so that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Not
    power_limited: ping-pong tiles, and packed weights, for which an order of heights is enough. Their clocks are the
@@ -3422,7 +3431,8 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
     int32_t i, candidate, is_second, valid;
-    if (choice != 2) { /* where every group fits one tile of the lowest height, all heights cost the same */
+    if (choice != gmm_sm90_tile_by_split) {
+        /* where every group fits one tile of the lowest height, all heights cost the same */
         const int32_t tallest = choice ? m16_1 : m16_0;
         const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
         *chosen = choice;
@@ -3457,7 +3467,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     }
     candidate = (gmm_tid_x() & 31) / 4; /* recomputed, so that no register holds it during the loop above */
     is_second = candidate >= heights0;
-    valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
+    valid = candidate < heights0 + heights1 && (choice == gmm_sm90_tile_by_split || choice == is_second);
     if (total_tiles > 0.0f) {
         const int32_t cols = heights1 > 0 && is_second ? n1 : n0; /* n1 is 0 where there is no second tile */
         const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);
@@ -4092,7 +4102,7 @@ typedef struct gmm_sm90_kernel {
     gmm_dtype dtype;
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
             gather, threads;
-    int32_t tile_choice; /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
+    int32_t tile_choice; /* gmm_sm90_tile_choice */
     const void *function;
     const char *name;
 } gmm_sm90_kernel;
@@ -4105,8 +4115,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), choice, (const void *)kernel, \
-      #kernel },
+      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
+      gmm_sm90_tile_##choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 };
@@ -4378,7 +4388,7 @@ typedef struct gmm_fp8_args {
     int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
     gmm_fp8_glu glu;          /* tiles with `glu` */
-    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
+    int32_t tile_choice;      /* gmm_sm90_tile_choice */
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
@@ -4419,27 +4429,27 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM__FP8_HAS_STAGE_SCALES_1d2d 1
 #define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
-/* Instances: X(dtype of A, tag, scaling, tile, first tile of the kernel, tile_choice, kernel). The includes in
+/* Instances: X(dtype of A, tag, scaling, tile, first tile of the kernel, tile choice, kernel). The includes in
    fp8_kernels.cuh follow the same list. A kernel serves fwd, dgrad and wgrad, so its name has no operation but glu. A
-   kernel with two tiles has the threads and the shared memory of its first one, and a row for each: tile_choice 0 and
-   1. In a row of GMM_FP8_SPLIT_LIST, tile_choice 2, it chooses between them by the split (gmm_fp8_choose_tile). */
+   kernel with two tiles has the threads and the shared memory of its first one. It stands in three rows, one per
+   gmm_sm90_tile_choice: that of by_split in GMM_FP8_SPLIT_LIST, with the columns of the first tile. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 0, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 0, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192, 192x128, 1, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 128x192, 192x128, 1, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, 192x128_glu, 0, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x128, 128x128, 0, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d1d, 128x128, 128x128, 0, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
-    X(GMM_E4M3, e4m3, fast, 128x192, 128x192, 0, gmm_gemm_e4m3_fast_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, fast, 128x192, 128x192, 0, gmm_gemm_e5m2_fast_128x192x128_sm90)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, first, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, first, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192, 192x128, second, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192, 192x128, second, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, 192x128_small_m, first, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, 192x128_small_m, first, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, 128x192_small_m, first, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, 128x192_small_m, first, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, 192x128_glu, first, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x128, 128x128, first, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x128, 128x128, first, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
+    X(GMM_E4M3, e4m3, fast, 128x192, 128x192, first, gmm_gemm_e4m3_fast_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, fast, 128x192, 128x192, first, gmm_gemm_e5m2_fast_128x192x128_sm90)
 #define GMM_FP8_SPLIT_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 2, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 2, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, by_split, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, by_split, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90)
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
@@ -4581,20 +4591,21 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || \
+    static_assert((int)gmm_sm90_tile_##tile_choice == gmm_sm90_tile_first || \
                       128 * ((int)GMM__FP8(consumers, tile_) * (int)GMM__FP8(consumer_regs, tile_) + \
                              GMM_FP8_IDLE_REGS + (int)GMM__FP8(other_regs, first_)) <= 65536, \
-                  #kernel ": registers of its second tile, beside an idle consumer");
+                  #kernel ": registers of its second tile, beside an idle consumer"); \
+    static_assert((int)gmm_sm90_tile_##tile_choice != gmm_sm90_tile_second || \
+                      (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
+                  #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || \
+    static_assert((int)gmm_sm90_tile_##tile_choice == gmm_sm90_tile_first || \
                       ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
                        !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
                        !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
-                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it"); \
-    static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
-                  #kernel ": consumer 0 arrives for one idle consumer");
+                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
@@ -5156,7 +5167,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
     int32_t scaling, consumers, tile_n, smem_groups, predicts_first_tile, glu;
-    int32_t tile_choice;         /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t tile_choice;         /* gmm_sm90_tile_choice */
     int32_t threads, smem_bytes; /* of the launch */
     const void *function;
     const char *name;
@@ -5169,8 +5180,9 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, first, tile_choice, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), tile_choice, \
-      GMM__FP8(threads, first), (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
+      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
+      gmm_sm90_tile_##tile_choice, GMM__FP8(threads, first), \
+      (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
       (const void *)kernel, #kernel },
     GMM_FP8_KERNEL_LIST(GMM__X)
     GMM_FP8_SPLIT_LIST(GMM__X)
@@ -11719,7 +11731,7 @@ GMM__DEVICE void GMM__CAT(GMM__CAT(GMM__CAT(gmm_wgmma_, GMM__TAG), _), GMM__OP)(
 #define GMM__CFG_OF(second_tile, name) ((second_tile) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
 static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm90_choose_tile: candidates of a warp");
 #else
-#define GMM__TILE_CHOICE 0
+#define GMM__TILE_CHOICE gmm_sm90_tile_first
 #define GMM__SECOND_CFG(name) 0
 #define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif
@@ -12530,10 +12542,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 
 #endif
 
-static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, 0) >= 0,
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, first) >= 0,
               "GMM_SM90_KERNEL_LIST has the kernel with this tile");
 #if GMM__TILES == 2
-static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, 1) >= 0,
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, second) >= 0,
               "GMM_SM90_KERNEL_LIST has the kernel with its second tile");
 #endif
 GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {
@@ -12906,7 +12918,7 @@ GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
 GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
                                                  gmm_sm90_split_stats stats) {
     int second = args->tile_choice;
-    if (second == 2) /* wgrad takes the first tile */
+    if (second == gmm_sm90_tile_by_split) /* wgrad takes the first tile */
         second = !args->wgrad && gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n)) <
                                  gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n));
     s->max_blocks = GMM__CFG_OF(second, consumers);

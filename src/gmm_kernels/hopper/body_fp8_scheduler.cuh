@@ -12,7 +12,7 @@ GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
 GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s,
                                                  gmm_sm90_split_stats stats) {
     int second = args->tile_choice;
-    if (second == 2) /* wgrad takes the first tile */
+    if (second == gmm_sm90_tile_by_split) /* wgrad takes the first tile */
         second = !args->wgrad && gmm_fp8_tile_price(s, stats, GMM__CFG_OF(1, consumers), GMM__CFG_OF(1, tile_n)) <
                                  gmm_fp8_tile_price(s, stats, GMM__CFG(consumers), GMM__CFG(tile_n));
     s->max_blocks = GMM__CFG_OF(second, consumers);

@@ -20,7 +20,7 @@
 #define GMM__CFG_OF(second_tile, name) ((second_tile) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
 static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm90_choose_tile: candidates of a warp");
 #else
-#define GMM__TILE_CHOICE 0
+#define GMM__TILE_CHOICE gmm_sm90_tile_first
 #define GMM__SECOND_CFG(name) 0
 #define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif

@@ -33,10 +33,10 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
 
 #endif
 
-static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, 0) >= 0,
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__TILE, first) >= 0,
               "GMM_SM90_KERNEL_LIST has the kernel with this tile");
 #if GMM__TILES == 2
-static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, 1) >= 0,
+static_assert((int)GMM__SM90_ROW(GMM__KERNEL_NAME, GMM__OP, GMM__TAG, GMM__SECOND_TILE, second) >= 0,
               "GMM_SM90_KERNEL_LIST has the kernel with its second tile");
 #endif
 GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__ARGS args) {

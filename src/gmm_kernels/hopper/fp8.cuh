@@ -73,7 +73,7 @@ typedef struct gmm_fp8_args {
     int32_t wgrad;            /* the operation is wgrad: both operands are COLUMNWISE copies of tokens */
     int32_t b_columnwise;     /* b is a COLUMNWISE copy: dgrad's weight */
     gmm_fp8_glu glu;          /* tiles with `glu` */
-    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 by the split */
+    int32_t tile_choice;      /* gmm_sm90_tile_choice */
 } gmm_fp8_args;
 
 enum { GMM_FP8_BLOCK_ROWS = 64 }; /* rows of a tile per consumer */
@@ -114,27 +114,27 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 #define GMM__FP8_HAS_STAGE_SCALES_1d2d 1
 #define GMM__FP8_HAS_STAGE_SCALES_1d1d 1
 
-/* Instances: X(dtype of A, tag, scaling, tile, first tile of the kernel, tile_choice, kernel). The includes in
+/* Instances: X(dtype of A, tag, scaling, tile, first tile of the kernel, tile choice, kernel). The includes in
    fp8_kernels.cuh follow the same list. A kernel serves fwd, dgrad and wgrad, so its name has no operation but glu. A
-   kernel with two tiles has the threads and the shared memory of its first one, and a row for each: tile_choice 0 and
-   1. In a row of GMM_FP8_SPLIT_LIST, tile_choice 2, it chooses between them by the split (gmm_fp8_choose_tile). */
+   kernel with two tiles has the threads and the shared memory of its first one. It stands in three rows, one per
+   gmm_sm90_tile_choice: that of by_split in GMM_FP8_SPLIT_LIST, with the columns of the first tile. */
 #define GMM_FP8_KERNEL_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 0, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 0, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192, 192x128, 1, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 128x192, 192x128, 1, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, 192x128_small_m, 0, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, 128x192_small_m, 0, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, 192x128_glu, 0, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
-    X(GMM_E4M3, e4m3, 1d1d, 128x128, 128x128, 0, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d1d, 128x128, 128x128, 0, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
-    X(GMM_E4M3, e4m3, fast, 128x192, 128x192, 0, gmm_gemm_e4m3_fast_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, fast, 128x192, 128x192, 0, gmm_gemm_e5m2_fast_128x192x128_sm90)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, first, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, first, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192, 192x128, second, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192, 192x128, second, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_small_m, 192x128_small_m, first, gmm_gemm_e4m3_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128_small_m, 192x128_small_m, first, gmm_gemm_e5m2_1d2d_192x128x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 128x192_small_m, 128x192_small_m, first, gmm_gemm_e4m3_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 128x192_small_m, 128x192_small_m, first, gmm_gemm_e5m2_1d2d_128x192x128_small_m_sm90) \
+    X(GMM_E4M3, e4m3, 1d2d, 192x128_glu, 192x128_glu, first, gmm_gemm_glu_e4m3_1d2d_192x128x128_sm90) \
+    X(GMM_E4M3, e4m3, 1d1d, 128x128, 128x128, first, gmm_gemm_e4m3_1d1d_128x128x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d1d, 128x128, 128x128, first, gmm_gemm_e5m2_1d1d_128x128x128_sm90) \
+    X(GMM_E4M3, e4m3, fast, 128x192, 128x192, first, gmm_gemm_e4m3_fast_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, fast, 128x192, 128x192, first, gmm_gemm_e5m2_fast_128x192x128_sm90)
 #define GMM_FP8_SPLIT_LIST(X) \
-    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, 2, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
-    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, 2, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90)
+    X(GMM_E4M3, e4m3, 1d2d, 192x128, 192x128, by_split, gmm_gemm_e4m3_1d2d_192x128x128_128x192x128_sm90) \
+    X(GMM_E5M2, e5m2, 1d2d, 192x128, 192x128, by_split, gmm_gemm_e5m2_1d2d_192x128x128_128x192x128_sm90)
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
@@ -276,20 +276,21 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || \
+    static_assert((int)gmm_sm90_tile_##tile_choice == gmm_sm90_tile_first || \
                       128 * ((int)GMM__FP8(consumers, tile_) * (int)GMM__FP8(consumer_regs, tile_) + \
                              GMM_FP8_IDLE_REGS + (int)GMM__FP8(other_regs, first_)) <= 65536, \
-                  #kernel ": registers of its second tile, beside an idle consumer");
+                  #kernel ": registers of its second tile, beside an idle consumer"); \
+    static_assert((int)gmm_sm90_tile_##tile_choice != gmm_sm90_tile_second || \
+                      (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
+                  #kernel ": consumer 0 arrives for one idle consumer");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling_, tile_, first_, tile_choice, kernel) \
-    static_assert((tile_choice) == 0 || \
+    static_assert((int)gmm_sm90_tile_##tile_choice == gmm_sm90_tile_first || \
                       ((int)GMM__FP8(scaling, scaling_) == GMM_FP8_1D2D && \
                        !GMM__FP8(predicts_first_tile, tile_) && !GMM__FP8(glu, tile_) && \
                        !GMM__FP8(predicts_first_tile, first_) && !GMM__FP8(glu, first_)), \
-                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it"); \
-    static_assert((tile_choice) != 1 || (int)GMM__FP8(consumers, tile_) + 1 == (int)GMM__FP8(consumers, first_), \
-                  #kernel ": consumer 0 arrives for one idle consumer");
+                  #kernel ": 1d2d tiles alone have a choice, and a predicted tile would precede it");
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */

@@ -329,10 +329,10 @@ typedef struct gmm_sm90_tile_shape {
     int32_t n, m16;
 } gmm_sm90_tile_shape;
 
-/* The price model of the tile scheduler: chooses the tile (`choice`: 0 `first`, 1 `second`, 2 either) and its height in
-   blocks of 16 rows that take the least time for the split. Returns the height; *chosen: 0 or 1. Results do not depend
-   on the choice. Candidates are numbered by tile, then by height from m16 downwards: to 3/4 of m16 if power_limited,
-   else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
+/* The price model of the tile scheduler: chooses the tile, unless `choice` (gmm_sm90_tile_choice) demands one, and its
+   height in blocks of 16 rows that take the least time for the split. Returns the height; *chosen: whether the tile is
+   `second`. Results do not depend on the choice. Candidates are numbered by tile, then by height from m16 downwards: to
+   3/4 of m16 if power_limited, else to m16 / 2 + 1. Eight at most, since four lanes evaluate each candidate.
    power_limited: cooperative tiles of plain operands, whose clocks are linear in the height. They run at the power
    limit, so that CTAs which idle in the last round speed up the others: idle time counts 0.69 of its length. Not
    power_limited: ping-pong tiles, and packed weights, for which an order of heights is enough. Their clocks are the
@@ -348,7 +348,8 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     float total_clocks = 0.0f, total_tiles = 0.0f, max_clocks = 0.0f, cost = 0.0f;
     uint32_t min_cost;
     int32_t i, candidate, is_second, valid;
-    if (choice != 2) { /* where every group fits one tile of the lowest height, all heights cost the same */
+    if (choice != gmm_sm90_tile_by_split) {
+        /* where every group fits one tile of the lowest height, all heights cost the same */
         const int32_t tallest = choice ? m16_1 : m16_0;
         const int32_t lowest = tallest - (choice ? heights1 : heights0) + 1;
         *chosen = choice;
@@ -383,7 +384,7 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
     }
     candidate = (gmm_tid_x() & 31) / 4; /* recomputed, so that no register holds it during the loop above */
     is_second = candidate >= heights0;
-    valid = candidate < heights0 + heights1 && (choice == 2 || choice == is_second);
+    valid = candidate < heights0 + heights1 && (choice == gmm_sm90_tile_by_split || choice == is_second);
     if (total_tiles > 0.0f) {
         const int32_t cols = heights1 > 0 && is_second ? n1 : n0; /* n1 is 0 where there is no second tile */
         const float tiles_per_cta = __fdividef((float)((s->p->n + cols - 1) / cols), (float)gridDim.x);

@@ -97,6 +97,15 @@ typedef struct gmm_sm90_glu {
     int32_t drops_d;    /* D is not stored */
 } gmm_sm90_glu;
 
+/* Which tile a kernel with two tiles computes, a column of GMM_SM90_KERNEL_LIST and of the FP8 lists. Its first tile is
+   that of its row in kernels.cuh or fp8_kernels.cuh, which also names the second one. The device takes a choice other
+   than by_split as the answer to whether the tile is the second. Kernels with one tile have `first`. */
+typedef enum gmm_sm90_tile_choice {
+    gmm_sm90_tile_first = 0,
+    gmm_sm90_tile_second = 1,
+    gmm_sm90_tile_by_split = 2 /* the scheduler chooses the one that is cheaper for the split */
+} gmm_sm90_tile_choice;
+
 typedef struct gmm_sm90_args {
     CUtensorMap a, a16, b;    /* boxes: A 64 rows, A 16 rows (not in wgrad), B 64 rows */
     CUtensorMap d;            /* boxes of D: of a deferred store, or in wgrad 64 rows */
@@ -105,7 +114,7 @@ typedef struct gmm_sm90_args {
     int32_t *tables;          /* group tables in the workspace, where shared memory has too few entries, else NULL:
                                  gmm_sm90_table_bytes per CTA */
     int32_t d_by_tma;         /* whether TMA makes deferred stores (gmm_sm90_tma_stores); else only wgrad encodes `d` */
-    int32_t tile_choice;      /* of a kernel with two tiles: 0 the first, 1 the second, 2 chosen by the split */
+    int32_t tile_choice;      /* gmm_sm90_tile_choice */
     gmm_mat codes;            /* packed weights that the kernel dequantizes; tables in device memory */
     gmm_direction along;      /* direction of the packed copies: their lines run along the contraction */
     int32_t rows, cols;       /* of each packed weight matrix */
@@ -163,10 +172,10 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1) \
     X(short_256x128, 2, 1, 16, 4, 4, 256, plain, 1, 4, 0)
 
-/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows: it takes
-   its first tile (0), its second tile (1), or the one that is cheaper for the split (2). gmm_options.tile numbers the
-   rows of an operation and dtype in this order, and of tiles of nearly equal price the first wins. kernels.cuh has
-   a row for each kernel.
+/* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows, one per
+   gmm_sm90_tile_choice; by_split follows the other two, with the columns of the first tile. gmm_options.tile numbers
+   the rows of an operation and dtype in this order, and of tiles of nearly equal price the upper row wins. kernels.cuh
+   has a row for each kernel.
 
    Names of GEMM kernels, as profilers show them: gmm_gemm_<op>_<operands>_<M>x<N>x<K>_<variant>_<arch>, without <op>
    where one kernel serves several operations. M x N is the tile of D, and K the elements of a stage along the
@@ -174,42 +183,42 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
    its row in kernels.cuh. <arch> is sm90, or mma for kernels of the portable engine. Every name stands in full in the
    source. */
 #define GMM_SM90_KERNEL_LIST(X) \
-    X(fwd, GMM_BF16, bf16, 160x256, 1, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, 1, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 256x128, 0, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 0, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 176x128, 0, gmm_gemm_fwd_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, 0, gmm_gemm_fwd_f16_176x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 160x256, 1, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, 1, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 0, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 0, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 176x128, 0, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, 0, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, 0, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, 0, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, 0, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, 0, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, 0, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
-    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, 0, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
-    X(wgrad, GMM_BF16, bf16, 192x128, 0, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, 0, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
-    X(wgrad, GMM_BF16, bf16, 128x128, 0, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
-    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, 0, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, 256x128, 2, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, 2, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
-    X(dgrad, GMM_BF16, bf16, 256x128, 2, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, 2, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
-    X(glu, GMM_BF16, bf16, 176x128, 0, gmm_gemm_glu_bf16_176x128x64_sm90) \
-    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, 0, gmm_gemm_glu_f16_176x128x64_sm90)) \
-    X(fwd, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, 0, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
-    X(dgrad, GMM_BF16, bf16, gather_160x256, 0, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, 0, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
-    X(fwd, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
-    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, 0, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
-    X(dgrad, GMM_BF16, bf16, short_256x128, 0, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
-    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, 0, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
+    X(fwd, GMM_BF16, bf16, 160x256, second, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 160x256, second, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 256x128, first, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, first, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 176x128, first, gmm_gemm_fwd_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 176x128, first, gmm_gemm_fwd_f16_176x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 160x256, second, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 160x256, second, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 256x128, first, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, first, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 176x128, first, gmm_gemm_dgrad_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 176x128, first, gmm_gemm_dgrad_f16_176x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_192x128, first, gmm_gemm_fwd_bf16_mxfp8_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_192x128, first, gmm_gemm_fwd_bf16_mxfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_192x128, first, gmm_gemm_fwd_bf16_nvfp4_192x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx8_48x128, first, gmm_gemm_fwd_bf16_mxfp8_48x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, mx4_64x128, first, gmm_gemm_fwd_bf16_mxfp4_64x128x64_sm90)) \
+    GMM__IF_QUANT(X(fwd, GMM_BF16, bf16, nv4_64x128, first, gmm_gemm_fwd_bf16_nvfp4_64x128x64_sm90)) \
+    X(wgrad, GMM_BF16, bf16, 192x128, first, gmm_gemm_wgrad_bf16_192x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 192x128, first, gmm_gemm_wgrad_f16_192x128x64_sm90)) \
+    X(wgrad, GMM_BF16, bf16, 128x128, first, gmm_gemm_wgrad_bf16_128x128x64_sm90) \
+    GMM__IF_F16(X(wgrad, GMM_F16, f16, 128x128, first, gmm_gemm_wgrad_f16_128x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, 256x128, by_split, gmm_gemm_fwd_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, 256x128, by_split, gmm_gemm_fwd_f16_160x256x64_256x128x64_sm90)) \
+    X(dgrad, GMM_BF16, bf16, 256x128, by_split, gmm_gemm_dgrad_bf16_160x256x64_256x128x64_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, by_split, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
+    X(glu, GMM_BF16, bf16, 176x128, first, gmm_gemm_glu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, first, gmm_gemm_glu_f16_176x128x64_sm90)) \
+    X(fwd, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, first, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
+    X(dgrad, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, gather_160x256, first, gmm_gemm_dgrad_f16_160x256x64_gather_sm90)) \
+    X(fwd, GMM_BF16, bf16, short_256x128, first, gmm_gemm_fwd_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(fwd, GMM_F16, f16, short_256x128, first, gmm_gemm_fwd_f16_256x128x64_short_sm90)) \
+    X(dgrad, GMM_BF16, bf16, short_256x128, first, gmm_gemm_dgrad_bf16_256x128x64_short_sm90) \
+    GMM__IF_F16(X(dgrad, GMM_F16, f16, short_256x128, first, gmm_gemm_dgrad_f16_256x128x64_short_sm90))
 
 /* A constant for each row of the list. Assertions in body_product_kernel.cuh name it, so that a row of kernels.cuh
    whose operation, dtype or tile is not that of the list does not compile. */

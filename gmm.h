@@ -2436,25 +2436,34 @@ static void gmm__add_operand(gmm__call *call, int role, const char *name, const 
    of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults. One named gmm__check_* refuses
    what breaks a rule; it may record memory for gmm__check_overlap, and store in the call what it derives. */
 
-/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
-   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
+/* Writes the message of a failed call: "gmm_linear_fwd: linear.w: <text> (<shapes>)". `argument` is a field of the
+   call's descriptor, whose name the message puts before it, or another argument of the function; `colon` follows it. */
+static GMM__UNUSED void gmm__write_refusal(const gmm__call *call, gmm_status status, const char *argument,
+                                           const char *colon, const char *format, va_list list) {
+    const int field = gmm__is_field(call, argument);
+    char text[320];
+    (void)vsnprintf(text, sizeof text, format, list);
+    (void)gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
+                    field ? "." : "", argument, colon, text, call->shapes[0] ? " (" : "", call->shapes,
+                    call->shapes[0] ? ")" : "");
+}
+/* Fails a call for the value of an argument and the rule that it breaks: "linear.in_features: 0 must be >= 1". */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes ", "needs " };
-    const int field = gmm__is_field(call, argument);
-    int is_predicate = 0;
-    char text[320];
-    size_t i;
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    gmm__write_refusal(call, status, argument, ":", format, list);
     va_end(list);
-    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
-        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
-    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, is_predicate ? "" : ":", text,
-                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    return status;
+}
+/* Fails a call by a predicate of the argument, which no colon separates: "linear.w is NULL". */
+static GMM__UNUSED gmm_status gmm__refuse_that(const gmm__call *call, gmm_status status, const char *argument,
+                                               const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    gmm__write_refusal(call, status, argument, "", format, list);
+    va_end(list);
+    return status;
 }
 
 /* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
@@ -2470,7 +2479,7 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
     uint32_t struct_size;
-    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    if (!src) return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL");
     memcpy(&struct_size, src, sizeof struct_size);
     if (struct_size && struct_size < 2 * sizeof struct_size)
         return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
@@ -2611,7 +2620,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", g->reserved);
     call->rows = g->capacity;
     if (call->query) return GMM_OK;
-    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
+    if (!g->splits) return gmm__refuse_that(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
     if ((uintptr_t)g->splits % (g->dtype == GMM_I64 ? 8 : 4))
         return gmm__refuse(call, GMM_E_ALIGN, "groups.splits", "%p is not aligned to an %s", g->splits,
                            gmm_dtype_name(g->dtype));
@@ -2647,7 +2656,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     int64_t bytes, size, least;
     memset(m, 0, sizeof *m);
     if (!mat)
-        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
+        return required ? gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
@@ -2677,13 +2686,13 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &size) || !gmm__mul(size, 8, &bytes)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld groups at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
-    if (m->data && m->table) return gmm__refuse(call, GMM_E_ARG, argument, "has both data and table");
+    if (m->data && m->table) return gmm__refuse_that(call, GMM_E_ARG, argument, "has both data and table");
     if (m->table && matrices == 0)
-        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data, not table");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "is one matrix and takes data, not table");
     if (call->query) return GMM_OK;
     if (!m->data && !m->table && rows > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "has neither data nor table for %lld x %lld %s", (long long)rows,
-                           (long long)cols, gmm_dtype_name(m->dtype));
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "has neither data nor table for %lld x %lld %s",
+                                (long long)rows, (long long)cols, gmm_dtype_name(m->dtype));
     size = gmm_dtype_bits(m->dtype) / 8;
     if ((uintptr_t)m->data % (uintptr_t)size)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to its %s elements", m->data,
@@ -2779,25 +2788,25 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
     if ((m->data && m->table) || (m->scale && m->scale_table))
-        return gmm__refuse(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
     if (matrices == 0 && (m->table || m->scale_table))
-        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
     lacks_data = l.data_bytes > 0 && !m->data && !m->table;
     /* groups without rows have no data, but they have the scales of tensors and of columns */
     if (lacks_data || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
-                           lacks_data ? "data" : "scale", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype),
-                           gmm_scaling_name(m->scaling));
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
+                                lacks_data ? "data" : "scale", (long long)rows, (long long)cols,
+                                gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
         return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
                            (const void *)m->table, (const void *)m->scale_table);
     if (nv && !m->amax && (rows > 0 || !(m->flags & (uint32_t)GMM_MAT_ROW_AMAX)))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
     if ((uintptr_t)m->amax % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
     if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
@@ -2822,8 +2831,8 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     memset(g, 0, sizeof *g);
     memset(&call->mat[role], 0, sizeof call->mat[role]);
     if (!grad)
-        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
-                                      gmm_op_name(call->op)) : GMM_OK;
+        return required ? gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
+                                           gmm_op_name(call->op)) : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,
@@ -2845,7 +2854,7 @@ static GMM__UNUSED gmm_status gmm__check_elements(gmm__call *call, const char *a
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld values do not fit 64 bits", (long long)count);
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
     if ((uintptr_t)array % (uintptr_t)bytes)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
     if (array) gmm__add_span(call, argument, "", writes, array, size);
@@ -3082,8 +3091,8 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
         return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
-                           gmm_op_name(call->op));
+        return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
+                                gmm_op_name(call->op));
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
@@ -3245,7 +3254,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
+            return gmm__refuse_that(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
@@ -3268,8 +3277,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)) != GMM_OK)
         return s;
     if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
-        return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
-                           op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
+        return gmm__refuse_that(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
+                                op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
     return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 
@@ -4098,8 +4107,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
-        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
-                           "nothing is asked for");
+        return gmm__refuse_that(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
+                                "nothing is asked for");
     return GMM_OK;
 }
 
@@ -4821,7 +4830,7 @@ static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
 static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, const char *field,
                                             int configured) {
     if (given && !configured)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
+        return gmm__refuse_that(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
     return GMM_OK;
 }
 
@@ -4866,14 +4875,14 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     if (bwd && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
-                           "weights that are not", (int)call->quant.backward_override);
+        return gmm__refuse_that(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
+                                "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(directions >> direction & 1)) continue;
         if (direction && !m.columnwise)
-            return gmm__refuse(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized weight",
-                               gmm_op_name(call->op));
+            return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized "
+                                    "weight", gmm_op_name(call->op));
         s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
                             direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
@@ -4931,7 +4940,7 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
@@ -5301,7 +5310,7 @@ static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *nam
 /* Writes a saved layout, of which `bytes` are this version's, for a caller that may have an older version. */
 static gmm_status gmm__write_layout(gmm__call *call, void *layout, void *full, size_t bytes) {
     uint32_t size; /* struct_size is the first field of every layout */
-    if (!layout) return gmm__refuse(call, GMM_E_NULL, "layout", "is NULL");
+    if (!layout) return gmm__refuse_that(call, GMM_E_NULL, "layout", "is NULL");
     memcpy(&size, layout, sizeof size);
     if (size > bytes)
         return gmm__refuse(call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
@@ -6606,11 +6615,11 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 static gmm_status gmm__check_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                     size_t need) {
     if (!memory && need > 0)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
-                           (unsigned long long)need);
+        return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
+                                (unsigned long long)need);
     if (bytes < need)
-        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query states",
-                           (unsigned long long)bytes, (unsigned long long)need);
+        return gmm__refuse_that(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query "
+                                "states", (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
     gmm__add_span(call, name, "", writes, memory, (int64_t)need);
@@ -6641,7 +6650,7 @@ static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan)
 
 /* Checks the fields of the queue, which the caller may have set. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
-    if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if (!q || !q->entries) return gmm__refuse_that(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
         return gmm__refuse(call, GMM_E_ALIGN, "queue.entries", "%p is not aligned to %d bytes", (void *)q->entries,
                            (int)sizeof q->entries->opaque[0]);
@@ -6678,7 +6687,7 @@ static gmm_status gmm__mlp_check_append(gmm__call *call) {
     if (!gmm__mlp_wants_of(call).defer) return GMM_OK;
     if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
     if (q->count < q->capacity) return GMM_OK;
-    return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
+    return gmm__refuse_that(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
 }
 
 /* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
@@ -6749,8 +6758,8 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
     if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
-        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
-                           queue->capacity);
+        return gmm__refuse_that(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
+                                queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "
@@ -7388,8 +7397,8 @@ static gmm_status gmm__read_sequences(gmm__call *call, gmm_route *r) {
         return gmm__refuse(call, GMM_E_ARG, "sequence_first", "%d must be 0 or 1", r->sequence_first);
     if (r->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", r->reserved);
     if (r->sequences == 1 && r->sequence_counts)
-        return gmm__refuse(call, GMM_E_CONFIG, "sequence_counts", "must be NULL with sequences %d: counts holds the "
-                           "counts of a single sequence", r->sequences);
+        return gmm__refuse_that(call, GMM_E_CONFIG, "sequence_counts", "must be NULL with sequences %d: counts holds "
+                                "the counts of a single sequence", r->sequences);
     s = gmm__check_elements(call, "padding", r->padding, 0, 0, r->tokens, 1);
     if (s == GMM_OK)
         s = gmm__check_elements(call, "sequence_counts", r->sequence_counts, reads && r->sequences > 1,
@@ -7491,15 +7500,15 @@ static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *functi
     reads = to || !d->map;
     if (d->reserved) return gmm__refuse(&call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (!d->values != !d->probs)
-        return gmm__refuse(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
-                           d->values ? "probs" : "values");
+        return gmm__refuse_that(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
+                                d->values ? "probs" : "values");
     if (reads && (d->counts || d->offsets))
-        return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "%s",
-                           to ? "must be NULL: gmm_route_to_dense counts nothing"
-                              : "must be NULL without map: gmm_route_from_dense counts the tokens of the map");
-    if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
+        return gmm__refuse_that(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "%s",
+                                to ? "must be NULL: gmm_route_to_dense counts nothing"
+                                   : "must be NULL without map: gmm_route_from_dense counts the tokens of the map");
+    if (d->offsets && !d->counts) return gmm__refuse_that(&call, GMM_E_CONFIG, "offsets", "is given without counts");
     if (!d->map && !d->values)
-        return gmm__refuse(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
+        return gmm__refuse_that(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
     if ((s = gmm__check_elements(&call, "map", d->map, 0, to, elements, 1)) != GMM_OK ||
         (s = gmm__check_elements(&call, "values", d->values, 0, to, elements, 4)) != GMM_OK ||
         (s = gmm__check_elements(&call, "indices", d->indices, 1, !reads, slots, 4)) != GMM_OK ||
@@ -7882,8 +7891,8 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
             if (operands[i].calls >> k & 1)
                 length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
                                            gmm_op_name(ops[k]));
-        return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), calls_text);
+        return gmm__refuse_that(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor "
+                                "writes it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
@@ -7897,8 +7906,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
         if (!p->row_of && !p->slot_of && !p->sizes && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and permute.sizes: "
-                               "nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and "
+                                    "permute.sizes: nothing is asked for");
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
@@ -7920,7 +7929,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
         if (!p->dx && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
         if (p->dx && ((s = gmm__permute_mat(call, GMM__DX, "dx", p->dx, p->tokens, GMM__FLOATS)) != GMM_OK ||
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
@@ -7936,7 +7945,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     case GMM_OP_UNPERMUTE_BWD:
         if (!p->drows && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked "
+                                    "for");
         if ((s = gmm__permute_mat(call, GMM__DOUT, "dout", p->dout, p->tokens, GMM__FLOATS)) != GMM_OK) return s;
         if (p->drows &&
             ((s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK ||
@@ -8088,8 +8098,8 @@ static gmm_status gmm__moe_refuse_owned(gmm__call *call, const gmm_mlp *m) {
     size_t i;
     for (i = 0; i < sizeof owned / sizeof owned[0]; i++)
         if (owned[i].set)
-            return gmm__refuse(call, GMM_E_CONFIG, owned[i].name, "is set and must be 0: the layer passes rows, "
-                               "probabilities, groups, options and buffers to its MLP itself");
+            return gmm__refuse_that(call, GMM_E_CONFIG, owned[i].name, "is set and must be 0: the layer passes rows, "
+                                    "probabilities, groups, options and buffers to its MLP itself");
     return GMM_OK;
 }
 
@@ -8109,10 +8119,11 @@ static gmm_status gmm__moe_check_route(gmm__call *call) {
             return gmm__refuse(call, GMM_E_ARG, equal[i].name, "%lld must be that of the layer, %lld",
                                (long long)equal[i].value, (long long)equal[i].layer);
     if (r.options || r.dprobs)
-        return gmm__refuse(call, GMM_E_CONFIG, r.options ? "route.options" : "route.dprobs",
-                           "is set and must be NULL: the layer passes its own");
+        return gmm__refuse_that(call, GMM_E_CONFIG, r.options ? "route.options" : "route.dprobs",
+                                "is set and must be NULL: the layer passes its own");
     if (d->indices || d->probs)
-        return gmm__refuse(call, GMM_E_CONFIG, d->indices ? "indices" : "probs", "is set beside route, which has them");
+        return gmm__refuse_that(call, GMM_E_CONFIG, d->indices ? "indices" : "probs", "is set beside route, which has "
+                                "them");
     if (call->config.prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "mlp.config.prob_on_input", "1 excludes route: x cannot be weighted "
                            "before it is routed");
@@ -8175,10 +8186,10 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     if ((s = gmm__moe_check_rows(call)) != GMM_OK || (d->route && (s = gmm__moe_check_route(call)) != GMM_OK)) return s;
     if (!d->route && !d->probs) {
         if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
-            return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
+            return gmm__refuse_that(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
     } else if (c->prob_on_input)
-        return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
-                           "weighted by them");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
+                                "weighted by them");
     /* the recipe says what casts gather, w2 what dtype rows have; the MLP's checks read both again */
     if (m.quant && gmm__copy_sized(&call->quant, sizeof call->quant, m.quant) && call->quant.recipe)
         (void)gmm__copy_sized(&call->recipe, sizeof call->recipe, call->quant.recipe);
@@ -8203,8 +8214,9 @@ static gmm_status gmm__moe_read_operands(gmm__call *call) {
     const int fwd = call->op == GMM_OP_MOE_FWD, scaled = call->mat[GMM__W2].scaling != GMM_SCALING_NONE;
     const gmm__moe_wants w = gmm__moe_wants_of(call);
     gmm_status s;
-    if (scaled && !d->x) return gmm__refuse(call, GMM_E_NULL, "x", "is NULL: weights are quantized, and its dtype is "
-                                            "that of what was saved");
+    if (scaled && !d->x)
+        return gmm__refuse_that(call, GMM_E_NULL, "x", "is NULL: weights are quantized, and its dtype is that of what "
+                                "was saved");
     if ((s = gmm__moe_read_mat(call, GMM__X_, "x", d->x, w.x, call->in)) != GMM_OK) return s;
     if (d->x && !scaled && call->mat[GMM__X_].dtype != call->mat[GMM__W2].dtype)
         return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",
@@ -9040,13 +9052,13 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
                            "gmm_draw_block tells apart", d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
-                           call->path);
+        return gmm__refuse_that(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                                call->path);
     if (f->row_amax && d->columnwise)
-        return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (d->src_index && (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE))
-        return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
     if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
     src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
     if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, src, GMM_ROWWISE);
@@ -9067,16 +9079,16 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            "no padding", (long long)call->rows, (long long)call->rows, (long long)call->in);
     if (d->db) {
         if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
-            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
-                               "amax nor skip");
+            return gmm__refuse_that(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither "
+                                    "phase amax nor skip");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
     }
     if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
         ((d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax) ||
          (d->columnwise && !call->mat[GMM__COLUMNWISE_COPY].amax)))
-        return gmm__refuse(call, GMM_E_NULL,
-                           d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
-                           "lacks amax, which phase %d is about", (int)d->phase);
+        return gmm__refuse_that(call, GMM_E_NULL,
+                                d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
+                                "lacks amax, which phase %d is about", (int)d->phase);
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
@@ -9142,8 +9154,8 @@ static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *forma
     gmm_error error = GMM_ZERO;
     gmm_status s;
     if (!format)
-        return nv ? gmm__refuse(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with square "
-                                "blocks")
+        return nv ? gmm__refuse_that(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with "
+                                     "square blocks")
                   : GMM_OK;
     if ((s = gmm__read(call, "format", f, sizeof *f, format)) != GMM_OK) return s;
     if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
@@ -9222,7 +9234,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
         (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
-        return gmm__refuse(&call, s, "reduce", "has given %s", gmm_status_name(s));
+        return gmm__refuse_that(&call, s, "reduce", "has given %s", gmm_status_name(s));
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
@@ -9272,8 +9284,8 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)elements);
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
-                           call.path);
+        return gmm__refuse_that(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                                call.path);
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
         s = gmm__read_copy(&call, roles[k], names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);
@@ -13104,7 +13116,7 @@ GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descript
     gmm__text t;
     gmm_status s = gmm__prepare(&call, ctx, op, "gmm_describe", descriptor, 1);
     if (s != GMM_OK) return s;
-    if (!text || bytes < 1) return gmm__refuse(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
+    if (!text || bytes < 1) return gmm__refuse_that(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
     if ((s = gmm__select(&call, &plan)) != GMM_OK) return s;
     t.data = text;
     t.bytes = bytes;
@@ -13708,8 +13720,8 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
         return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu, which the query states",
                            (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
     if (!workspace && plan->workspace_bytes > 0)
-        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
-                           (unsigned long long)plan->workspace_bytes);
+        return gmm__refuse_that(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
+                                (unsigned long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
@@ -13734,7 +13746,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         s = gmm__select(call, &plan);
         return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
     }
-    if (!info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
+    if (!info) return gmm__refuse_that(call, GMM_E_NULL, "info", "is NULL");
     if (info->struct_size > sizeof *info)
         return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
                            info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
@@ -13760,7 +13772,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     gmm__peek_groups(groups, &g);
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
     if ((s = gmm__read_groups(&call, groups)) != GMM_OK) return s; /* any engine: all compute the same offsets */
-    if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
+    if (!offsets) return gmm__refuse_that(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);
     call.output = offsets;

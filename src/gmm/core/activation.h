@@ -141,8 +141,8 @@ static gmm_status gmm__act_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
         (s = gmm__check_output(call, "dprob", d->dprob, 0, call->rows)) != GMM_OK)
         return s;
     if (!query && !d->dx && !d->dprob && !d->y)
-        return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
-                           "nothing is asked for");
+        return gmm__refuse_that(call, GMM_E_NULL, "dx", "is NULL, and so are activation.dprob and activation.y: "
+                                "nothing is asked for");
     return GMM_OK;
 }
 

@@ -2,25 +2,34 @@
    of a plan. A function named gmm__read_* copies a descriptor and fills in its defaults. One named gmm__check_* refuses
    what breaks a rule; it may record memory for gmm__check_overlap, and store in the call what it derives. */
 
-/* Fails a call: "gmm_linear_fwd: linear.w: <value and rule> (<shapes>)". `argument` is a field of the call's
-   descriptor, whose name the message puts before it, or another argument of the function. The text follows after a
-   colon, unless it is a predicate of the argument ("is NULL", "has both data and table"). */
+/* Writes the message of a failed call: "gmm_linear_fwd: linear.w: <text> (<shapes>)". `argument` is a field of the
+   call's descriptor, whose name the message puts before it, or another argument of the function; `colon` follows it. */
+static GMM__UNUSED void gmm__write_refusal(const gmm__call *call, gmm_status status, const char *argument,
+                                           const char *colon, const char *format, va_list list) {
+    const int field = gmm__is_field(call, argument);
+    char text[320];
+    (void)vsnprintf(text, sizeof text, format, list);
+    (void)gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
+                    field ? "." : "", argument, colon, text, call->shapes[0] ? " (" : "", call->shapes,
+                    call->shapes[0] ? ")" : "");
+}
+/* Fails a call for the value of an argument and the rule that it breaks: "linear.in_features: 0 must be >= 1". */
 static GMM__UNUSED gmm_status gmm__refuse(const gmm__call *call, gmm_status status, const char *argument,
                                           const char *format, ...) {
-    static const char *const predicates[] = { "is ", "and ", "has ", "lacks ", "must ", "goes ", "needs " };
-    const int field = gmm__is_field(call, argument);
-    int is_predicate = 0;
-    char text[320];
-    size_t i;
     va_list list;
     va_start(list, format);
-    (void)vsnprintf(text, sizeof text, format, list);
+    gmm__write_refusal(call, status, argument, ":", format, list);
     va_end(list);
-    for (i = 0; i < sizeof predicates / sizeof predicates[0]; i++)
-        is_predicate |= !strncmp(text, predicates[i], strlen(predicates[i]));
-    return gmm__fail(&call->ctx->error, status, "%s: %s%s%s%s %s%s%s%s", call->function, field ? call->path : "",
-                     field ? "." : "", argument, is_predicate ? "" : ":", text,
-                     call->shapes[0] ? " (" : "", call->shapes, call->shapes[0] ? ")" : "");
+    return status;
+}
+/* Fails a call by a predicate of the argument, which no colon separates: "linear.w is NULL". */
+static GMM__UNUSED gmm_status gmm__refuse_that(const gmm__call *call, gmm_status status, const char *argument,
+                                               const char *format, ...) {
+    va_list list;
+    va_start(list, format);
+    gmm__write_refusal(call, status, argument, "", format, list);
+    va_end(list);
+    return status;
 }
 
 /* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
@@ -36,7 +45,7 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
     uint32_t struct_size;
-    if (!src) return gmm__refuse(call, GMM_E_NULL, argument, "is NULL");
+    if (!src) return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL");
     memcpy(&struct_size, src, sizeof struct_size);
     if (struct_size && struct_size < 2 * sizeof struct_size)
         return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
@@ -177,7 +186,7 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->reserved) return gmm__refuse(call, GMM_E_ARG, "groups.reserved", "%d must be 0", g->reserved);
     call->rows = g->capacity;
     if (call->query) return GMM_OK;
-    if (!g->splits) return gmm__refuse(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
+    if (!g->splits) return gmm__refuse_that(call, GMM_E_NULL, "groups.splits", "is NULL with %d groups", g->count);
     if ((uintptr_t)g->splits % (g->dtype == GMM_I64 ? 8 : 4))
         return gmm__refuse(call, GMM_E_ALIGN, "groups.splits", "%p is not aligned to an %s", g->splits,
                            gmm_dtype_name(g->dtype));
@@ -213,7 +222,7 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     int64_t bytes, size, least;
     memset(m, 0, sizeof *m);
     if (!mat)
-        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
+        return required ? gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL: %s needs it", gmm_op_name(call->op))
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
@@ -243,13 +252,13 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
     if (matrices > 0 && (!gmm__mul(matrices, m->group_stride, &size) || !gmm__mul(size, 8, &bytes)))
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld groups at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
-    if (m->data && m->table) return gmm__refuse(call, GMM_E_ARG, argument, "has both data and table");
+    if (m->data && m->table) return gmm__refuse_that(call, GMM_E_ARG, argument, "has both data and table");
     if (m->table && matrices == 0)
-        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data, not table");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "is one matrix and takes data, not table");
     if (call->query) return GMM_OK;
     if (!m->data && !m->table && rows > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "has neither data nor table for %lld x %lld %s", (long long)rows,
-                           (long long)cols, gmm_dtype_name(m->dtype));
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "has neither data nor table for %lld x %lld %s",
+                                (long long)rows, (long long)cols, gmm_dtype_name(m->dtype));
     size = gmm_dtype_bits(m->dtype) / 8;
     if ((uintptr_t)m->data % (uintptr_t)size)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to its %s elements", m->data,
@@ -345,25 +354,25 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld matrices at stride %lld do not fit 64 bits",
                            (long long)matrices, (long long)m->group_stride);
     if ((m->data && m->table) || (m->scale && m->scale_table))
-        return gmm__refuse(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "has both an address and a table of elements or scales");
     if (matrices == 0 && (m->table || m->scale_table))
-        return gmm__refuse(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
+        return gmm__refuse_that(call, GMM_E_ARG, argument, "is one matrix and takes data and scale, not tables");
     if (call->query) return GMM_OK;
     if (!m->table != !m->scale_table)
         return gmm__refuse(call, GMM_E_ARG, argument, "table and scale_table come together");
     lacks_data = l.data_bytes > 0 && !m->data && !m->table;
     /* groups without rows have no data, but they have the scales of tensors and of columns */
     if (lacks_data || (l.scale_bytes > 0 && !m->scale && !m->scale_table))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
-                           lacks_data ? "data" : "scale", (long long)rows, (long long)cols, gmm_dtype_name(m->dtype),
-                           gmm_scaling_name(m->scaling));
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "lacks %s for %lld x %lld %s scaled %s",
+                                lacks_data ? "data" : "scale", (long long)rows, (long long)cols,
+                                gmm_dtype_name(m->dtype), gmm_scaling_name(m->scaling));
     if (l.scale_dtype == GMM_F32 && (uintptr_t)m->scale % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "scale %p is not aligned to 4 bytes", m->scale);
     if ((uintptr_t)m->table % sizeof(void *) || (uintptr_t)m->scale_table % sizeof(void *))
         return gmm__refuse(call, GMM_E_ALIGN, argument, "table %p or scale_table %p is not aligned to pointers",
                            (const void *)m->table, (const void *)m->scale_table);
     if (nv && !m->amax && (rows > 0 || !(m->flags & (uint32_t)GMM_MAT_ROW_AMAX)))
-        return gmm__refuse(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "lacks amax, which nv16 multiplies by");
     if ((uintptr_t)m->amax % 4)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "amax %p is not aligned to 4 bytes", (const void *)m->amax);
     if (m->table && (call->ctx->config.space == GMM_SPACE_CPU || (m->flags & (uint32_t)GMM_MAT_TABLE_ON_HOST)))
@@ -388,8 +397,8 @@ static GMM__UNUSED gmm_status gmm__read_grad(gmm__call *call, int role, const ch
     memset(g, 0, sizeof *g);
     memset(&call->mat[role], 0, sizeof call->mat[role]);
     if (!grad)
-        return required ? gmm__refuse(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
-                                      gmm_op_name(call->op)) : GMM_OK;
+        return required ? gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL: %s needs a destination",
+                                           gmm_op_name(call->op)) : GMM_OK;
     if ((s = gmm__read(call, argument, g, sizeof *g, grad)) != GMM_OK) return s;
     if ((g->main_grad | g->overwrite) & ~1)
         return gmm__refuse(call, GMM_E_ARG, argument, "main_grad %d and overwrite %d must be 0 or 1", g->main_grad,
@@ -411,7 +420,7 @@ static GMM__UNUSED gmm_status gmm__check_elements(gmm__call *call, const char *a
         return gmm__refuse(call, GMM_E_OVERFLOW, argument, "%lld values do not fit 64 bits", (long long)count);
     if (call->query) return GMM_OK;
     if (!array && required && count > 0)
-        return gmm__refuse(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
+        return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL for %lld values", (long long)count);
     if ((uintptr_t)array % (uintptr_t)bytes)
         return gmm__refuse(call, GMM_E_ALIGN, argument, "%p is not aligned to %lld bytes", array, (long long)bytes);
     if (array) gmm__add_span(call, argument, "", writes, array, size);

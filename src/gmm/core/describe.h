@@ -27,7 +27,7 @@ GMMDEF gmm_status gmm_describe(gmm_context *ctx, gmm_op op, const void *descript
     gmm__text t;
     gmm_status s = gmm__prepare(&call, ctx, op, "gmm_describe", descriptor, 1);
     if (s != GMM_OK) return s;
-    if (!text || bytes < 1) return gmm__refuse(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
+    if (!text || bytes < 1) return gmm__refuse_that(&call, GMM_E_NULL, "text", "is NULL or has no bytes");
     if ((s = gmm__select(&call, &plan)) != GMM_OK) return s;
     t.data = text;
     t.bytes = bytes;

@@ -436,8 +436,8 @@ static gmm_status gmm__serve_plan(gmm__call *call, gmm__plan *plan, void *worksp
         return gmm__refuse(call, GMM_E_WORKSPACE, "workspace_bytes", "%llu must be >= %llu, which the query states",
                            (unsigned long long)workspace_bytes, (unsigned long long)plan->workspace_bytes);
     if (!workspace && plan->workspace_bytes > 0)
-        return gmm__refuse(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
-                           (unsigned long long)plan->workspace_bytes);
+        return gmm__refuse_that(call, GMM_E_NULL, "workspace", "is NULL for %llu bytes, which the query states",
+                                (unsigned long long)plan->workspace_bytes);
     if ((uintptr_t)workspace % GMM__WORKSPACE_ALIGN && plan->workspace_bytes > 0)
         return gmm__refuse(call, GMM_E_ALIGN, "workspace", "%p is not aligned to %d bytes", workspace,
                            (int)GMM__WORKSPACE_ALIGN);
@@ -462,7 +462,7 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
         s = gmm__select(call, &plan);
         return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
     }
-    if (!info) return gmm__refuse(call, GMM_E_NULL, "info", "is NULL");
+    if (!info) return gmm__refuse_that(call, GMM_E_NULL, "info", "is NULL");
     if (info->struct_size > sizeof *info)
         return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
                            info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
@@ -488,7 +488,7 @@ GMMDEF gmm_status gmm_offsets(gmm_context *ctx, const gmm_groups *groups, int64_
     gmm__peek_groups(groups, &g);
     (void)snprintf(call.shapes, sizeof call.shapes, "G=%d T=%lld", g.count, (long long)g.capacity);
     if ((s = gmm__read_groups(&call, groups)) != GMM_OK) return s; /* any engine: all compute the same offsets */
-    if (!offsets) return gmm__refuse(&call, GMM_E_NULL, "offsets", "is NULL");
+    if (!offsets) return gmm__refuse_that(&call, GMM_E_NULL, "offsets", "is NULL");
     if ((uintptr_t)offsets % 8)
         return gmm__refuse(&call, GMM_E_ALIGN, "offsets", "%p is not aligned to 8 bytes", (void *)offsets);
     call.output = offsets;

@@ -17,8 +17,8 @@ static gmm_status gmm__read_operand(gmm__call *call, int role, const char *argum
         return gmm__refuse(call, error.status, argument, "%s", error.text);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     if (!m.columnwise)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
-                           gmm_op_name(call->op));
+        return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL; %s contracts along the rows, and so do its blocks",
+                                gmm_op_name(call->op));
     return gmm__read_quant(call, role, name, m.columnwise, extents, direction);
 }
 
@@ -180,7 +180,7 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         return s;
     if (op == GMM_OP_LINEAR_BGRAD) {
         if (!d->db && !d->d_bias_scale)
-            return gmm__refuse(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
+            return gmm__refuse_that(call, GMM_E_NULL, "db", "and linear.d_bias_scale are both NULL: nothing is wanted");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 0, 1, N)) != GMM_OK) return s;
     }
 
@@ -203,8 +203,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
         (s = gmm__check_index_arrays(call, d->x_index, d->dy_index)) != GMM_OK)
         return s;
     if (d->prob && (op == GMM_OP_LINEAR_WGRAD || op == GMM_OP_LINEAR_BGRAD))
-        return gmm__refuse(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
-                           op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
+        return gmm__refuse_that(call, GMM_E_ARG, "prob", "must be NULL in %s: multiply the rows of dy by it before",
+                                op == GMM_OP_LINEAR_WGRAD ? "wgrad" : "bgrad");
     return gmm__check_output(call, "d_bias_scale", d->d_bias_scale, 0, call->rows);
 }
 

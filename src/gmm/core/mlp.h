@@ -232,11 +232,11 @@ static gmm_status gmm__compose_launch_mlp_wgrad(const gmm__plan *plan, gmm_strea
 static gmm_status gmm__check_buffer(gmm__call *call, const char *name, int writes, const void *memory, size_t bytes,
                                     size_t need) {
     if (!memory && need > 0)
-        return gmm__refuse(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
-                           (unsigned long long)need);
+        return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL for %llu bytes, which the query states",
+                                (unsigned long long)need);
     if (bytes < need)
-        return gmm__refuse(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query states",
-                           (unsigned long long)bytes, (unsigned long long)need);
+        return gmm__refuse_that(call, GMM_E_WORKSPACE, name, "has %llu bytes and must have >= %llu, which the query "
+                                "states", (unsigned long long)bytes, (unsigned long long)need);
     if ((uintptr_t)memory % GMM__WORKSPACE_ALIGN)
         return gmm__refuse(call, GMM_E_ALIGN, name, "%p is not aligned to %d bytes", memory, (int)GMM__WORKSPACE_ALIGN);
     gmm__add_span(call, name, "", writes, memory, (int64_t)need);
@@ -267,7 +267,7 @@ static gmm_status gmm__mlp_check_buffers(gmm__call *call, const gmm__plan *plan)
 
 /* Checks the fields of the queue, which the caller may have set. */
 static gmm_status gmm__mlp_check_queue(gmm__call *call, const gmm_wgrad_queue *q) {
-    if (!q || !q->entries) return gmm__refuse(call, GMM_E_NULL, "queue", "is NULL or has no entries");
+    if (!q || !q->entries) return gmm__refuse_that(call, GMM_E_NULL, "queue", "is NULL or has no entries");
     if ((uintptr_t)q->entries % sizeof q->entries->opaque[0])
         return gmm__refuse(call, GMM_E_ALIGN, "queue.entries", "%p is not aligned to %d bytes", (void *)q->entries,
                            (int)sizeof q->entries->opaque[0]);
@@ -304,7 +304,7 @@ static gmm_status gmm__mlp_check_append(gmm__call *call) {
     if (!gmm__mlp_wants_of(call).defer) return GMM_OK;
     if ((s = gmm__mlp_check_queue(call, q)) != GMM_OK) return s;
     if (q->count < q->capacity) return GMM_OK;
-    return gmm__refuse(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
+    return gmm__refuse_that(call, GMM_E_STATE, "queue", "is full with %d of %d entries", q->count, q->capacity);
 }
 
 /* gmm__serve of a call whose plan gmm__select has made (core/engines.h). */
@@ -375,8 +375,8 @@ GMMDEF gmm_status gmm_mlp_wgrad(gmm_context *ctx, gmm_wgrad_queue *queue, void *
     gmm_status s = gmm__open(&call, ctx, GMM_OP_MLP_WGRAD, "gmm_mlp_wgrad", 0);
     if (s != GMM_OK || (s = gmm__mlp_check_queue(&call, queue)) != GMM_OK) return s;
     if (queue->count < 1)
-        return gmm__refuse(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
-                           queue->capacity);
+        return gmm__refuse_that(&call, GMM_E_STATE, "queue", "is empty (%d of %d entries)", queue->count,
+                                queue->capacity);
     memcpy(&record, &queue->entries[queue->head], sizeof record);
     if (record.tag != GMM__WGRAD_TAG)
         return gmm__refuse(&call, GMM_E_STATE, "queue.entries", "[%d] holds nothing that gmm_mlp_bwd recorded, yet is "

@@ -9,7 +9,7 @@ static int64_t gmm__mlp_fc1_cols(const gmm__call *call) {
 static gmm_status gmm__mlp_check_configured(gmm__call *call, const char *argument, int given, const char *field,
                                             int configured) {
     if (given && !configured)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
+        return gmm__refuse_that(call, GMM_E_CONFIG, argument, "must be NULL: config.%s is 0", field);
     return GMM_OK;
 }
 
@@ -54,14 +54,14 @@ static gmm_status gmm__mlp_read_weight(gmm__call *call, int role, int directions
                            "makes of weights, %s scaled %s", gmm_dtype_name(m.dtype), gmm_scaling_name(m.scaling),
                            gmm_dtype_name(f->dtype), gmm_scaling_name(f->scaling));
     if (bwd && call->quant.backward_override == GMM_BACKWARD_HIGH_PRECISION)
-        return gmm__refuse(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
-                           "weights that are not", (int)call->quant.backward_override);
+        return gmm__refuse_that(call, GMM_E_CONFIG, argument, "is quantized, but quant.backward_override %d multiplies "
+                                "weights that are not", (int)call->quant.backward_override);
     (void)snprintf(name, sizeof name, "%s.columnwise", argument);
     for (direction = 0; direction < 2 && s == GMM_OK; direction++) {
         if (!(directions >> direction & 1)) continue;
         if (direction && !m.columnwise)
-            return gmm__refuse(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized weight",
-                               gmm_op_name(call->op));
+            return gmm__refuse_that(call, GMM_E_NULL, name, "is NULL, and %s multiplies this copy of a quantized "
+                                    "weight", gmm_op_name(call->op));
         s = gmm__read_quant(call, role, direction ? name : argument, direction ? m.columnwise : mat, extents,
                             direction ? GMM_COLUMNWISE : GMM_ROWWISE);
         if (s == GMM_OK && (call->mat[role].dtype != f->dtype || call->mat[role].scaling != f->scaling))
@@ -119,7 +119,7 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "

@@ -82,8 +82,8 @@ static gmm_status gmm__moe_refuse_owned(gmm__call *call, const gmm_mlp *m) {
     size_t i;
     for (i = 0; i < sizeof owned / sizeof owned[0]; i++)
         if (owned[i].set)
-            return gmm__refuse(call, GMM_E_CONFIG, owned[i].name, "is set and must be 0: the layer passes rows, "
-                               "probabilities, groups, options and buffers to its MLP itself");
+            return gmm__refuse_that(call, GMM_E_CONFIG, owned[i].name, "is set and must be 0: the layer passes rows, "
+                                    "probabilities, groups, options and buffers to its MLP itself");
     return GMM_OK;
 }
 
@@ -103,10 +103,11 @@ static gmm_status gmm__moe_check_route(gmm__call *call) {
             return gmm__refuse(call, GMM_E_ARG, equal[i].name, "%lld must be that of the layer, %lld",
                                (long long)equal[i].value, (long long)equal[i].layer);
     if (r.options || r.dprobs)
-        return gmm__refuse(call, GMM_E_CONFIG, r.options ? "route.options" : "route.dprobs",
-                           "is set and must be NULL: the layer passes its own");
+        return gmm__refuse_that(call, GMM_E_CONFIG, r.options ? "route.options" : "route.dprobs",
+                                "is set and must be NULL: the layer passes its own");
     if (d->indices || d->probs)
-        return gmm__refuse(call, GMM_E_CONFIG, d->indices ? "indices" : "probs", "is set beside route, which has them");
+        return gmm__refuse_that(call, GMM_E_CONFIG, d->indices ? "indices" : "probs", "is set beside route, which has "
+                                "them");
     if (call->config.prob_on_input)
         return gmm__refuse(call, GMM_E_CONFIG, "mlp.config.prob_on_input", "1 excludes route: x cannot be weighted "
                            "before it is routed");
@@ -169,10 +170,10 @@ static gmm_status gmm__moe_read_parts(gmm__call *call) {
     if ((s = gmm__moe_check_rows(call)) != GMM_OK || (d->route && (s = gmm__moe_check_route(call)) != GMM_OK)) return s;
     if (!d->route && !d->probs) {
         if (d->dprobs && !c->prob) /* with config.prob 1 backward reads the probabilities of rows in saved */
-            return gmm__refuse(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
+            return gmm__refuse_that(call, GMM_E_CONFIG, "dprobs", "is given, but neither probs nor route");
     } else if (c->prob_on_input)
-        return gmm__refuse(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
-                           "weighted by them");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "probs", "must be NULL: with mlp.config.prob_on_input 1 x has been "
+                                "weighted by them");
     /* the recipe says what casts gather, w2 what dtype rows have; the MLP's checks read both again */
     if (m.quant && gmm__copy_sized(&call->quant, sizeof call->quant, m.quant) && call->quant.recipe)
         (void)gmm__copy_sized(&call->recipe, sizeof call->recipe, call->quant.recipe);
@@ -197,8 +198,9 @@ static gmm_status gmm__moe_read_operands(gmm__call *call) {
     const int fwd = call->op == GMM_OP_MOE_FWD, scaled = call->mat[GMM__W2].scaling != GMM_SCALING_NONE;
     const gmm__moe_wants w = gmm__moe_wants_of(call);
     gmm_status s;
-    if (scaled && !d->x) return gmm__refuse(call, GMM_E_NULL, "x", "is NULL: weights are quantized, and its dtype is "
-                                            "that of what was saved");
+    if (scaled && !d->x)
+        return gmm__refuse_that(call, GMM_E_NULL, "x", "is NULL: weights are quantized, and its dtype is that of what "
+                                "was saved");
     if ((s = gmm__moe_read_mat(call, GMM__X_, "x", d->x, w.x, call->in)) != GMM_OK) return s;
     if (d->x && !scaled && call->mat[GMM__X_].dtype != call->mat[GMM__W2].dtype)
         return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",

@@ -58,8 +58,8 @@ static gmm_status gmm__refuse_foreign_operands(gmm__call *call) {
             if (operands[i].calls >> k & 1)
                 length += (size_t)snprintf(calls_text + length, sizeof calls_text - length, "%s%s", length ? ", " : "",
                                            gmm_op_name(ops[k]));
-        return gmm__refuse(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor writes "
-                           "it, only %s", gmm_op_name(call->op), calls_text);
+        return gmm__refuse_that(call, GMM_E_CONFIG, operands[i].name, "is set and must be NULL: %s neither reads nor "
+                                "writes it, only %s", gmm_op_name(call->op), calls_text);
     }
     return GMM_OK;
 }
@@ -73,8 +73,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
     switch (call->op) {
     case GMM_OP_PERMUTE_MAP:
         if (!p->row_of && !p->slot_of && !p->sizes && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and permute.sizes: "
-                               "nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "row_of", "is NULL, and so are permute.slot_of and "
+                                    "permute.sizes: nothing is asked for");
         if ((s = gmm__check_array(call, "indices", p->indices, 1, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "row_of", p->row_of, 0, slots)) != GMM_OK ||
             (s = gmm__check_output(call, "slot_of", p->slot_of, 0, p->capacity)) != GMM_OK)
@@ -96,7 +96,7 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, p->row_probs != NULL, slots);
     case GMM_OP_PERMUTE_BWD:
         if (!p->dx && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "dx", "is NULL, and so is permute.dprobs: nothing is asked for");
         if (p->dx && ((s = gmm__permute_mat(call, GMM__DX, "dx", p->dx, p->tokens, GMM__FLOATS)) != GMM_OK ||
                       (s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK))
             return s;
@@ -112,7 +112,8 @@ static gmm_status gmm__read_permute_operands(gmm__call *call) {
         return gmm__check_array(call, "probs", p->probs, 0, slots);
     case GMM_OP_UNPERMUTE_BWD:
         if (!p->drows && !p->dprobs && !call->query)
-            return gmm__refuse(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked for");
+            return gmm__refuse_that(call, GMM_E_NULL, "drows", "is NULL, and so is permute.dprobs: nothing is asked "
+                                    "for");
         if ((s = gmm__permute_mat(call, GMM__DOUT, "dout", p->dout, p->tokens, GMM__FLOATS)) != GMM_OK) return s;
         if (p->drows &&
             ((s = gmm__permute_mat(call, GMM__DROWS, "drows", p->drows, p->capacity, GMM__FLOATS)) != GMM_OK ||

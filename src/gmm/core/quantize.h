@@ -101,13 +101,13 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
         return gmm__refuse(call, GMM_E_OVERFLOW, "first_group", "%d and %lld groups from there exceed the 2^24 that "
                            "gmm_draw_block tells apart", d->first_group, (long long)gmm__units(call));
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
-                           call->path);
+        return gmm__refuse_that(call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                                call->path);
     if (f->row_amax && d->columnwise)
-        return gmm__refuse(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "columnwise", "must be NULL with row_amax");
     if (d->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (d->src_index && (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE))
-        return gmm__refuse(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "src_index", "goes with groups and gmm_quantize");
     if ((s = gmm__check_indices(call, d->src_index, NULL, d->index_rows, &d->index_div)) != GMM_OK) return s;
     src = d->src_index ? gmm__matrix(d->index_rows, call->in) : gmm__unit_extents(call);
     if (op == GMM_OP_REQUANTIZE) s = gmm__read_quant(call, GMM__SOURCE, "src", d->src, src, GMM_ROWWISE);
@@ -128,16 +128,16 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
                            "no padding", (long long)call->rows, (long long)call->rows, (long long)call->in);
     if (d->db) {
         if (!gmm__grouped(call) || op == GMM_OP_REQUANTIZE || d->phase == GMM_QUANT_AMAX || d->skip)
-            return gmm__refuse(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither phase "
-                               "amax nor skip");
+            return gmm__refuse_that(call, GMM_E_CONFIG, "db", "goes with groups and gmm_quantize, and with neither "
+                                    "phase amax nor skip");
         if ((s = gmm__read_grad(call, GMM__DB, "db", d->db, 1, 1, call->in)) != GMM_OK) return s;
     }
     if (!query && d->phase != GMM_QUANT_ALL && f->scaling == GMM_SCALING_TENSOR &&
         ((d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax) ||
          (d->columnwise && !call->mat[GMM__COLUMNWISE_COPY].amax)))
-        return gmm__refuse(call, GMM_E_NULL,
-                           d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
-                           "lacks amax, which phase %d is about", (int)d->phase);
+        return gmm__refuse_that(call, GMM_E_NULL,
+                                d->rowwise && !call->mat[GMM__ROWWISE_COPY].amax ? "rowwise" : "columnwise",
+                                "lacks amax, which phase %d is about", (int)d->phase);
     if (!query && f->stochastic && (!d->random || (uintptr_t)d->random % 8))
         return gmm__refuse(call, d->random ? GMM_E_ALIGN : GMM_E_NULL, "random", "%p must be {seed, offset}, 8-byte "
                            "aligned, for stochastic rounding", (const void *)d->random);
@@ -203,8 +203,8 @@ static gmm_status gmm__transpose_format(gmm__call *call, const gmm_format *forma
     gmm_error error = GMM_ZERO;
     gmm_status s;
     if (!format)
-        return nv ? gmm__refuse(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with square "
-                                "blocks")
+        return nv ? gmm__refuse_that(call, GMM_E_NULL, "format", "is NULL: with nv16 it must be that of src, with "
+                                     "square blocks")
                   : GMM_OK;
     if ((s = gmm__read(call, "format", f, sizeof *f, format)) != GMM_OK) return s;
     if ((s = gmm_format_validate(f, &error)) != GMM_OK) return gmm__refuse_member(call, s, "format", error.text);
@@ -283,7 +283,7 @@ GMMDEF gmm_status gmm_update_scales(gmm_context *ctx, const gmm_scale_update *up
         (s = gmm__select(&call, &plan)) != GMM_OK)
         return s;
     if (d->reduce && (s = d->reduce(d->user, d->history, d->slots, stream)) != GMM_OK)
-        return gmm__refuse(&call, s, "reduce", "has given %s", gmm_status_name(s));
+        return gmm__refuse_that(&call, s, "reduce", "has given %s", gmm_status_name(s));
     return gmm__serve(&call, NULL, NULL, 0, stream);
 }
 
@@ -333,8 +333,8 @@ GMMDEF gmm_status gmm_shard_cast(gmm_context *ctx, const gmm_sharding *shard, gm
         return gmm__refuse(&call, GMM_E_ARG, "start", "%lld and length %lld must lie in the %lld elements; -1 and 0 "
                            "without a shard", (long long)d->start, (long long)d->length, (long long)elements);
     if (!d->rowwise && !d->columnwise)
-        return gmm__refuse(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
-                           call.path);
+        return gmm__refuse_that(&call, GMM_E_NULL, "rowwise", "and %s.columnwise are both NULL: nothing is wanted",
+                                call.path);
     for (k = 0; k < 2; k++) {
         const gmm_mat *m = k ? d->columnwise : d->rowwise;
         s = gmm__read_copy(&call, roles[k], names[k], m, k ? GMM_COLUMNWISE : GMM_ROWWISE);

@@ -57,8 +57,8 @@ static gmm_status gmm__read_sequences(gmm__call *call, gmm_route *r) {
         return gmm__refuse(call, GMM_E_ARG, "sequence_first", "%d must be 0 or 1", r->sequence_first);
     if (r->reserved) return gmm__refuse(call, GMM_E_ARG, "reserved", "%d must be 0", r->reserved);
     if (r->sequences == 1 && r->sequence_counts)
-        return gmm__refuse(call, GMM_E_CONFIG, "sequence_counts", "must be NULL with sequences %d: counts holds the "
-                           "counts of a single sequence", r->sequences);
+        return gmm__refuse_that(call, GMM_E_CONFIG, "sequence_counts", "must be NULL with sequences %d: counts holds "
+                                "the counts of a single sequence", r->sequences);
     s = gmm__check_elements(call, "padding", r->padding, 0, 0, r->tokens, 1);
     if (s == GMM_OK)
         s = gmm__check_elements(call, "sequence_counts", r->sequence_counts, reads && r->sequences > 1,
@@ -160,15 +160,15 @@ static gmm_status gmm__dense_run(gmm_context *ctx, gmm_op op, const char *functi
     reads = to || !d->map;
     if (d->reserved) return gmm__refuse(&call, GMM_E_ARG, "reserved", "%d must be 0", d->reserved);
     if (!d->values != !d->probs)
-        return gmm__refuse(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
-                           d->values ? "probs" : "values");
+        return gmm__refuse_that(&call, GMM_E_CONFIG, d->values ? "values" : "probs", "is given without %s",
+                                d->values ? "probs" : "values");
     if (reads && (d->counts || d->offsets))
-        return gmm__refuse(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "%s",
-                           to ? "must be NULL: gmm_route_to_dense counts nothing"
-                              : "must be NULL without map: gmm_route_from_dense counts the tokens of the map");
-    if (d->offsets && !d->counts) return gmm__refuse(&call, GMM_E_CONFIG, "offsets", "is given without counts");
+        return gmm__refuse_that(&call, GMM_E_CONFIG, d->counts ? "counts" : "offsets", "%s",
+                                to ? "must be NULL: gmm_route_to_dense counts nothing"
+                                   : "must be NULL without map: gmm_route_from_dense counts the tokens of the map");
+    if (d->offsets && !d->counts) return gmm__refuse_that(&call, GMM_E_CONFIG, "offsets", "is given without counts");
     if (!d->map && !d->values)
-        return gmm__refuse(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
+        return gmm__refuse_that(&call, GMM_E_NULL, "map", "is NULL, and so is dense.values: nothing is asked for");
     if ((s = gmm__check_elements(&call, "map", d->map, 0, to, elements, 1)) != GMM_OK ||
         (s = gmm__check_elements(&call, "values", d->values, 0, to, elements, 4)) != GMM_OK ||
         (s = gmm__check_elements(&call, "indices", d->indices, 1, !reads, slots, 4)) != GMM_OK ||

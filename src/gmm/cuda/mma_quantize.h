@@ -77,7 +77,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
 static int gmm__mma_quant_aligned(const gmm__quant_args *a, const gmm_mat *m, int k) {
     const int mx = a->format.scaling == GMM_SCALING_MX32; /* whose columnwise copies are not transposed */
     const int64_t bits = gmm_dtype_bits(m->dtype), access_bytes = k == 2 || (k == 1 && !mx) ? 16 : bits;
-    const uint64_t places = (uint64_t)(uintptr_t)m->data | (uint64_t)(m->ld * bits / 8) | (uint64_t)a->step[k];
+    const uint64_t places = (uintptr_t)m->data | (uint64_t)(m->ld * bits / 8) | (uint64_t)a->step[k];
     if (m->table || (uintptr_t)m->scale % 4 || (k == 2 && m->scaling != GMM_SCALING_NONE)) return 0;
     if (k == 1 && !a->grouped && !mx && a->rows % (a->format.dtype == GMM_E2M1 ? 32 : 16)) return 0;
     return places % (uint64_t)access_bytes == 0;

@@ -225,6 +225,10 @@ static void check_tiles(const struct kind *k, const int32_t *ends, int32_t G, in
     s.tiles_n = (n + k->tile_n - 1) / k->tile_n;
     if (!k->k_grouped && nonempty > 0 && max_rows <= k->block_rows * k->max_blocks)
         s.tiles_n = gmm_sm90_filling_tiles(nonempty, s.tiles_n, units_n, (int32_t)grid, cluster, max_rows <= 128);
+    /* where weights do not bound the product, one tile less would make the widest one wider */
+    T_CHECK(max_rows <= 128 || s.tiles_n == 1 ||
+            (units_n + s.tiles_n - 2) / (s.tiles_n - 1) > (units_n + s.tiles_n - 1) / s.tiles_n,
+            "%d tiles of %d columns", (int)s.tiles_n, (int)n);
     T_CHECK(s.tiles_n >= 1 && s.tiles_n <= units_n, "%d tiles of %d columns", (int)s.tiles_n, (int)n);
     sum_work(&s, G, cluster);
     memset(seen, 0, sizeof seen);

@@ -153,10 +153,6 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))        /* x has an unknown value, for no instruction */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
-/* Keeps the computation of a box that nothing else uses. */
-#define GMM__USE_BOX(box, bytes) \
-    asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
-                 "r"((box).wrap), "r"(bytes))
 
 /* Whether this is the thread of the warp that is elected to act alone: ptxas knows that there is one, and passes its
    operands to TMA without a loop over lanes. Whole warp. */
@@ -2217,7 +2213,7 @@ typedef struct gmm_sm90_cta {
 
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
-    return (int32_t)(block / cluster_size + index * (uint32_t)stride);
+    return (int32_t)((block >> (cluster_size - 1)) + index * (uint32_t)stride);
 }
 
 /* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
@@ -2609,6 +2605,7 @@ enum {
     GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_CHECK_WARP = 10,            /* checks the split, then becomes a store warp in wgrad */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12,                 /* without gather warps */
@@ -2621,6 +2618,7 @@ enum {
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
+    GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
@@ -2745,9 +2743,11 @@ typedef struct gmm_sm90_slot_barriers {
 } gmm_sm90_slot_barriers;
 /* Barriers of the 16-bit products besides those of stages, which depend on no tile. */
 typedef struct gmm_sm90_barriers {
-    uint64_t tile_full[GMM_SM90_TILE_RING];     /* an entry of the tile ring has been written */
+    uint64_t first_tile_planned;                 /* the early plan: the first tile, and the ends of the groups */
+    uint64_t split_checked;                      /* the split has been compared with the early plan */
+    uint64_t tile_full[GMM_SM90_TILE_RING];      /* an entry of the tile ring has been written */
     uint64_t batch_empty[GMM_SM90_TILE_BATCHES]; /* all readers of the ring have released a batch of entries */
-    uint64_t last_stage_full[2];                /* ping-pong: the last stage of the tile of warp group i is full */
+    uint64_t last_stage_full[2];                 /* ping-pong: the last stage of the tile of warp group i is full */
     gmm_sm90_slot_barriers slot[GMM_SM90_STORE_SLOTS];
 } gmm_sm90_barriers;
 enum {
@@ -2775,6 +2775,12 @@ GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t bars, uint32_t part) {
 }
 GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t bars, uint32_t part) {
     return gmm_sm90_slot_full(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
+}
+GMM__DEVICE uint32_t gmm_sm90_first_tile_planned(uint32_t bars) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, first_tile_planned);
+}
+GMM__DEVICE uint32_t gmm_sm90_split_checked(uint32_t bars) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, split_checked);
 }
 GMM__DEVICE uint32_t gmm_sm90_tile_full(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) +
@@ -2854,9 +2860,10 @@ GMM__DEVICE void gmm_sm90_skip_stages(uint32_t k_tiles, gmm_sm90_pipeline *pipe)
 /* The persistent tile ring, and what else the scheduler warp tells the other warps. */
 typedef struct gmm_sm90_ring {
     gmm_sm90_tile tile[GMM_SM90_TILE_RING];
-    gmm_sm90_tile warmup; /* an empty tile that warms the producer up */
-    int32_t second_tile;  /* whether the scheduler has chosen the kernel's second tile */
-    int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
+    int32_t second_tile; /* whether the scheduler has chosen the kernel's second tile */
+    int32_t small_m;     /* whether small-M mode is on: see GMM__SMALL_M */
+    int32_t replanned;   /* whether the first tile is planned after griddepcontrol.wait, since it was not planned early,
+                            or the split has changed */
 } gmm_sm90_ring;
 
 /* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
@@ -2907,7 +2914,8 @@ GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
-                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
+                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
+    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, "tile " #tag ": gmm_sm90_check_split holds so many entries");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
@@ -3144,28 +3152,18 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
-GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
-    const int32_t per_lane = (groups + 31) / 32;
-    *first = ((int32_t)threadIdx.x & 31) * per_lane;
-    return *first + per_lane < groups ? *first + per_lane : groups;
-}
-/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups,
-   divided by 2^shift and rounded down. Whole warp. */
-GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shift, int32_t *sums) {
+/* Inclusive prefix sum over the lanes of a warp. The tables of groups are read and written 32 groups at a time, one per
+   lane, in loops of which all lanes make every pass: lanes that leave a loop earlier would execute what follows apart
+   from the others, until the warp converges. */
+GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t offset = total, g, i;
-    const int32_t end = gmm_sm90_lane_groups(groups, &g);
-#pragma unroll 1
+    int32_t i;
+#pragma unroll
     for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, offset, (unsigned)i);
-        if (lane >= i) offset += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)i);
+        if (lane >= i) v += other;
     }
-    offset -= total;
-    if (lane == 0) sums[0] = 0;
-#pragma unroll 1
-    for (; g < end; g++) sums[g + 1] = (sums[g + 1] + offset) >> shift;
-    __syncwarp();
+    return v;
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
@@ -3173,17 +3171,29 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shi
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
-/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
-   read before griddepcontrol.wait and again after it. */
-GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
-    const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
-                                          : __ldcg((const int *)s->splits + i);
-    return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
+/* Entry i of the split, clamped to [0, capacity]; 0 where it does not exist. Read from the L2, because the predecessor
+   may still write it: it is read before griddepcontrol.wait and again after it. Words are loaded without a branch on
+   the dtype, so that the loads of several entries are in flight together. */
+GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i, int exists) {
+    const int is_i64 = s->dtype == GMM_I64, capacity = (int32_t)s->capacity;
+    const int *const words = (const int *)s->splits + (is_i64 ? 2 * (int64_t)i : i);
+    const int low = exists ? __ldcg(words) : 0, high = exists && is_i64 ? __ldcg(words + 1) : low >> 31;
+    return high < 0 ? 0 : high > 0 || low < 0 || low > capacity ? capacity : low;
 }
-/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
-GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
-    const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
-    return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
+/* End of the group that starts at row `end`, by the rule of gmm_split_end, which is associative. */
+GMM__DEVICE int32_t gmm_sm90_split_end(int by_offsets, int32_t capacity, int32_t end, int32_t entry) {
+    return by_offsets ? max(end, entry) : (int32_t)min((uint32_t)end + (uint32_t)entry, (uint32_t)capacity);
+}
+/* Turns the entries of 32 groups, one per lane, into the groups' ends. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, int32_t entry) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t i;
+#pragma unroll
+    for (i = 1; i < 32; i *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, entry, (unsigned)i);
+        if (lane >= i) entry = gmm_sm90_split_end(by_offsets, capacity, other, entry);
+    }
+    return entry;
 }
 /* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
@@ -3191,47 +3201,74 @@ typedef struct gmm_sm90_split_stats {
 } gmm_sm90_split_stats;
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
 GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t end = 0, first, g, i;
-    int32_t last;
+    int32_t rows_before = 0, g;
+    if (lane == 0) ends[0] = 0;
 #pragma unroll 4
-    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_split_entry(s, g + by_offsets);
-    __syncwarp();
-    last = gmm_sm90_lane_groups(s->count, &first);
-#pragma unroll 1
-    for (g = first; g < last; g++) end = gmm_sm90_split_end(s, end, ends[g + 1]);
-#pragma unroll 1
-    for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_split_end(s, other, end);
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, g < s->count);
+        if (g < s->count) ends[g + 1] = entry;
     }
-    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
-    for (g = first; g < last; g++) {
-        const int32_t start = end;
-        ends[g + 1] = end = gmm_sm90_split_end(s, end, ends[g + 1]);
-        stats.max_rows = end - start > stats.max_rows ? end - start : stats.max_rows;
-        stats.nonempty += end > start;
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        int32_t end = g < s->count ? ends[g + 1] : 0, start;
+        if (by_offsets) end = gmm_sm90_split_ends(1, capacity, end);
+        else end = gmm_sm90_split_ends(0, capacity, end);
+        end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
+        start = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+        if (lane == 0) start = rows_before;
+        if (g < s->count) ends[g + 1] = end;
+        stats.max_rows = max(stats.max_rows, end - start);
+        stats.nonempty += __popc(__ballot_sync(0xFFFFFFFFu, end > start));
+        rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
-    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
     __syncwarp();
     return stats;
 }
 /* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
    warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t g;
     int changed = 0;
 #pragma unroll 4
-    for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
-        changed |= gmm_sm90_split_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
     changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
     return !changed;
+}
+/* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
+   that tile if they agree. The entries are loaded before the plan is awaited. Whole warp, after
+   griddepcontrol.wait. */
+GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t entry[GMM_SM90_SMEM_GROUPS / 32];
+    int changed = 0, i;
+#pragma unroll
+    for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
+        const int32_t g = 32 * i + lane;
+        entry[i] = 32 * i >= s->count ? 0 : gmm_sm90_split_entry(s, g + by_offsets, g < s->count);
+    }
+    gmm_mbarrier_wait(gmm_sm90_first_tile_planned(bars), 0);
+#pragma unroll
+    for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
+        const int32_t g = 32 * i + lane;
+        changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    if (lane == 0) {
+        ring->replanned = changed;
+        gmm_mbarrier_arrive(gmm_sm90_split_checked(bars));
+        if (!changed) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, 0));
+    }
+    __syncwarp();
 }
 /* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
 GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
@@ -3269,26 +3306,23 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* An odd number of all work tiles: the last unpaired one is a cluster tile too. tiles: of this lane's groups. Whole
-   warp. */
-GMM__DEVICE void gmm_sm90_count_odd_tile(gmm_sm90_scheduler *s, int32_t tiles, int32_t cluster_size) {
-    s->odd_tiles = (int32_t)__reduce_add_sync(0xFFFFFFFFu, (uint32_t)tiles) & (cluster_size - 1);
-    if (s->odd_tiles && (threadIdx.x & 31) == 0) s->work_ends[s->p->groups]++;
-    __syncwarp();
-}
 /* Writes work_ends and s->odd_tiles. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size) {
-    const int32_t G = s->p->groups;
-    int32_t tiles = 0, g;
-    const int32_t last = gmm_sm90_lane_groups(G, &g);
+    const int32_t G = s->p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t tiles_before = 0, g;
+    if (lane == 0) s->work_ends[0] = 0;
 #pragma unroll 1
-    for (; g < last; g++) {
-        if (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g]))
-            tiles += gmm_sm90_group_tiles(s, g, cluster_size);
-        s->work_ends[g + 1] = tiles;
+    for (g = lane; (g & ~31) < G; g += 32) {
+        int32_t tiles = 0;
+        if (g < G && (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g])))
+            tiles = gmm_sm90_group_tiles(s, g, cluster_size);
+        tiles = tiles_before + gmm_sm90_lane_sum(tiles);
+        /* an odd tile behind all others is a cluster tile too */
+        if (g < G) s->work_ends[g + 1] = (tiles + (g == G - 1 ? cluster_size - 1 : 0)) >> (cluster_size - 1);
+        tiles_before = __shfl_sync(0xFFFFFFFFu, tiles, 31);
     }
-    gmm_sm90_prefix_sums(G, tiles, cluster_size - 1, s->work_ends);
-    if (!s->k_grouped) gmm_sm90_count_odd_tile(s, tiles, cluster_size);
+    s->odd_tiles = tiles_before & (cluster_size - 1);
+    __syncwarp();
 }
 
 /* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
@@ -3448,8 +3482,9 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
-        for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
+        for (i = (int32_t)threadIdx.x & 3; (i & ~3) < G; i += 4) {
+            const int32_t rows = i < G ? s->ends[i + 1] - s->ends[i] : 0;
+            const float blocks = (float)(rows + 8) * 0.0625f, /* of 16 rows, rounded by a half */
                         tiles = ceilf((blocks - 0.5f) * inverse_height);
             const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
             const float clocks = power_limited ? fixed + slope * height
@@ -3683,62 +3718,88 @@ GMM__DEVICE uint64_t gmm_sm90_map_offset(const void *data) { return (uint64_t)(u
 GMM__DEVICE int32_t gmm_sm90_map_z(uint64_t offset) { return (int32_t)(offset / 16 % GMM_SM90_MAP_STEPS); }
 GMM__DEVICE int32_t gmm_sm90_map_w(uint64_t offset) { return (int32_t)(offset / (16 * GMM_SM90_MAP_STEPS)); }
 
-/* The TMA box that a lane of the producer warp loads in every stage of a tile. */
-typedef struct gmm_sm90_box {
-    const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* coordinates in stage 0; of weights, end and wrap are the address */
-    uint32_t offset;         /* bytes from the start of a stage */
-    int active, multicast, is_b;
-} gmm_sm90_box;
-
 /* The number of boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* How the operands of a product lie in memory and in a stage, which holds B, then A. */
-typedef struct gmm_sm90_operand_layout {
-    int k_grouped;          /* wgrad: both operands are token matrices */
-    int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
-    int32_t tile_n;         /* columns of B in a stage */
-    uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
-    int gather;             /* gather warps load A */
-    int32_t glu_block;      /* gmm_sm90_glu.block; 0: not a glu product */
-} gmm_sm90_operand_layout;
 
-/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
-   multicast operand alternate between the CTAs. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_operand_layout layout,
-                                     const gmm_sm90_tile *t, int32_t index, uint32_t cta_rank, gmm_sm90_box *box) {
-    const int ta = layout.ta, tb = layout.tb;
-    const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
-    const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
-    box->is_b = index < b_boxes;
-    box->active = t->cols > 0 && index < b_boxes + a_boxes && (box->is_b || !layout.gather);
-    box->end = t->end;
-    box->wrap = GMM_SM90_RAGGED_ROWS;
-    if (box->is_b) {
-        box->multicast = t->multicast == GMM_SM90_MULTICAST_B;
-        box->map = &args->b;
-        box->offset = (uint32_t)index * layout.b_block_bytes;
-        box->x = tb ? t->n0 + 64 * index : 0;
-        box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
-        if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
-        if (!layout.k_grouped) {
-            const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, t->g));
-            box->end = gmm_sm90_map_z(offset);
-            box->wrap = gmm_sm90_map_w(offset);
-        }
-    } else {
-        int32_t first;
-        index -= b_boxes;
-        /* K-major: boxes of 64 rows, then one of 16 rows for each of the last row_blocks % 4 blocks, from row
-           64 boxes64 + 16 (index - boxes64) on */
-        first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
-        box->multicast = t->multicast == GMM_SM90_MULTICAST_A;
-        box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
-        box->x = ta ? t->m0 + first : 0;
-        box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
+/* An operand of a tile as the producer loads it, in TMA boxes of 64 rows (A) or columns (B). What A has beyond a
+   multiple of 64 rows comes in TMA boxes of 16 rows in forward and dgrad, where its rows are K-major. Those of a
+   multicast operand alternate between the CTAs of a cluster: this CTA loads every `step`-th, from `begin` on. */
+typedef struct gmm_sm90_operand {
+    int mn_major;             /* its rows or columns are the first coordinate of its map, else the second */
+    uint32_t box_bytes;       /* of 64 rows or columns */
+    int32_t glu_block;        /* B of a glu product: gmm_sm90_glu.block; else 0 */
+    int32_t num_boxes, num_boxes16; /* of the tile; of 16 rows */
+    int32_t begin, begin16, step;
+    int32_t multicast;        /* both CTAs of the cluster get what one of them loads */
+    int32_t first;            /* coordinate of the first row or column */
+    int32_t end, wrap;        /* the last two coordinates; of weights, the address */
+} gmm_sm90_operand;
+
+/* The TMA boxes of an operand that this CTA loads. */
+GMM__DEVICE void gmm_sm90_assign_boxes(gmm_sm90_operand *o, int32_t num_boxes, int32_t num_boxes16, int32_t multicast) {
+    const int32_t cta_rank = (int32_t)gmm_cluster_ctarank();
+    o->num_boxes = num_boxes;
+    o->num_boxes16 = num_boxes16;
+    o->multicast = multicast;
+    o->step = multicast ? 2 : 1;
+    o->begin = multicast ? cta_rank : 0;
+    o->begin16 = multicast ? cta_rank ^ (num_boxes & 1) : 0;
+}
+/* A and B of a tile. k_grouped: a constant, wgrad. */
+GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, gmm_sm90_operand *a) {
+    gmm_sm90_assign_boxes(a, t->cols <= 0 ? 0 : k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4,
+                          t->cols <= 0 || k_grouped ? 0 : t->row_blocks % 4, t->multicast == GMM_SM90_MULTICAST_A);
+    a->first = k_grouped ? t->m0 : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0;
+    a->end = t->end;
+    a->wrap = GMM_SM90_RAGGED_ROWS;
+}
+GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped,
+                                   gmm_sm90_operand *b) {
+    gmm_sm90_assign_boxes(b, t->cols > 0 ? gmm_sm90_b_boxes(t) : 0, 0, t->multicast == GMM_SM90_MULTICAST_B);
+    b->first = t->n0;
+    b->end = t->end;
+    b->wrap = GMM_SM90_RAGGED_ROWS;
+    if (!k_grouped && t->cols > 0) {
+        const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&p->b, t->g));
+        b->end = gmm_sm90_map_z(offset);
+        b->wrap = gmm_sm90_map_w(offset);
     }
-    if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
+}
+
+/* A stage as the producer fills it: where the operand lies in shared memory, its full barrier, and the coordinate along
+   the contraction. */
+typedef struct gmm_sm90_load {
+    uint32_t at, full;
+    int32_t k;
+} gmm_sm90_load;
+/* Loads TMA box b of an operand, of `rows` rows or columns, into `count` stages: those with the same lines follow one
+   another. Constants: rows, 64 or 16; count, 1 or 2. */
+GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int32_t b,
+                                   const gmm_sm90_load *stages, const int count) {
+    const int32_t before = rows * b + (rows == 16 ? 64 * o->num_boxes : 0), first = o->first + before;
+    const int32_t at = o->glu_block ? gmm_sm90_glu_column(o->glu_block, first) : first;
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++)
+        gmm_tma_load(stages[i].at + o->box_bytes / 64 * (uint32_t)before, map, stages[i].full, o->multicast,
+                     o->mn_major ? at : stages[i].k, o->mn_major ? stages[i].k : at, o->end, o->wrap);
+}
+/* Loads the operand's TMA boxes of `rows` rows or columns. unrolled: a constant; the loop is unrolled over so many, the
+   most that there may be, or not at all (0). Ping-pong tiles, whose stages take 587 to 782 cycles, become slower if it
+   is not; other kernels begin sooner with less code. */
+GMM__DEVICE void gmm_sm90_load_boxes(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                     const gmm_sm90_load *stages, const int count, const int unrolled) {
+    const int32_t num_boxes = rows == 16 ? o->num_boxes16 : o->num_boxes;
+    int32_t b = rows == 16 ? o->begin16 : o->begin;
+    if (unrolled) {
+        const uint32_t mask = (o->multicast ? 0x55555555u << b : 0xFFFFFFFFu) & ((1u << num_boxes) - 1);
+#pragma unroll
+        for (b = 0; b < unrolled; b++)
+            if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stages, count);
+    } else {
+#pragma unroll 1
+        for (; b < num_boxes; b += o->step) gmm_sm90_load_box(o, map, rows, b, stages, count);
+    }
 }
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
@@ -4810,8 +4871,9 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
     int32_t tiles = 0, g; /* row tiles */
     float clocks = 0.0f;  /* of a stage, summed over row tiles */
 #pragma unroll 1
-    for (g = (int32_t)threadIdx.x & 31; g < s->p->groups; g += 32) {
-        const int32_t blocks = (s->ends[g + 1] - s->ends[g] + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+    for (g = (int32_t)threadIdx.x & 31; (g & ~31) < s->p->groups; g += 32) {
+        const int32_t rows = g < s->p->groups ? s->ends[g + 1] - s->ends[g] : 0;
+        const int32_t blocks = (rows + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         if (tiles_m > 0)
@@ -4827,12 +4889,17 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
 
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
-    int32_t total = 0, g;
-    const int32_t last = gmm_sm90_lane_groups(groups, &g);
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t rows_before = 0, g;
+    if (lane == 0) starts[0] = 0;
 #pragma unroll 1
-    for (; g < last; g++)
-        starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix_sums(groups, total, 0, starts);
+    for (g = lane; (g & ~31) < groups; g += 32) {
+        const int32_t rows = g < groups ? ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1 : 0;
+        const int32_t end = rows_before + gmm_sm90_lane_sum(rows / GMM_GROUP_ROWS * GMM_GROUP_ROWS);
+        if (g < groups) starts[g + 1] = end;
+        rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    __syncwarp();
 }
 
 /* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
@@ -4932,10 +4999,7 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->t.k = args->p.k;
 }
 
-/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
-   lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
-   once. Leaves all as it is where `known` is set and s->ends still describe the split. Whole warp. */
-enum { GMM_FP8_LANE_GROUPS = 4 };
+enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so many groups at most */
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
    producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
@@ -4945,7 +5009,7 @@ enum { GMM_FP8_LANE_GROUPS = 4 };
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
     static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
-    static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
+    static_assert(!(predicts_) || (groups_) >= GMM_FP8_PREDICTION_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -4954,79 +5018,13 @@ GMM_FP8_TILE_LIST(GMM__X)
                   "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-GMM__DEVICE void gmm_fp8_plan_tiles(const gmm_fp8_args *args, gmm_sm90_scheduler *s, const int lane_groups, int known,
-                                    int32_t tile_n) {
-    int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
-    const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
-    const int32_t lane = (int32_t)threadIdx.x & 31;
-    gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, tiles = 0, padded = 0, first = lane, i, j;
-    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
-                                         : min(lane + 1, args->p.groups);
-    int changed = !known;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) /* zero past the last group */
-        entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++)
-        if (known && first + j < last)
-            changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, changed)) return;
-    __syncwarp(); /* all lanes have read the ends */
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
-#pragma unroll
-    for (i = 1; i < 32; i *= 2) {
-        const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_split_end(&args->groups, before, end);
-    }
-    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = work_ends[0] = starts[0] = 0;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) {
-        const int32_t start = end;
-        end = gmm_sm90_split_end(&args->groups, end, entries[j]);
-        stats.max_rows = max(stats.max_rows, end - start);
-        stats.nonempty += end > start;
-        if (first + j < last) ends[first + j + 1] = end;
-    }
-    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
-    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    s->tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
-                                  s->block_rows * s->max_blocks, cluster_size, stats);
-    __syncwarp();
-#pragma unroll 1
-    for (j = first; j < last; j++) {
-        work_ends[j + 1] = tiles += gmm_sm90_row_tiles(s, j) * s->tiles_n;
-        starts[j + 1] = padded += (ends[j + 1] - ends[j] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    }
-    {
-        int32_t tiles_before = tiles, padded_before = padded;
-#pragma unroll
-        for (i = 1; i < 32; i *= 2) {
-            const int32_t other_tiles = __shfl_up_sync(0xFFFFFFFFu, tiles_before, (unsigned)i);
-            const int32_t other_padded = __shfl_up_sync(0xFFFFFFFFu, padded_before, (unsigned)i);
-            if (lane >= i) tiles_before += other_tiles, padded_before += other_padded;
-        }
-        tiles_before -= tiles;
-        padded_before -= padded;
-#pragma unroll 1
-        for (j = first; j < last; j++) {
-            work_ends[j + 1] = (work_ends[j + 1] + tiles_before) >> (cluster_size - 1);
-            starts[j + 1] += padded_before;
-        }
-    }
-    __syncwarp();
-    gmm_sm90_count_odd_tile(s, tiles, cluster_size);
-}
 
 /* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
    different splits. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
-    int32_t work = (int32_t)blockIdx.x / cta.cluster_size, g = 0, m;
+    int32_t work = (int32_t)(blockIdx.x >> (cta.cluster_size - 1)), g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);
@@ -11735,6 +11733,7 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 #define GMM__SECOND_CFG(name) 0
 #define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif
+#define GMM__MAX_CFG(name) (GMM__SECOND_CFG(name) > GMM__CFG(name) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_k_grouped_, GMM__OP)
@@ -12338,6 +12337,12 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 #endif
 /* GMM__BODY_PRODUCT, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
+   compared after the wait, and write shared memory alone: so neither tables in the workspace, nor frozen and beta,
+   which gmm_sm90_has_work reads in wgrad. */
+GMM__DEVICE int GMM__PART(gmm_sm90_plans_early_)(const GMM__ARGS &args) {
+    return !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+}
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
@@ -12370,11 +12375,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
     s->g = 0;
 }
 
-/* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative: it plans
-   the first tile from the split as read before griddepcontrol.wait. The second pass reads the split again and plans
-   anew if it has changed. Before the wait the plan may read the split alone, which is compared after it, and write
-   shared memory alone: so neither tables in the workspace, nor frozen and beta, which gmm_sm90_has_work reads in
-   wgrad. */
+/* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is early where that is
+   allowed: it plans the first tile by the split as read before griddepcontrol.wait. If the split is the same after it,
+   gmm_sm90_check_split publishes that tile; else the second pass plans anew. */
 GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     gmm_sm90_tile *const ring = smem->ring.tile;
     const int32_t *const second_tile = &smem->ring.second_tile;
@@ -12388,23 +12391,25 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
-    int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+    int early = GMM__PART(gmm_sm90_plans_early_)(args);
     uint32_t tile_index;
+    if (!early) gmm_cluster_wait_acquire();
     for (tile_index = 0;; tile_index += (uint32_t)batch) {
-        const int32_t stride = (int32_t)(gridDim.x / cluster_size);
+        const int32_t stride = (int32_t)(gridDim.x >> (cluster_size - 1));
         gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
         int unchanged = 0;
         batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
         if (tile_index == 0) {
-            if (!speculative) {
-                gmm_cluster_wait_acquire();
-                gmm_griddepcontrol_wait();
-            }
-            unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+            const int planned = s.max_blocks > 0;
+            if (planned) gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
+            else if (!early && lane == 0) smem->ring.replanned = 1;
+            if (!early) gmm_griddepcontrol_wait();
+            unchanged = planned && !*(volatile int32_t *)&smem->ring.replanned;
             if (!unchanged) GMM__PART(gmm_sm90_plan_split_)(args, smem, &s);
         }
         if (!unchanged) {
             int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
+            gmm_sm90_tile f = GMM_ZERO;
             if (tile_index >= GMM_SM90_TILE_RING)
                 gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                   (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
@@ -12416,89 +12421,105 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                     gmm_find_group32(work_ends, args.p.groups, work, &s.g);
                     if (s.g < args.p.groups) in_group = work - work_ends[s.g];
                 }
-                if (lane == n) lane_work = in_group, tile->g = s.g;
+                if (lane == n) lane_work = in_group, f.g = s.g;
             }
             if (lane < batch) {
-                tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                if (tile->g < args.p.groups) {
+                if (f.g < args.p.groups) { /* else row_blocks is 0, which ends the ring */
                     const int balanced = GMM__K_GROUPED && s.balanced;
-                    const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
+                    const int32_t group_work = balanced ? 0 : work_ends[f.g + 1] - work_ends[f.g];
                     const int rotation =
                         !GMM__K_GROUPED ? GMM_SM90_ROTATE_TILES
                                         : gmm_sm90_wgrad_rotation(stride, group_work,
                                                                   gmm_sm90_tile_count(args.p.m, 16, GMM__CFG(m16)));
                     gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
-                                           rotation, gmm_sm90_this_cta(), tile);
+                                           rotation, gmm_sm90_this_cta(), &f);
                 }
+                *tile = f;
             }
             __syncwarp();
         }
-        if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
-        else {
-            if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
+        if (early) {
+            gmm_cluster_wait_acquire(); /* the barriers are initialised */
+            if (lane == 0) gmm_mbarrier_arrive(gmm_sm90_first_tile_planned(bars));
+            early = batch = 0; /* the next pass begins at tile 0 again */
+        } else {
+            if (lane < batch && !unchanged) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
             if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
         }
     }
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
 }
 
-/* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a warm-up tile
-   without rows: it loads no operand, but brings code and parameters into the caches. */
+/* Loads `count` stages, the first of which is number `iter`, when they are empty. bytes: of a stage; count: a
+   constant. */
+GMM__DEVICE void GMM__PART(gmm_sm90_fill_stages_)(const GMM__ARGS &args, uint32_t base, uint32_t iter, uint32_t bytes,
+                                                  int32_t k, int second_tile, const gmm_sm90_operand operands[2],
+                                                  const int count) {
+    enum { PING_PONG = GMM__CFG(consumers) == 1 };
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars);
+    gmm_sm90_load a[2], b[2];
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++) {
+        const uint32_t s = (iter + (uint32_t)i) % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+        b[i].at = base + s * (uint32_t)GMM__CFG_OF(second_tile, stage_bytes);
+        a[i].at = b[i].at + (uint32_t)GMM__CFG_OF(second_tile, a_offset);
+        a[i].full = b[i].full = full;
+        a[i].k = b[i].k = k + 64 * i;
+        if (GMM__CFG(b_format)) b[i].k = k / 64 * GMM__CFG(box_width);
+        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), ((iter + (uint32_t)i) / GMM__CFG(stages) & 1) ^ 1);
+        gmm_mbarrier_arrive_expect_tx(full, bytes);
+    }
+    gmm_sm90_load_boxes(&operands[1], &args.b, 64, b, count, PING_PONG * GMM__CFG(tile_n) / 64);
+    if (GMM__CFG(gather)) return; /* gather warps load A */
+    gmm_sm90_load_boxes(&operands[0], &args.a, 64, a, count, PING_PONG * (GMM__CFG(m16) + (GMM__TA ? 3 : 0)) / 4);
+    if (!GMM__TA) gmm_sm90_load_boxes(&operands[0], &args.a16, 16, a, count, PING_PONG * 3);
+}
+
+/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first
+   tile is determined before griddepcontrol.wait where that tile is planned early. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;
+    const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
+                                 *const replanned = &smem->ring.replanned;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t cta_rank = gmm_cluster_ctarank();
-    const int lane = (int)threadIdx.x & 31;
-    const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
-    uint32_t iter = 0, tile_index, i;
-    int warmup = GMM__CFG(consumers) == 2;
-    if (!warmup) gmm_griddepcontrol_wait();
-    for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-        const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather),
-                                           GMM__GLU ? args.glu.block : 0 };
-        gmm_sm90_box box;
-        uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
-        __syncwarp();
-        if (!warmup) {
-            if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+    gmm_sm90_operand operands[2] = { /* A, B */
+        { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+        { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    };
+    uint32_t iter = 0, k_tiles = 0, bytes = 0, tile_index, i;
+    int early = GMM__PART(gmm_sm90_plans_early_)(args), two_at_once = 0, second = 0;
+    int32_t k = 0;
+    if (!early) gmm_griddepcontrol_wait();
+    for (tile_index = 0;; tile_index += !early, early = 0) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+        if (early) gmm_mbarrier_wait(gmm_sm90_first_tile_planned(bars), 0);
+        else {
+            gmm_sm90_release_batch(bars, tile_index);
             gmm_sm90_wait_tile(bars, tile_index);
             if (t->row_blocks == 0) break;
         }
-        k_tiles = gmm_sm90_k_tiles(t->k);
-        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *second_tile, stage_bytes);
-        bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
-                                               : (uint32_t)t->row_blocks * 2048;
-        bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
-        if (t->cols <= 0) bytes = 0;
-        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *second_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-        /* neighbouring lanes load the same lines of two stages */
-        second = (uint32_t)lane & (stages_at_once - 1);
-        layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
-        if (warmup && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
-        gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
-        if (second) box.x += 64;
-        if (warmup) {
-            GMM__USE_BOX(box, bytes);
+        if (early || tile_index > 0 || *replanned) {
+            k_tiles = gmm_sm90_k_tiles(t->k);
+            k = GMM__K_GROUPED ? GMM_SM90_RAGGED_ROWS - t->k : 0;
+            second = *second_tile;
+            bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
+                                                   : (uint32_t)t->row_blocks * 2048;
+            bytes += (uint32_t)gmm_sm90_b_boxes(t) * GMM__CFG(b_block_bytes);
+            if (t->cols <= 0) bytes = 0;
+            two_at_once = GMM__SMALL_M(GMM__CFG_OF(second, tile_n)) && *small_m;
+            if (early && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
+            gmm_sm90_assign_a(t, GMM__K_GROUPED, &operands[0]);
+            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, &operands[1]);
+        }
+        if (early) {
             gmm_griddepcontrol_wait();
             continue;
         }
-        for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-            const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
-            const uint32_t full = gmm_sm90_full(stage_bars, s);
-            if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
-            if (second < stages_at_once) {
-                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
-                if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
-            } else box.active = 0;
-            __syncwarp();
-            if (box.active)
-                gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
-                             box.end, box.wrap);
-            if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-            else box.x += (box.is_b ? GMM__CFG(box_width) : 64) * (int32_t)stages_at_once;
-        }
+        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128)
+            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 2);
+        for (; k_tiles > 0; k_tiles--, iter++, k += 64)
+            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 1);
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
        time */
@@ -12523,6 +12544,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
+    gmm_mbarrier_init(gmm_sm90_first_tile_planned(bars), 1);
+    gmm_mbarrier_init(gmm_sm90_split_checked(bars), 1);
     /* readers of the ring: 8 consumer warps, the producer, 2 store warps or 4 gather warps, the scale loader */
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
@@ -12563,10 +12586,6 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
-        smem->ring.warmup = no_work;
-    }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
@@ -12576,8 +12595,13 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 
     if (warp >= GMM_SM90_CONSUMER_WARPS) {
         GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
+        if (warp == GMM_SM90_PRODUCER_WARP) { /* nothing may follow, or ptxas gives up the thread's uniform registers */
+            if (gmm_elect_one()) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
+            return;
+        }
         if (warp == GMM__SCHEDULER_WARP) GMM__PART(gmm_sm90_schedule_tiles_)(args, smem, base);
-        if (warp == GMM_SM90_PRODUCER_WARP) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
+        if (warp == GMM_SM90_CHECK_WARP && GMM__PART(gmm_sm90_plans_early_)(args))
+            gmm_sm90_check_split(&args.groups, smem->ends, &smem->ring, bars);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
         if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
@@ -12621,6 +12645,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #undef GMM__COL_ALIGN
 #undef GMM__TB
 #undef GMM__TA
+#undef GMM__MAX_CFG
 #undef GMM__CFG_OF
 #undef GMM__SECOND_CFG
 #undef GMM__TILE_CHOICE
@@ -12909,7 +12934,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= GMM_FP8_PREDICTION_GROUPS;
 }
 
 #if GMM__TILES > 0
@@ -12929,20 +12954,43 @@ GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__
 }
 #endif
 
-/* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
+/* Reads the split and writes the tables of groups by which the scheduler `s` chooses tiles. */
+GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
+    const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
+#if GMM__TILES == 2
+    GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
+#endif
+    /* divisions by constants: a division by a variable would delay the first tile */
+    s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
+                                                                    : (args->p.n + 191) / 192;
+    if (!args->wgrad)
+        s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align, GMM_FP8_BLOCK_ROWS * s->max_blocks,
+                                      (int32_t)gmm_cluster_nctarank(), stats);
+    s->k_grouped = args->wgrad;
+    if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
+        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                               2 * gmm_sm90_d_stages(&args->p), (gmm_sm90_balance *)(void *)smem->work_ends,
+                               smem->ends))
+        gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
+    gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
+}
+
+/* Plans the split before griddepcontrol.wait, and once more if it has changed after it. Before the wait the plan may
+   read the split alone, and write shared memory alone: so neither tables in the workspace, nor frozen and beta, which
+   gmm_sm90_has_work reads in wgrad. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
                                                 gmm_sm90_scheduler *s) {
-    int32_t speculative;
-    /* The split is read before griddepcontrol.wait, and again after it. Before the wait the plan may read the split
-       alone, which is compared after it, and write shared memory alone: so neither tables in the workspace, nor frozen
-       and beta, which gmm_sm90_has_work reads in wgrad. */
-    if (GMM__PART(gmm_fp8_predicts_)(args)) {
-        gmm_fp8_tile f;
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    int32_t speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
 #pragma unroll 1
-        for (speculative = 1; speculative >= 0; speculative--) {
-            if (args->p.groups <= 32) gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
-            else gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
-            if (!speculative) break;
+    for (; speculative >= 0; speculative--) {
+        if (!speculative) {
+            gmm_griddepcontrol_wait();
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
+        }
+        GMM__PART(gmm_fp8_read_split_)(args, smem, s);
+        if (predicts && speculative) {
+            gmm_fp8_tile f;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
             if ((threadIdx.x & 31) == 0) {
@@ -12951,33 +12999,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                 gmm_mbarrier_arrive(base + GMM__CFG(prediction_offset) + GMM__OFFSET(gmm_fp8_prediction, full));
             }
             __syncwarp();
-            gmm_griddepcontrol_wait();
-        }
-    } else {
-        speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
-        for (; speculative >= 0; speculative--) {
-            if (!speculative) gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
-            {
-                const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
-#if GMM__TILES == 2
-                GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
-#endif
-                /* divisions by constants: a division by a variable would delay the first tile */
-                s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
-                                                                                : (args->p.n + 191) / 192;
-                if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align,
-                                                  GMM_FP8_BLOCK_ROWS * s->max_blocks,
-                                                  (int32_t)gmm_cluster_nctarank(), stats);
-                s->k_grouped = args->wgrad;
-                if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
-                    !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
-                                           2 * gmm_sm90_d_stages(&args->p),
-                                           (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
-                    gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
-            }
-            gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
         }
     }
 }
@@ -12993,7 +13014,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
-    const int32_t stride = (int32_t)(gridDim.x / cluster);
+    const int32_t stride = (int32_t)(gridDim.x >> (cluster - 1));
     /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
     gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
                              /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
@@ -13002,7 +13023,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                              /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
     int mispredicted = 0, unresolved = predicts;
-    int32_t work = (int32_t)(blockIdx.x / cluster);
+    int32_t work = (int32_t)(blockIdx.x >> (cluster - 1));
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
     GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
@@ -13030,7 +13051,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             }
             if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                 gmm_fp8_empty_tile(args, &f);
-                if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
+                if (mispredicted) next_work = (int32_t)(blockIdx.x >> (cluster - 1));
             }
         }
         if (!GMM__CFG(predicts_first_tile) && s.balanced)

@@ -43,10 +43,6 @@ GMM__DEVICE void gmm_touch(uint32_t word) {
 #define GMM__UNDEFINED_F32(x) asm volatile("" : "=f"(x))        /* x has an unknown value, for no instruction */
 #define GMM__PIN_U32(x) asm volatile("" : "+r"(x))              /* x is computed anew after this point */
 #define GMM__PIN_MEMORY() asm volatile("" : : : "memory")       /* loads and stores do not cross this point */
-/* Keeps the computation of a box that nothing else uses. */
-#define GMM__USE_BOX(box, bytes) \
-    asm volatile("" : : "r"((box).offset), "l"((box).map), "r"((box).x), "r"((box).y), "r"((box).end), \
-                 "r"((box).wrap), "r"(bytes))
 
 /* Whether this is the thread of the warp that is elected to act alone: ptxas knows that there is one, and passes its
    operands to TMA without a loop over lanes. Whole warp. */

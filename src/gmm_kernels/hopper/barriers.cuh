@@ -34,9 +34,11 @@ typedef struct gmm_sm90_slot_barriers {
 } gmm_sm90_slot_barriers;
 /* Barriers of the 16-bit products besides those of stages, which depend on no tile. */
 typedef struct gmm_sm90_barriers {
-    uint64_t tile_full[GMM_SM90_TILE_RING];     /* an entry of the tile ring has been written */
+    uint64_t first_tile_planned;                 /* the early plan: the first tile, and the ends of the groups */
+    uint64_t split_checked;                      /* the split has been compared with the early plan */
+    uint64_t tile_full[GMM_SM90_TILE_RING];      /* an entry of the tile ring has been written */
     uint64_t batch_empty[GMM_SM90_TILE_BATCHES]; /* all readers of the ring have released a batch of entries */
-    uint64_t last_stage_full[2];                /* ping-pong: the last stage of the tile of warp group i is full */
+    uint64_t last_stage_full[2];                 /* ping-pong: the last stage of the tile of warp group i is full */
     gmm_sm90_slot_barriers slot[GMM_SM90_STORE_SLOTS];
 } gmm_sm90_barriers;
 enum {
@@ -64,6 +66,12 @@ GMM__DEVICE uint32_t gmm_sm90_store_empty(uint32_t bars, uint32_t part) {
 }
 GMM__DEVICE uint32_t gmm_sm90_store_full(uint32_t bars, uint32_t part) {
     return gmm_sm90_slot_full(bars + GMM__OFFSET(gmm_sm90_barriers, slot), part % GMM_SM90_STORE_SLOTS);
+}
+GMM__DEVICE uint32_t gmm_sm90_first_tile_planned(uint32_t bars) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, first_tile_planned);
+}
+GMM__DEVICE uint32_t gmm_sm90_split_checked(uint32_t bars) {
+    return bars + GMM__OFFSET(gmm_sm90_barriers, split_checked);
 }
 GMM__DEVICE uint32_t gmm_sm90_tile_full(uint32_t bars, uint32_t tile_index) {
     return bars + GMM__OFFSET(gmm_sm90_barriers, tile_full) +

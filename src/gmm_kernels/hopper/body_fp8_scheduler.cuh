@@ -3,7 +3,7 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= 32 * GMM_FP8_LANE_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= GMM_FP8_PREDICTION_GROUPS;
 }
 
 #if GMM__TILES > 0
@@ -23,20 +23,43 @@ GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__
 }
 #endif
 
-/* Reads the split and writes the tables of groups that the scheduler `s` chooses tiles by. */
+/* Reads the split and writes the tables of groups by which the scheduler `s` chooses tiles. */
+GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
+    const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
+#if GMM__TILES == 2
+    GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
+#endif
+    /* divisions by constants: a division by a variable would delay the first tile */
+    s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
+                                                                    : (args->p.n + 191) / 192;
+    if (!args->wgrad)
+        s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align, GMM_FP8_BLOCK_ROWS * s->max_blocks,
+                                      (int32_t)gmm_cluster_nctarank(), stats);
+    s->k_grouped = args->wgrad;
+    if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
+        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+                               2 * gmm_sm90_d_stages(&args->p), (gmm_sm90_balance *)(void *)smem->work_ends,
+                               smem->ends))
+        gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
+    gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
+}
+
+/* Plans the split before griddepcontrol.wait, and once more if it has changed after it. Before the wait the plan may
+   read the split alone, and write shared memory alone: so neither tables in the workspace, nor frozen and beta, which
+   gmm_sm90_has_work reads in wgrad. */
 GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
                                                 gmm_sm90_scheduler *s) {
-    int32_t speculative;
-    /* The split is read before griddepcontrol.wait, and again after it. Before the wait the plan may read the split
-       alone, which is compared after it, and write shared memory alone: so neither tables in the workspace, nor frozen
-       and beta, which gmm_sm90_has_work reads in wgrad. */
-    if (GMM__PART(gmm_fp8_predicts_)(args)) {
-        gmm_fp8_tile f;
+    const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
+    int32_t speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
 #pragma unroll 1
-        for (speculative = 1; speculative >= 0; speculative--) {
-            if (args->p.groups <= 32) gmm_fp8_plan_tiles(args, s, 1, !speculative, GMM__CFG(tile_n));
-            else gmm_fp8_plan_tiles(args, s, GMM_FP8_LANE_GROUPS, !speculative, GMM__CFG(tile_n));
-            if (!speculative) break;
+    for (; speculative >= 0; speculative--) {
+        if (!speculative) {
+            gmm_griddepcontrol_wait();
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
+        }
+        GMM__PART(gmm_fp8_read_split_)(args, smem, s);
+        if (predicts && speculative) {
+            gmm_fp8_tile f;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
             if ((threadIdx.x & 31) == 0) {
@@ -45,33 +68,6 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                 gmm_mbarrier_arrive(base + GMM__CFG(prediction_offset) + GMM__OFFSET(gmm_fp8_prediction, full));
             }
             __syncwarp();
-            gmm_griddepcontrol_wait();
-        }
-    } else {
-        speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
-        for (; speculative >= 0; speculative--) {
-            if (!speculative) gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
-            {
-                const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
-#if GMM__TILES == 2
-                GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
-#endif
-                /* divisions by constants: a division by a variable would delay the first tile */
-                s->tiles_n = GMM__CFG_OF(smem->bars.second_tile, tile_n) == 128 ? (args->p.n + 127) / 128
-                                                                                : (args->p.n + 191) / 192;
-                if (!args->wgrad)
-                    s->tiles_n = gmm_sm90_tiles_n(&args->p, s->tiles_n, s->col_align,
-                                                  GMM_FP8_BLOCK_ROWS * s->max_blocks,
-                                                  (int32_t)gmm_cluster_nctarank(), stats);
-                s->k_grouped = args->wgrad;
-                if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
-                    !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
-                                           2 * gmm_sm90_d_stages(&args->p),
-                                           (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
-                    gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
-            }
-            gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
         }
     }
 }
@@ -87,7 +83,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t *const work_ends = args->tables ? ends + args->p.groups + 1 : smem->work_ends;
     int32_t *const starts = args->tables ? work_ends + args->p.groups + 1 : smem->padded_starts;
     gmm_sm90_balance *const balance = (gmm_sm90_balance *)(void *)smem->work_ends;
-    const int32_t stride = (int32_t)(gridDim.x / cluster);
+    const int32_t stride = (int32_t)(gridDim.x >> (cluster - 1));
     /* of the first tile; gmm_fp8_choose_tile_ overwrites what depends on the tile */
     gmm_sm90_scheduler s = { &args->p, ends, work_ends, /* padded_starts */ starts, /* k_grouped */ 0,
                              /* cluster_along_n */ GMM__CFG(tile_n) == 128, /* tiles_n */ 0,
@@ -96,7 +92,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
                              /* col_align */ GMM__COL_ALIGN(GMM__CFG(tile_n)) };
     /* unresolved: this CTA does not know yet whether a CTA of its cluster repeats its first tile */
     int mispredicted = 0, unresolved = predicts;
-    int32_t work = (int32_t)(blockIdx.x / cluster);
+    int32_t work = (int32_t)(blockIdx.x >> (cluster - 1));
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
     GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
@@ -124,7 +120,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
             }
             if (mispredicted || peer_mispredicted) { /* one more tile for the CTAs of the cluster */
                 gmm_fp8_empty_tile(args, &f);
-                if (mispredicted) next_work = (int32_t)(blockIdx.x / cluster);
+                if (mispredicted) next_work = (int32_t)(blockIdx.x >> (cluster - 1));
             }
         }
         if (!GMM__CFG(predicts_first_tile) && s.balanced)

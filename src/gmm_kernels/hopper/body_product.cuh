@@ -24,6 +24,7 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 #define GMM__SECOND_CFG(name) 0
 #define GMM__CFG_OF(second_tile, name) ((void)(second_tile), GMM__CFG(name))
 #endif
+#define GMM__MAX_CFG(name) (GMM__SECOND_CFG(name) > GMM__CFG(name) ? GMM__SECOND_CFG(name) : GMM__CFG(name))
 #define GMM__TA GMM__CAT(gmm_ta_, GMM__OP)
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_k_grouped_, GMM__OP)

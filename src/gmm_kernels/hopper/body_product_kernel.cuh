@@ -14,6 +14,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     }
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_RING; i++) gmm_mbarrier_init(gmm_sm90_tile_full(bars, i), 1);
+    gmm_mbarrier_init(gmm_sm90_first_tile_planned(bars), 1);
+    gmm_mbarrier_init(gmm_sm90_split_checked(bars), 1);
     /* readers of the ring: 8 consumer warps, the producer, 2 store warps or 4 gather warps, the scale loader */
 #pragma unroll
     for (i = 0; i < GMM_SM90_TILE_BATCHES; i++)
@@ -54,10 +56,6 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
         gmm_prefetch_tensormap(&args.a);
         gmm_prefetch_tensormap(&args.b);
     }
-    if (threadIdx.x == 32 * GMM_SM90_PRODUCER_WARP) { /* a tile without rows, which loads and multiplies nothing */
-        const gmm_sm90_tile no_work = { 0, 0, 0, 0, 0, 0, /* rows */ 0, /* cols */ 64, 0, 0 };
-        smem->ring.warmup = no_work;
-    }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
     if (warp != GMM__SCHEDULER_WARP) { /* the scheduler plans the first tile before it waits */
         gmm_cluster_wait_acquire();
@@ -67,8 +65,13 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 
     if (warp >= GMM_SM90_CONSUMER_WARPS) {
         GMM__SETMAXNREG_DEC(GMM__CFG(other_regs));
+        if (warp == GMM_SM90_PRODUCER_WARP) { /* nothing may follow, or ptxas gives up the thread's uniform registers */
+            if (gmm_elect_one()) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
+            return;
+        }
         if (warp == GMM__SCHEDULER_WARP) GMM__PART(gmm_sm90_schedule_tiles_)(args, smem, base);
-        if (warp == GMM_SM90_PRODUCER_WARP) GMM__PART(gmm_sm90_load_stages_)(args, smem, base);
+        if (warp == GMM_SM90_CHECK_WARP && GMM__PART(gmm_sm90_plans_early_)(args))
+            gmm_sm90_check_split(&args.groups, smem->ends, &smem->ring, bars);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
         if (GMM__CFG(gather) && warp >= GMM_SM90_GATHER_WARP) {
@@ -112,6 +115,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #undef GMM__COL_ALIGN
 #undef GMM__TB
 #undef GMM__TA
+#undef GMM__MAX_CFG
 #undef GMM__CFG_OF
 #undef GMM__SECOND_CFG
 #undef GMM__TILE_CHOICE

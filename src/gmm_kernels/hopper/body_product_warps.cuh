@@ -1,5 +1,11 @@
 /* GMM__BODY_PRODUCT, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
+   compared after the wait, and write shared memory alone: so neither tables in the workspace, nor frozen and beta,
+   which gmm_sm90_has_work reads in wgrad. */
+GMM__DEVICE int GMM__PART(gmm_sm90_plans_early_)(const GMM__ARGS &args) {
+    return !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+}
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
@@ -32,11 +38,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
     s->g = 0;
 }
 
-/* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is speculative: it plans
-   the first tile from the split as read before griddepcontrol.wait. The second pass reads the split again and plans
-   anew if it has changed. Before the wait the plan may read the split alone, which is compared after it, and write
-   shared memory alone: so neither tables in the workspace, nor frozen and beta, which gmm_sm90_has_work reads in
-   wgrad. */
+/* The scheduler warp writes batches of tiles to the ring, one tile per lane. Its first pass is early where that is
+   allowed: it plans the first tile by the split as read before griddepcontrol.wait. If the split is the same after it,
+   gmm_sm90_check_split publishes that tile; else the second pass plans anew. */
 GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     gmm_sm90_tile *const ring = smem->ring.tile;
     const int32_t *const second_tile = &smem->ring.second_tile;
@@ -50,23 +54,25 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
-    int speculative = !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
+    int early = GMM__PART(gmm_sm90_plans_early_)(args);
     uint32_t tile_index;
+    if (!early) gmm_cluster_wait_acquire();
     for (tile_index = 0;; tile_index += (uint32_t)batch) {
-        const int32_t stride = (int32_t)(gridDim.x / cluster_size);
+        const int32_t stride = (int32_t)(gridDim.x >> (cluster_size - 1));
         gmm_sm90_tile *const tile = &ring[(tile_index + (uint32_t)lane) % GMM_SM90_TILE_RING];
         int unchanged = 0;
         batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
         if (tile_index == 0) {
-            if (!speculative) {
-                gmm_cluster_wait_acquire();
-                gmm_griddepcontrol_wait();
-            }
-            unchanged = !speculative && s.max_blocks && gmm_sm90_split_unchanged(&args.groups, ends);
+            const int planned = s.max_blocks > 0;
+            if (planned) gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
+            else if (!early && lane == 0) smem->ring.replanned = 1;
+            if (!early) gmm_griddepcontrol_wait();
+            unchanged = planned && !*(volatile int32_t *)&smem->ring.replanned;
             if (!unchanged) GMM__PART(gmm_sm90_plan_split_)(args, smem, &s);
         }
         if (!unchanged) {
             int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
+            gmm_sm90_tile f = GMM_ZERO;
             if (tile_index >= GMM_SM90_TILE_RING)
                 gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                   (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
@@ -78,89 +84,105 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                     gmm_find_group32(work_ends, args.p.groups, work, &s.g);
                     if (s.g < args.p.groups) in_group = work - work_ends[s.g];
                 }
-                if (lane == n) lane_work = in_group, tile->g = s.g;
+                if (lane == n) lane_work = in_group, f.g = s.g;
             }
             if (lane < batch) {
-                tile->k = tile->cols = tile->row_blocks = 0; /* ends the ring */
-                if (tile->g < args.p.groups) {
+                if (f.g < args.p.groups) { /* else row_blocks is 0, which ends the ring */
                     const int balanced = GMM__K_GROUPED && s.balanced;
-                    const int32_t group_work = balanced ? 0 : work_ends[tile->g + 1] - work_ends[tile->g];
+                    const int32_t group_work = balanced ? 0 : work_ends[f.g + 1] - work_ends[f.g];
                     const int rotation =
                         !GMM__K_GROUPED ? GMM_SM90_ROTATE_TILES
                                         : gmm_sm90_wgrad_rotation(stride, group_work,
                                                                   gmm_sm90_tile_count(args.p.m, 16, GMM__CFG(m16)));
                     gmm_sm90_schedule_tile(&s, GMM__CFG_OF(*second_tile, tile_n) == 128, group_work, lane_work,
-                                           rotation, gmm_sm90_this_cta(), tile);
+                                           rotation, gmm_sm90_this_cta(), &f);
                 }
+                *tile = f;
             }
             __syncwarp();
         }
-        if (speculative) speculative = batch = 0; /* publishes nothing; the next pass begins at tile 0 again */
-        else {
-            if (lane < batch) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
+        if (early) {
+            gmm_cluster_wait_acquire(); /* the barriers are initialised */
+            if (lane == 0) gmm_mbarrier_arrive(gmm_sm90_first_tile_planned(bars));
+            early = batch = 0; /* the next pass begins at tile 0 again */
+        } else {
+            if (lane < batch && !unchanged) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, tile_index + (uint32_t)lane));
             if (__any_sync(0xFFFFFFFFu, lane < batch && tile->row_blocks == 0)) break;
         }
     }
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
 }
 
-/* The producer warp: each lane loads one TMA box of every stage. Kernels of cooperative tiles begin with a warm-up tile
-   without rows: it loads no operand, but brings code and parameters into the caches. */
+/* Loads `count` stages, the first of which is number `iter`, when they are empty. bytes: of a stage; count: a
+   constant. */
+GMM__DEVICE void GMM__PART(gmm_sm90_fill_stages_)(const GMM__ARGS &args, uint32_t base, uint32_t iter, uint32_t bytes,
+                                                  int32_t k, int second_tile, const gmm_sm90_operand operands[2],
+                                                  const int count) {
+    enum { PING_PONG = GMM__CFG(consumers) == 1 };
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars);
+    gmm_sm90_load a[2], b[2];
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++) {
+        const uint32_t s = (iter + (uint32_t)i) % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
+        b[i].at = base + s * (uint32_t)GMM__CFG_OF(second_tile, stage_bytes);
+        a[i].at = b[i].at + (uint32_t)GMM__CFG_OF(second_tile, a_offset);
+        a[i].full = b[i].full = full;
+        a[i].k = b[i].k = k + 64 * i;
+        if (GMM__CFG(b_format)) b[i].k = k / 64 * GMM__CFG(box_width);
+        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), ((iter + (uint32_t)i) / GMM__CFG(stages) & 1) ^ 1);
+        gmm_mbarrier_arrive_expect_tx(full, bytes);
+    }
+    gmm_sm90_load_boxes(&operands[1], &args.b, 64, b, count, PING_PONG * GMM__CFG(tile_n) / 64);
+    if (GMM__CFG(gather)) return; /* gather warps load A */
+    gmm_sm90_load_boxes(&operands[0], &args.a, 64, a, count, PING_PONG * (GMM__CFG(m16) + (GMM__TA ? 3 : 0)) / 4);
+    if (!GMM__TA) gmm_sm90_load_boxes(&operands[0], &args.a16, 16, a, count, PING_PONG * 3);
+}
+
+/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first
+   tile is determined before griddepcontrol.wait where that tile is planned early. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
     const gmm_sm90_tile *const ring = smem->ring.tile;
-    const int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m;
+    const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
+                                 *const replanned = &smem->ring.replanned;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t cta_rank = gmm_cluster_ctarank();
-    const int lane = (int)threadIdx.x & 31;
-    const uint32_t b_block_bytes = GMM__CFG(b_block_bytes);
-    uint32_t iter = 0, tile_index, i;
-    int warmup = GMM__CFG(consumers) == 2;
-    if (!warmup) gmm_griddepcontrol_wait();
-    for (tile_index = 0;; tile_index += !warmup, warmup = 0) {
-        const gmm_sm90_tile *const t = warmup ? &smem->ring.warmup : &ring[tile_index % GMM_SM90_TILE_RING];
-        gmm_sm90_operand_layout layout = { GMM__K_GROUPED, GMM__TA, GMM__TB, 0, b_block_bytes, GMM__CFG(gather),
-                                           GMM__GLU ? args.glu.block : 0 };
-        gmm_sm90_box box;
-        uint32_t k_tiles, bytes, stage_bytes, stages_at_once, second;
-        __syncwarp();
-        if (!warmup) {
-            if (lane == 0) gmm_sm90_release_batch(bars, tile_index);
+    gmm_sm90_operand operands[2] = { /* A, B */
+        { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
+        { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
+    };
+    uint32_t iter = 0, k_tiles = 0, bytes = 0, tile_index, i;
+    int early = GMM__PART(gmm_sm90_plans_early_)(args), two_at_once = 0, second = 0;
+    int32_t k = 0;
+    if (!early) gmm_griddepcontrol_wait();
+    for (tile_index = 0;; tile_index += !early, early = 0) {
+        const gmm_sm90_tile *const t = &ring[tile_index % GMM_SM90_TILE_RING];
+        if (early) gmm_mbarrier_wait(gmm_sm90_first_tile_planned(bars), 0);
+        else {
+            gmm_sm90_release_batch(bars, tile_index);
             gmm_sm90_wait_tile(bars, tile_index);
             if (t->row_blocks == 0) break;
         }
-        k_tiles = gmm_sm90_k_tiles(t->k);
-        stage_bytes = (uint32_t)GMM__CFG_OF(!warmup && *second_tile, stage_bytes);
-        bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
-                                               : (uint32_t)t->row_blocks * 2048;
-        bytes += (uint32_t)gmm_sm90_b_boxes(t) * b_block_bytes;
-        if (t->cols <= 0) bytes = 0;
-        stages_at_once = GMM__SMALL_M(GMM__CFG_OF(!warmup && *second_tile, tile_n)) && !warmup && *small_m ? 2 : 1;
-        /* neighbouring lanes load the same lines of two stages */
-        second = (uint32_t)lane & (stages_at_once - 1);
-        layout.tile_n = GMM__CFG_OF(!warmup && *second_tile, tile_n);
-        if (warmup && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
-        gmm_sm90_assign_box(&args, layout, t, lane >> (stages_at_once - 1), cta_rank, &box);
-        if (second) box.x += 64;
-        if (warmup) {
-            GMM__USE_BOX(box, bytes);
+        if (early || tile_index > 0 || *replanned) {
+            k_tiles = gmm_sm90_k_tiles(t->k);
+            k = GMM__K_GROUPED ? GMM_SM90_RAGGED_ROWS - t->k : 0;
+            second = *second_tile;
+            bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
+                                                   : (uint32_t)t->row_blocks * 2048;
+            bytes += (uint32_t)gmm_sm90_b_boxes(t) * GMM__CFG(b_block_bytes);
+            if (t->cols <= 0) bytes = 0;
+            two_at_once = GMM__SMALL_M(GMM__CFG_OF(second, tile_n)) && *small_m;
+            if (early && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
+            gmm_sm90_assign_a(t, GMM__K_GROUPED, &operands[0]);
+            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, &operands[1]);
+        }
+        if (early) {
             gmm_griddepcontrol_wait();
             continue;
         }
-        for (; k_tiles > 0; k_tiles -= stages_at_once, iter += stages_at_once) {
-            const uint32_t k_iter = iter + second, s = k_iter % GMM__CFG(stages);
-            const uint32_t full = gmm_sm90_full(stage_bars, s);
-            if (k_tiles < stages_at_once) stages_at_once = 1; /* the last stage is alone */
-            if (second < stages_at_once) {
-                gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (k_iter / GMM__CFG(stages) & 1) ^ 1);
-                if (lane == (int)second) gmm_mbarrier_arrive_expect_tx(full, bytes);
-            } else box.active = 0;
-            __syncwarp();
-            if (box.active)
-                gmm_tma_load(base + s * stage_bytes + box.offset, box.map, full, box.multicast, box.x, box.y,
-                             box.end, box.wrap);
-            if (box.is_b ? GMM__TB : GMM__TA) box.y += 64;
-            else box.x += (box.is_b ? GMM__CFG(box_width) : 64) * (int32_t)stages_at_once;
-        }
+        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128)
+            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 2);
+        for (; k_tiles > 0; k_tiles--, iter++, k += 64)
+            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 1);
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
        time */

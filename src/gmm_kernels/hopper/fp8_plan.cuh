@@ -29,8 +29,9 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
     int32_t tiles = 0, g; /* row tiles */
     float clocks = 0.0f;  /* of a stage, summed over row tiles */
 #pragma unroll 1
-    for (g = (int32_t)threadIdx.x & 31; g < s->p->groups; g += 32) {
-        const int32_t blocks = (s->ends[g + 1] - s->ends[g] + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
+    for (g = (int32_t)threadIdx.x & 31; (g & ~31) < s->p->groups; g += 32) {
+        const int32_t rows = g < s->p->groups ? s->ends[g + 1] - s->ends[g] : 0;
+        const int32_t blocks = (rows + GMM_FP8_BLOCK_ROWS - 1) / GMM_FP8_BLOCK_ROWS;
         const int32_t tiles_m = (blocks + consumers - 1) / consumers;
         tiles += tiles_m;
         if (tiles_m > 0)
@@ -46,12 +47,17 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
 
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
-    int32_t total = 0, g;
-    const int32_t last = gmm_sm90_lane_groups(groups, &g);
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t rows_before = 0, g;
+    if (lane == 0) starts[0] = 0;
 #pragma unroll 1
-    for (; g < last; g++)
-        starts[g + 1] = total += (ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    gmm_sm90_prefix_sums(groups, total, 0, starts);
+    for (g = lane; (g & ~31) < groups; g += 32) {
+        const int32_t rows = g < groups ? ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1 : 0;
+        const int32_t end = rows_before + gmm_sm90_lane_sum(rows / GMM_GROUP_ROWS * GMM_GROUP_ROWS);
+        if (g < groups) starts[g + 1] = end;
+        rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
+    }
+    __syncwarp();
 }
 
 /* First row of B, and column of D, of a glu tile whose first column of h is n0: the gate's in pass 0, the linear ones'
@@ -151,10 +157,7 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->t.k = args->p.k;
 }
 
-/* gmm_sm90_read_split, gmm_sm90_tiles_n, gmm_sm90_count_work and gmm_fp8_padded_starts for fwd and dgrad in one pass: a
-   lane issues the loads of the entries of its groups, `lane_groups` at most, together, so that their latency is paid
-   once. Leaves all as it is where `known` is set and s->ends still describe the split. Whole warp. */
-enum { GMM_FP8_LANE_GROUPS = 4 };
+enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so many groups at most */
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
    producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
@@ -164,7 +167,7 @@ enum { GMM_FP8_LANE_GROUPS = 4 };
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
     static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
-    static_assert(!(predicts_) || (groups_) >= 32 * GMM_FP8_LANE_GROUPS, \
+    static_assert(!(predicts_) || (groups_) >= GMM_FP8_PREDICTION_GROUPS, \
                   "tile " #tag ": a tile that predicts has its group tables in shared memory");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -173,79 +176,13 @@ GMM_FP8_TILE_LIST(GMM__X)
                   "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-GMM__DEVICE void gmm_fp8_plan_tiles(const gmm_fp8_args *args, gmm_sm90_scheduler *s, const int lane_groups, int known,
-                                    int32_t tile_n) {
-    int32_t *const ends = s->ends, *const work_ends = s->work_ends, *const starts = s->padded_starts;
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank();
-    const int by_offsets = args->groups.form == GMM_SPLIT_OFFSETS;
-    const int32_t lane = (int32_t)threadIdx.x & 31;
-    gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t entries[GMM_FP8_LANE_GROUPS], end = 0, tiles = 0, padded = 0, first = lane, i, j;
-    const int32_t last = lane_groups > 1 ? gmm_sm90_lane_groups(args->p.groups, &first)
-                                         : min(lane + 1, args->p.groups);
-    int changed = !known;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) /* zero past the last group */
-        entries[j] = first + j < last ? gmm_sm90_split_entry(&args->groups, first + j + by_offsets) : 0;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++)
-        if (known && first + j < last)
-            changed |= entries[j] != ends[first + j + 1] - (by_offsets ? 0 : ends[first + j]);
-    if (!__any_sync(0xFFFFFFFFu, changed)) return;
-    __syncwarp(); /* all lanes have read the ends */
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) end = gmm_sm90_split_end(&args->groups, end, entries[j]);
-#pragma unroll
-    for (i = 1; i < 32; i *= 2) {
-        const int32_t before = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_split_end(&args->groups, before, end);
-    }
-    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = work_ends[0] = starts[0] = 0;
-#pragma unroll
-    for (j = 0; j < lane_groups; j++) {
-        const int32_t start = end;
-        end = gmm_sm90_split_end(&args->groups, end, entries[j]);
-        stats.max_rows = max(stats.max_rows, end - start);
-        stats.nonempty += end > start;
-        if (first + j < last) ends[first + j + 1] = end;
-    }
-    stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
-    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
-    s->tiles_n = gmm_sm90_tiles_n(&args->p, (args->p.n + tile_n - 1) / tile_n, s->col_align,
-                                  s->block_rows * s->max_blocks, cluster_size, stats);
-    __syncwarp();
-#pragma unroll 1
-    for (j = first; j < last; j++) {
-        work_ends[j + 1] = tiles += gmm_sm90_row_tiles(s, j) * s->tiles_n;
-        starts[j + 1] = padded += (ends[j + 1] - ends[j] + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
-    }
-    {
-        int32_t tiles_before = tiles, padded_before = padded;
-#pragma unroll
-        for (i = 1; i < 32; i *= 2) {
-            const int32_t other_tiles = __shfl_up_sync(0xFFFFFFFFu, tiles_before, (unsigned)i);
-            const int32_t other_padded = __shfl_up_sync(0xFFFFFFFFu, padded_before, (unsigned)i);
-            if (lane >= i) tiles_before += other_tiles, padded_before += other_padded;
-        }
-        tiles_before -= tiles;
-        padded_before -= padded;
-#pragma unroll 1
-        for (j = first; j < last; j++) {
-            work_ends[j + 1] = (work_ends[j + 1] + tiles_before) >> (cluster_size - 1);
-            starts[j + 1] += padded_before;
-        }
-    }
-    __syncwarp();
-    gmm_sm90_count_odd_tile(s, tiles, cluster_size);
-}
 
 /* The predicted first tile of this CTA. Its operands are not multicast, since the CTAs of a cluster may have read
    different splits. Whole warp. */
 GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_sm90_scheduler *s,
                                             const gmm_sm90_cta cta, gmm_fp8_tile *f) {
     const int32_t *const ends = s->ends, *const work_ends = s->work_ends;
-    int32_t work = (int32_t)blockIdx.x / cta.cluster_size, g = 0, m;
+    int32_t work = (int32_t)(blockIdx.x >> (cta.cluster_size - 1)), g = 0, m;
     gmm_fp8_empty_tile(args, f);
     if (work >= work_ends[args->p.groups]) return;
     gmm_find_group32(work_ends, args->p.groups, work, &g);

@@ -7,62 +7,88 @@ GMM__DEVICE uint64_t gmm_sm90_map_offset(const void *data) { return (uint64_t)(u
 GMM__DEVICE int32_t gmm_sm90_map_z(uint64_t offset) { return (int32_t)(offset / 16 % GMM_SM90_MAP_STEPS); }
 GMM__DEVICE int32_t gmm_sm90_map_w(uint64_t offset) { return (int32_t)(offset / (16 * GMM_SM90_MAP_STEPS)); }
 
-/* The TMA box that a lane of the producer warp loads in every stage of a tile. */
-typedef struct gmm_sm90_box {
-    const CUtensorMap *map;
-    int32_t x, y, end, wrap; /* coordinates in stage 0; of weights, end and wrap are the address */
-    uint32_t offset;         /* bytes from the start of a stage */
-    int active, multicast, is_b;
-} gmm_sm90_box;
-
 /* The number of boxes of 64 columns of B that a tile reads. */
 GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols + 63) / 64; }
-/* How the operands of a product lie in memory and in a stage, which holds B, then A. */
-typedef struct gmm_sm90_operand_layout {
-    int k_grouped;          /* wgrad: both operands are token matrices */
-    int ta, tb;             /* the rows of A, of B lie along the contraction (MN-major) */
-    int32_t tile_n;         /* columns of B in a stage */
-    uint32_t b_block_bytes; /* bytes of 64 columns of B in a stage */
-    int gather;             /* gather warps load A */
-    int32_t glu_block;      /* gmm_sm90_glu.block; 0: not a glu product */
-} gmm_sm90_operand_layout;
 
-/* Assigns box `index` of a tile to this lane of CTA `cta_rank`: first the boxes of B, then those of A. Boxes of a
-   multicast operand alternate between the CTAs. */
-GMM__DEVICE void gmm_sm90_assign_box(const gmm_sm90_args *args, const gmm_sm90_operand_layout layout,
-                                     const gmm_sm90_tile *t, int32_t index, uint32_t cta_rank, gmm_sm90_box *box) {
-    const int ta = layout.ta, tb = layout.tb;
-    const int32_t b_boxes = gmm_sm90_b_boxes(t), boxes64 = t->row_blocks / 4;
-    const int32_t a_boxes = ta ? (t->row_blocks + 3) / 4 : boxes64 + t->row_blocks % 4;
-    box->is_b = index < b_boxes;
-    box->active = t->cols > 0 && index < b_boxes + a_boxes && (box->is_b || !layout.gather);
-    box->end = t->end;
-    box->wrap = GMM_SM90_RAGGED_ROWS;
-    if (box->is_b) {
-        box->multicast = t->multicast == GMM_SM90_MULTICAST_B;
-        box->map = &args->b;
-        box->offset = (uint32_t)index * layout.b_block_bytes;
-        box->x = tb ? t->n0 + 64 * index : 0;
-        box->y = layout.k_grouped ? GMM_SM90_RAGGED_ROWS - t->k : tb ? 0 : t->n0 + 64 * index;
-        if (layout.glu_block) box->y = gmm_sm90_glu_column(layout.glu_block, box->y);
-        if (!layout.k_grouped) {
-            const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&args->p.b, t->g));
-            box->end = gmm_sm90_map_z(offset);
-            box->wrap = gmm_sm90_map_w(offset);
-        }
-    } else {
-        int32_t first;
-        index -= b_boxes;
-        /* K-major: boxes of 64 rows, then one of 16 rows for each of the last row_blocks % 4 blocks, from row
-           64 boxes64 + 16 (index - boxes64) on */
-        first = ta || index < boxes64 ? 64 * index : 16 * index + 48 * boxes64;
-        box->multicast = t->multicast == GMM_SM90_MULTICAST_A;
-        box->map = ta || index < boxes64 ? &args->a : &args->a16;
-        box->offset = layout.b_block_bytes * (uint32_t)(layout.tile_n / 64) + 128 * (uint32_t)first;
-        box->x = ta ? t->m0 + first : 0;
-        box->y = ta ? GMM_SM90_RAGGED_ROWS - t->k : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0 + first;
+/* An operand of a tile as the producer loads it, in TMA boxes of 64 rows (A) or columns (B). What A has beyond a
+   multiple of 64 rows comes in TMA boxes of 16 rows in forward and dgrad, where its rows are K-major. Those of a
+   multicast operand alternate between the CTAs of a cluster: this CTA loads every `step`-th, from `begin` on. */
+typedef struct gmm_sm90_operand {
+    int mn_major;             /* its rows or columns are the first coordinate of its map, else the second */
+    uint32_t box_bytes;       /* of 64 rows or columns */
+    int32_t glu_block;        /* B of a glu product: gmm_sm90_glu.block; else 0 */
+    int32_t num_boxes, num_boxes16; /* of the tile; of 16 rows */
+    int32_t begin, begin16, step;
+    int32_t multicast;        /* both CTAs of the cluster get what one of them loads */
+    int32_t first;            /* coordinate of the first row or column */
+    int32_t end, wrap;        /* the last two coordinates; of weights, the address */
+} gmm_sm90_operand;
+
+/* The TMA boxes of an operand that this CTA loads. */
+GMM__DEVICE void gmm_sm90_assign_boxes(gmm_sm90_operand *o, int32_t num_boxes, int32_t num_boxes16, int32_t multicast) {
+    const int32_t cta_rank = (int32_t)gmm_cluster_ctarank();
+    o->num_boxes = num_boxes;
+    o->num_boxes16 = num_boxes16;
+    o->multicast = multicast;
+    o->step = multicast ? 2 : 1;
+    o->begin = multicast ? cta_rank : 0;
+    o->begin16 = multicast ? cta_rank ^ (num_boxes & 1) : 0;
+}
+/* A and B of a tile. k_grouped: a constant, wgrad. */
+GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, gmm_sm90_operand *a) {
+    gmm_sm90_assign_boxes(a, t->cols <= 0 ? 0 : k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4,
+                          t->cols <= 0 || k_grouped ? 0 : t->row_blocks % 4, t->multicast == GMM_SM90_MULTICAST_A);
+    a->first = k_grouped ? t->m0 : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0;
+    a->end = t->end;
+    a->wrap = GMM_SM90_RAGGED_ROWS;
+}
+GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped,
+                                   gmm_sm90_operand *b) {
+    gmm_sm90_assign_boxes(b, t->cols > 0 ? gmm_sm90_b_boxes(t) : 0, 0, t->multicast == GMM_SM90_MULTICAST_B);
+    b->first = t->n0;
+    b->end = t->end;
+    b->wrap = GMM_SM90_RAGGED_ROWS;
+    if (!k_grouped && t->cols > 0) {
+        const uint64_t offset = gmm_sm90_map_offset(gmm_kmat_data(&p->b, t->g));
+        b->end = gmm_sm90_map_z(offset);
+        b->wrap = gmm_sm90_map_w(offset);
     }
-    if (box->multicast && (index & 1) != (int)cta_rank) box->active = 0;
+}
+
+/* A stage as the producer fills it: where the operand lies in shared memory, its full barrier, and the coordinate along
+   the contraction. */
+typedef struct gmm_sm90_load {
+    uint32_t at, full;
+    int32_t k;
+} gmm_sm90_load;
+/* Loads TMA box b of an operand, of `rows` rows or columns, into `count` stages: those with the same lines follow one
+   another. Constants: rows, 64 or 16; count, 1 or 2. */
+GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int32_t b,
+                                   const gmm_sm90_load *stages, const int count) {
+    const int32_t before = rows * b + (rows == 16 ? 64 * o->num_boxes : 0), first = o->first + before;
+    const int32_t at = o->glu_block ? gmm_sm90_glu_column(o->glu_block, first) : first;
+    int i;
+#pragma unroll
+    for (i = 0; i < count; i++)
+        gmm_tma_load(stages[i].at + o->box_bytes / 64 * (uint32_t)before, map, stages[i].full, o->multicast,
+                     o->mn_major ? at : stages[i].k, o->mn_major ? stages[i].k : at, o->end, o->wrap);
+}
+/* Loads the operand's TMA boxes of `rows` rows or columns. unrolled: a constant; the loop is unrolled over so many, the
+   most that there may be, or not at all (0). Ping-pong tiles, whose stages take 587 to 782 cycles, become slower if it
+   is not; other kernels begin sooner with less code. */
+GMM__DEVICE void gmm_sm90_load_boxes(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                     const gmm_sm90_load *stages, const int count, const int unrolled) {
+    const int32_t num_boxes = rows == 16 ? o->num_boxes16 : o->num_boxes;
+    int32_t b = rows == 16 ? o->begin16 : o->begin;
+    if (unrolled) {
+        const uint32_t mask = (o->multicast ? 0x55555555u << b : 0xFFFFFFFFu) & ((1u << num_boxes) - 1);
+#pragma unroll
+        for (b = 0; b < unrolled; b++)
+            if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stages, count);
+    } else {
+#pragma unroll 1
+        for (; b < num_boxes; b += o->step) gmm_sm90_load_box(o, map, rows, b, stages, count);
+    }
 }
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */

@@ -96,7 +96,7 @@ typedef struct gmm_sm90_cta {
 
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
-    return (int32_t)(block / cluster_size + index * (uint32_t)stride);
+    return (int32_t)((block >> (cluster_size - 1)) + index * (uint32_t)stride);
 }
 
 /* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */

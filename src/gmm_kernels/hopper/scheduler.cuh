@@ -61,28 +61,18 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* The lanes of a warp divide the groups into contiguous ranges: this lane has groups [*first, returned). */
-GMM__DEVICE int32_t gmm_sm90_lane_groups(int32_t groups, int32_t *first) {
-    const int32_t per_lane = (groups + 31) / 32;
-    *first = ((int32_t)threadIdx.x & 31) * per_lane;
-    return *first + per_lane < groups ? *first + per_lane : groups;
-}
-/* Turns the prefix sums within each lane's range, whose last one is `total`, into prefix sums [G + 1] over all groups,
-   divided by 2^shift and rounded down. Whole warp. */
-GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shift, int32_t *sums) {
+/* Inclusive prefix sum over the lanes of a warp. The tables of groups are read and written 32 groups at a time, one per
+   lane, in loops of which all lanes make every pass: lanes that leave a loop earlier would execute what follows apart
+   from the others, until the warp converges. */
+GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
-    int32_t offset = total, g, i;
-    const int32_t end = gmm_sm90_lane_groups(groups, &g);
-#pragma unroll 1
+    int32_t i;
+#pragma unroll
     for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, offset, (unsigned)i);
-        if (lane >= i) offset += other;
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, v, (unsigned)i);
+        if (lane >= i) v += other;
     }
-    offset -= total;
-    if (lane == 0) sums[0] = 0;
-#pragma unroll 1
-    for (; g < end; g++) sums[g + 1] = (sums[g + 1] + offset) >> shift;
-    __syncwarp();
+    return v;
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
@@ -90,17 +80,29 @@ GMM__DEVICE void gmm_sm90_prefix_sums(int32_t groups, int32_t total, int32_t shi
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
-/* Entry i of the split, clamped to [0, capacity]. Read from the L2, because the kernel before may still write it: it is
-   read before griddepcontrol.wait and again after it. */
-GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i) {
-    const int64_t v = s->dtype == GMM_I64 ? (int64_t)__ldcg((const long long *)s->splits + i)
-                                          : __ldcg((const int *)s->splits + i);
-    return v < 0 ? 0 : v > s->capacity ? (int32_t)s->capacity : (int32_t)v;
+/* Entry i of the split, clamped to [0, capacity]; 0 where it does not exist. Read from the L2, because the predecessor
+   may still write it: it is read before griddepcontrol.wait and again after it. Words are loaded without a branch on
+   the dtype, so that the loads of several entries are in flight together. */
+GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i, int exists) {
+    const int is_i64 = s->dtype == GMM_I64, capacity = (int32_t)s->capacity;
+    const int *const words = (const int *)s->splits + (is_i64 ? 2 * (int64_t)i : i);
+    const int low = exists ? __ldcg(words) : 0, high = exists && is_i64 ? __ldcg(words + 1) : low >> 31;
+    return high < 0 ? 0 : high > 0 || low < 0 || low > capacity ? capacity : low;
 }
-/* End of the group that starts at row `end`, by the rule of gmm_split_end. */
-GMM__DEVICE int32_t gmm_sm90_split_end(const gmm_groups *s, int32_t end, int32_t entry) {
-    const int32_t maximum = max(entry, end), sum = min(entry, (int32_t)s->capacity - end) + end;
-    return s->form == GMM_SPLIT_OFFSETS ? maximum : sum;
+/* End of the group that starts at row `end`, by the rule of gmm_split_end, which is associative. */
+GMM__DEVICE int32_t gmm_sm90_split_end(int by_offsets, int32_t capacity, int32_t end, int32_t entry) {
+    return by_offsets ? max(end, entry) : (int32_t)min((uint32_t)end + (uint32_t)entry, (uint32_t)capacity);
+}
+/* Turns the entries of 32 groups, one per lane, into the groups' ends. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, int32_t entry) {
+    const int32_t lane = (int32_t)threadIdx.x & 31;
+    int32_t i;
+#pragma unroll
+    for (i = 1; i < 32; i *= 2) {
+        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, entry, (unsigned)i);
+        if (lane >= i) entry = gmm_sm90_split_end(by_offsets, capacity, other, entry);
+    }
+    return entry;
 }
 /* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
@@ -108,47 +110,74 @@ typedef struct gmm_sm90_split_stats {
 } gmm_sm90_split_stats;
 /* Reads the split by the rule of gmm_split_end and writes the groups' ends [G + 1]. Whole warp. */
 GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_t *ends) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int)threadIdx.x & 31;
+    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t capacity = (int32_t)s->capacity, lane = (int32_t)threadIdx.x & 31;
     gmm_sm90_split_stats stats = { 0, 0 };
-    int32_t end = 0, first, g, i;
-    int32_t last;
+    int32_t rows_before = 0, g;
+    if (lane == 0) ends[0] = 0;
 #pragma unroll 4
-    for (g = lane; g < s->count; g += 32) ends[g + 1] = gmm_sm90_split_entry(s, g + by_offsets);
-    __syncwarp();
-    last = gmm_sm90_lane_groups(s->count, &first);
-#pragma unroll 1
-    for (g = first; g < last; g++) end = gmm_sm90_split_end(s, end, ends[g + 1]);
-#pragma unroll 1
-    for (i = 1; i < 32; i *= 2) {
-        const int32_t other = __shfl_up_sync(0xFFFFFFFFu, end, (unsigned)i);
-        if (lane >= i) end = gmm_sm90_split_end(s, other, end);
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, g < s->count);
+        if (g < s->count) ends[g + 1] = entry;
     }
-    end = __shfl_up_sync(0xFFFFFFFFu, end, 1);
-    if (lane == 0) end = ends[0] = 0;
 #pragma unroll 1
-    for (g = first; g < last; g++) {
-        const int32_t start = end;
-        ends[g + 1] = end = gmm_sm90_split_end(s, end, ends[g + 1]);
-        stats.max_rows = end - start > stats.max_rows ? end - start : stats.max_rows;
-        stats.nonempty += end > start;
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        int32_t end = g < s->count ? ends[g + 1] : 0, start;
+        if (by_offsets) end = gmm_sm90_split_ends(1, capacity, end);
+        else end = gmm_sm90_split_ends(0, capacity, end);
+        end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
+        start = __shfl_up_sync(0xFFFFFFFFu, end, 1);
+        if (lane == 0) start = rows_before;
+        if (g < s->count) ends[g + 1] = end;
+        stats.max_rows = max(stats.max_rows, end - start);
+        stats.nonempty += __popc(__ballot_sync(0xFFFFFFFFu, end > start));
+        rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
     stats.max_rows = __reduce_max_sync(0xFFFFFFFFu, stats.max_rows);
-    stats.nonempty = __reduce_add_sync(0xFFFFFFFFu, stats.nonempty);
     __syncwarp();
     return stats;
 }
 /* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
    warp. */
 GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int by_offsets = s->form == GMM_SPLIT_OFFSETS;
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t g;
     int changed = 0;
 #pragma unroll 4
-    for (g = (int32_t)threadIdx.x & 31; g < s->count; g += 32)
-        changed |= gmm_sm90_split_entry(s, g + by_offsets) != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
     changed = __any_sync(0xFFFFFFFFu, changed);
     __syncwarp();
     return !changed;
+}
+/* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
+   that tile if they agree. The entries are loaded before the plan is awaited. Whole warp, after
+   griddepcontrol.wait. */
+GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t entry[GMM_SM90_SMEM_GROUPS / 32];
+    int changed = 0, i;
+#pragma unroll
+    for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
+        const int32_t g = 32 * i + lane;
+        entry[i] = 32 * i >= s->count ? 0 : gmm_sm90_split_entry(s, g + by_offsets, g < s->count);
+    }
+    gmm_mbarrier_wait(gmm_sm90_first_tile_planned(bars), 0);
+#pragma unroll
+    for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
+        const int32_t g = 32 * i + lane;
+        changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    if (lane == 0) {
+        ring->replanned = changed;
+        gmm_mbarrier_arrive(gmm_sm90_split_checked(bars));
+        if (!changed) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, 0));
+    }
+    __syncwarp();
 }
 /* Sets the fault bits of the split that `ends` come from, and of the table of weights. Whole warp. */
 GMM__DEVICE void gmm_sm90_report_faults(const gmm_groups *s, const gmm_gemm_args *p, const int32_t *ends) {
@@ -186,26 +215,23 @@ GMM__DEVICE int32_t gmm_sm90_tiles_n(const gmm_gemm_args *p, int32_t min_tiles, 
 GMM__DEVICE int gmm_sm90_has_work(const gmm_gemm_args *p, int32_t g, int32_t rows) {
     return !(p->frozen && p->frozen[g]) && !(rows == 0 && gmm_gemm_beta(p, g) == 1.0f);
 }
-/* An odd number of all work tiles: the last unpaired one is a cluster tile too. tiles: of this lane's groups. Whole
-   warp. */
-GMM__DEVICE void gmm_sm90_count_odd_tile(gmm_sm90_scheduler *s, int32_t tiles, int32_t cluster_size) {
-    s->odd_tiles = (int32_t)__reduce_add_sync(0xFFFFFFFFu, (uint32_t)tiles) & (cluster_size - 1);
-    if (s->odd_tiles && (threadIdx.x & 31) == 0) s->work_ends[s->p->groups]++;
-    __syncwarp();
-}
 /* Writes work_ends and s->odd_tiles. Whole warp. */
 GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size) {
-    const int32_t G = s->p->groups;
-    int32_t tiles = 0, g;
-    const int32_t last = gmm_sm90_lane_groups(G, &g);
+    const int32_t G = s->p->groups, lane = (int32_t)threadIdx.x & 31;
+    int32_t tiles_before = 0, g;
+    if (lane == 0) s->work_ends[0] = 0;
 #pragma unroll 1
-    for (; g < last; g++) {
-        if (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g]))
-            tiles += gmm_sm90_group_tiles(s, g, cluster_size);
-        s->work_ends[g + 1] = tiles;
+    for (g = lane; (g & ~31) < G; g += 32) {
+        int32_t tiles = 0;
+        if (g < G && (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g])))
+            tiles = gmm_sm90_group_tiles(s, g, cluster_size);
+        tiles = tiles_before + gmm_sm90_lane_sum(tiles);
+        /* an odd tile behind all others is a cluster tile too */
+        if (g < G) s->work_ends[g + 1] = (tiles + (g == G - 1 ? cluster_size - 1 : 0)) >> (cluster_size - 1);
+        tiles_before = __shfl_sync(0xFFFFFFFFu, tiles, 31);
     }
-    gmm_sm90_prefix_sums(G, tiles, cluster_size - 1, s->work_ends);
-    if (!s->k_grouped) gmm_sm90_count_odd_tile(s, tiles, cluster_size);
+    s->odd_tiles = tiles_before & (cluster_size - 1);
+    __syncwarp();
 }
 
 /* The time that D of a tile takes, in stages of 16-bit products (measured with few tokens): 13 stages for fp32 that is
@@ -365,8 +391,9 @@ GMM__DEVICE int32_t gmm_sm90_choose_tile(const gmm_sm90_scheduler *s, gmm_sm90_s
         const float fixed = wide ? 48.0f * k_tiles + 2000.0f : 56.0f * k_tiles + 5800.0f;
         const float slope = wide ? 134.5f * k_tiles + 340.0f : 66.3f * k_tiles - 270.0f;
 #pragma unroll 1
-        for (i = (int32_t)threadIdx.x & 3; i < G; i += 4) {
-            const float blocks = (float)(s->ends[i + 1] - s->ends[i] + 8) * 0.0625f, /* of 16 rows, rounded by a half */
+        for (i = (int32_t)threadIdx.x & 3; (i & ~3) < G; i += 4) {
+            const int32_t rows = i < G ? s->ends[i + 1] - s->ends[i] : 0;
+            const float blocks = (float)(rows + 8) * 0.0625f, /* of 16 rows, rounded by a half */
                         tiles = ceilf((blocks - 0.5f) * inverse_height);
             const float height = __fdividef(blocks, fmaxf(tiles, 1.0f));
             const float clocks = power_limited ? fixed + slope * height

@@ -247,6 +247,7 @@ enum {
     GMM_SM90_PRODUCER_WARP = GMM_SM90_CONSUMER_WARPS,
     GMM_SM90_SCHEDULER_WARP = 9,         /* of plain operands */
     GMM_SM90_SCALE_WARP = 9,             /* packed weights: the scale loader */
+    GMM_SM90_CHECK_WARP = 10,            /* checks the split, then becomes a store warp in wgrad */
     GMM_SM90_STORE_WARP = 10,            /* wgrad: the first of two store warps */
     GMM_SM90_PACKED_SCHEDULER_WARP = 11, /* packed weights */
     GMM_SM90_WARPS = 12,                 /* without gather warps */
@@ -259,6 +260,7 @@ enum {
     GMM_SM90_RAGGED_ROWS = 1 << 30, /* rows of a ragged map; limits the capacity */
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
+    GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,

@@ -14,8 +14,9 @@
                           ping-pong tiles (`consumers` 1): the warp groups alternate between tiles, so that one stores
                           while the other multiplies; a warp group begins when the other's last stage is full
                           (last_stage_full), so that operands are read in the order in which they are loaded.
-       producer, warp 8   loads every stage by TMA, one box per lane.
+       producer, warp 8   loads every stage by TMA: one thread of the warp.
        scheduler          warp 9 (packed weights: warp 11): chooses work tiles and writes them to the tile ring.
+       check, warp 10     compares the split with the early plan (below), then is a store warp in wgrad.
        scale loader       packed weights, warp 9: copies the scales of every stage.
        gather             tiles with `gather`, warps 12 to 15: load A, whose rows they gather (gather.cuh).
        store              wgrad, warps 10 and 11: move D between memory and store slots by TMA, in parts of 64 rows x
@@ -29,18 +30,21 @@
        gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
        consumers  --last_stage_full[i]-->  the other consumers (ping-pong)
+       scheduler  --first_tile_planned-->  producer, check  --split_checked-->  scheduler (check also tile_full[0])
 
    mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
    the phase before the first.
        barrier         completed by, arrivals per phase                            waited for by      parity of wait
-       full[n % S]     producer lane 0, in small-M mode lane 1 for every second    consumers          n / S
-                       stage (1, and the bytes of the TMA boxes);
+       full[n % S]     the producer (1, and the bytes of the TMA boxes);           consumers          n / S
                        packed weights also the 32 lanes of the scale loader (33);
                        gathered rows the 128 lanes of the gather warps (129)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
-       tile_full[n % 16]  the scheduler lane that wrote tile n (1)                 all other warps    n / 16
+       tile_full[n % 16]  the scheduler lane that wrote tile n; tile 0 of an early all other warps    n / 16
+                       plan: lane 0 of check (1)
+       first_tile_planned  lane 0 of the scheduler, when the early plan stands (1) producer, check    0
+       split_checked   lane 0 of check, behind `replanned` (1)                     scheduler          0
        batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
                        gathered rows: 4 gather warps)
@@ -72,8 +76,10 @@
    stages at a time (GMM__SMALL_M).
 
    A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
-   warp). The scheduler reads the split before griddepcontrol.wait and plans the first tile from it. It reads the split
-   again after the wait, and plans anew if it has changed.
+   warp). Early plan: the scheduler reads the split before griddepcontrol.wait and plans the first tile by it, and the
+   producer determines what it will load. Meanwhile check reads the split again, behind the wait. If it is equal, check
+   publishes the first tile; else the scheduler plans anew (`replanned`). Where the plan would need more than the split,
+   or write device memory, it is made after the wait (gmm_sm90_plans_early).
 
    Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
    {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the

@@ -23,7 +23,7 @@
  * plain argument structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some
  * kernels use programmatic dependent launch (gmm_pdl_wait, gmm_pdl_wait_only): their CTAs may become resident while the
  * predecessor in the stream finishes. They wait for its completion before they access memory, except that the
- * schedulers of the Hopper products read the split early and compare it after the wait.
+ * Hopper products read the split early, and compare it after the wait.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
  * are no floating-point atomics.
  *
@@ -2211,7 +2211,8 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift
+   divides by cluster_size, which is 1 or 2. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
     return (int32_t)((block >> (cluster_size - 1)) + index * (uint32_t)stride);
 }
@@ -2388,7 +2389,8 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
        gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
        consumers  --last_stage_full[i]-->  the other consumers (ping-pong)
-       scheduler  --first_tile_planned-->  producer, check  --split_checked-->  scheduler (check also tile_full[0])
+       scheduler  --first_tile_planned-->  producer, check
+       check      --split_checked-->  scheduler; where the early plan holds, check completes tile_full[0]
 
    mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
@@ -2399,11 +2401,11 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
                        gathered rows the 128 lanes of the gather warps (129)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
-       tile_full[n % 16]  the scheduler lane that wrote tile n; tile 0 of an early all other warps    n / 16
-                       plan: lane 0 of check (1)
-       first_tile_planned  lane 0 of the scheduler, when the early plan stands (1) producer, check    0
-       split_checked   lane 0 of check, behind `replanned` (1)                     scheduler          0
-       batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
+       tile_full[n % 16]  the scheduler lane that wrote tile n; tile 0 of an early readers of the     n / 16
+                       plan: lane 0 of check (1)                                   ring
+       first_tile_planned  lane 0 of the scheduler: the early plan is complete (1) producer, check    0
+       split_checked   lane 0 of check, behind planned_late (1)                    scheduler          0
+       batch_empty[n / 4 % 4]  one thread of every reader of the ring (8 consumer  scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
                        gathered rows: 4 gather warps)
        last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
@@ -2434,10 +2436,12 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
    stages at a time (GMM__SMALL_M).
 
    A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
-   warp). Early plan: the scheduler reads the split before griddepcontrol.wait and plans the first tile by it, and the
-   producer determines what it will load. Meanwhile check reads the split again, behind the wait. If it is equal, check
-   publishes the first tile; else the scheduler plans anew (`replanned`). Where the plan would need more than the split,
-   or write device memory, it is made after the wait (gmm_sm90_plans_early).
+   warp).
+
+   Early plan. The scheduler reads the split before griddepcontrol.wait and plans the first tile by it, and the producer
+   determines what it will load. Meanwhile check reads the split again, after the wait. If it is equal, check publishes
+   the first tile; else the scheduler plans anew (planned_late). Where the plan would need more than the split, or write
+   device memory, it is made after the wait (gmm_sm90_plans_early).
 
    Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
    {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the
@@ -2863,13 +2867,13 @@ GMM__DEVICE void gmm_sm90_skip_stages(uint32_t k_tiles, gmm_sm90_pipeline *pipe)
 #define GMM__IF_1(...) __VA_ARGS__
 #define GMM__IF(condition, ...) GMM__CAT(GMM__IF_, condition)(__VA_ARGS__)
 
-/* The persistent tile ring, and what else the scheduler warp tells the other warps. */
+/* The persistent tile ring, and what else the scheduler and the check warp tell the other warps. */
 typedef struct gmm_sm90_ring {
     gmm_sm90_tile tile[GMM_SM90_TILE_RING];
-    int32_t second_tile; /* whether the scheduler has chosen the kernel's second tile */
-    int32_t small_m;     /* whether small-M mode is on: see GMM__SMALL_M */
-    int32_t replanned;   /* whether the first tile is planned after griddepcontrol.wait, since it was not planned early,
-                            or the split has changed */
+    int32_t second_tile;  /* whether the scheduler has chosen the kernel's second tile */
+    int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
+    int32_t planned_late; /* whether the first tile is planned after griddepcontrol.wait: it was not planned early, or
+                             the split has changed */
 } gmm_sm90_ring;
 
 /* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
@@ -2921,7 +2925,8 @@ GMM_SM90_TILE_LIST(GMM__X)
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
-    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, "tile " #tag ": gmm_sm90_check_split holds so many entries");
+    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, \
+                  "tile " #tag ": gmm_sm90_check_split has registers for GMM_SM90_SMEM_GROUPS entries");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
@@ -3097,7 +3102,8 @@ GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4
 
 /* State of the consumer warp groups, and behind it the tile scheduler of the Hopper products on the device: the split
    reader, the choice of a tile for the split, the sums of cluster tiles. schedule.cuh has the arithmetic and says
-   what a cluster tile is. From gmm_sm90_lane_groups on, everything runs in the scheduler warp of a CTA. */
+   what a cluster tile is. From gmm_sm90_lane_sum on, functions run in the scheduler warp of a CTA, unless they say
+   otherwise. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -3158,9 +3164,9 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Inclusive prefix sum over the lanes of a warp. The tables of groups are read and written 32 groups at a time, one per
-   lane, in loops of which all lanes make every pass: lanes that leave a loop earlier would execute what follows apart
-   from the others, until the warp converges. */
+/* Inclusive prefix sum over the lanes of a warp. Loops over groups that are followed by warp-wide instructions take 32
+   groups per pass, one per lane, and all lanes make every pass: if some left earlier, the code behind the loop would be
+   issued once for each set of lanes, until the warp converges. */
 GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t i;
@@ -3173,7 +3179,7 @@ GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
-   scheduler would wait for one cache miss per line, one after another. */
+   scheduler would wait for one cache miss per line, one after another. All warps. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
@@ -3186,12 +3192,12 @@ GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i, int exi
     const int low = exists ? __ldcg(words) : 0, high = exists && is_i64 ? __ldcg(words + 1) : low >> 31;
     return high < 0 ? 0 : high > 0 || low < 0 || low > capacity ? capacity : low;
 }
-/* End of the group that starts at row `end`, by the rule of gmm_split_end, which is associative. */
+/* Combines the end of a group with the entry of the next one, by the rule of gmm_split_end. It is associative. */
 GMM__DEVICE int32_t gmm_sm90_split_end(int by_offsets, int32_t capacity, int32_t end, int32_t entry) {
     return by_offsets ? max(end, entry) : (int32_t)min((uint32_t)end + (uint32_t)entry, (uint32_t)capacity);
 }
-/* Turns the entries of 32 groups, one per lane, into the groups' ends. Whole warp. */
-GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, int32_t entry) {
+/* Inclusive scan of the entries of 32 groups, one per lane: their ends as if no row came before them. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_scan_entries(const int by_offsets, int32_t capacity, int32_t entry) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t i;
 #pragma unroll
@@ -3200,6 +3206,12 @@ GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, 
         if (lane >= i) entry = gmm_sm90_split_end(by_offsets, capacity, other, entry);
     }
     return entry;
+}
+/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
+   compared after the wait, and write shared memory alone: so neither group tables in the workspace, nor frozen and
+   beta, which gmm_sm90_has_work reads in wgrad. All warps. */
+GMM__DEVICE int gmm_sm90_plans_early(const gmm_gemm_args *p, const int32_t *tables, int k_grouped) {
+    return !tables && !(k_grouped && (p->frozen || p->beta));
 }
 /* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
@@ -3220,8 +3232,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
 #pragma unroll 1
     for (g = lane; (g & ~31) < s->count; g += 32) {
         int32_t end = g < s->count ? ends[g + 1] : 0, start;
-        if (by_offsets) end = gmm_sm90_split_ends(1, capacity, end);
-        else end = gmm_sm90_split_ends(0, capacity, end);
+        if (by_offsets) end = gmm_sm90_scan_entries(1, capacity, end);
+        else end = gmm_sm90_scan_entries(0, capacity, end);
         end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
         start = __shfl_up_sync(0xFFFFFFFFu, end, 1);
         if (lane == 0) start = rows_before;
@@ -3234,24 +3246,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
-   warp. */
-GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
-    int32_t g;
-    int changed = 0;
-#pragma unroll 4
-    for (g = lane; (g & ~31) < s->count; g += 32) {
-        const int exists = g < s->count;
-        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
-        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    }
-    changed = __any_sync(0xFFFFFFFFu, changed);
-    __syncwarp();
-    return !changed;
-}
 /* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
-   that tile if they agree. The entries are loaded before the plan is awaited. Whole warp, after
+   that tile if they agree. The entries are loaded before the plan is awaited. The check warp, after
    griddepcontrol.wait. */
 GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
@@ -3270,7 +3266,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
     if (lane == 0) {
-        ring->replanned = changed;
+        ring->planned_late = changed;
         gmm_mbarrier_arrive(gmm_sm90_split_checked(bars));
         if (!changed) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, 0));
     }
@@ -3323,7 +3319,7 @@ GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size
         if (g < G && (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g])))
             tiles = gmm_sm90_group_tiles(s, g, cluster_size);
         tiles = tiles_before + gmm_sm90_lane_sum(tiles);
-        /* an odd tile behind all others is a cluster tile too */
+        /* if the number of all tiles is odd, the last one is a cluster tile by itself */
         if (g < G) s->work_ends[g + 1] = (tiles + (g == G - 1 ? cluster_size - 1 : 0)) >> (cluster_size - 1);
         tiles_before = __shfl_sync(0xFFFFFFFFu, tiles, 31);
     }
@@ -3356,7 +3352,7 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
    gmm_sm90_balance. Returns whether it did. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);
     int32_t c;
     s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
                   s->p->groups <= GMM_SM90_BALANCE_GROUPS &&
@@ -3370,7 +3366,7 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
         b->rounds = work / clusters;
         b->rest = work % clusters;
         b->min_load = min_load;
-        b->cluster = (int32_t)blockIdx.x / cluster_size;
+        b->cluster = (int32_t)blockIdx.x >> (cluster_size - 1);
         b->clusters = clusters;
         b->position = -1;
         b->first = b->count = b->below = 0;
@@ -3715,7 +3711,7 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
-/* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
+/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store
    warps of wgrad load and store. */
 
 /* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
@@ -3729,39 +3725,36 @@ GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols +
 
 /* An operand of a tile as the producer loads it, in TMA boxes of 64 rows (A) or columns (B). What A has beyond a
    multiple of 64 rows comes in TMA boxes of 16 rows in forward and dgrad, where its rows are K-major. Those of a
-   multicast operand alternate between the CTAs of a cluster: this CTA loads every `step`-th, from `begin` on. */
+   multicast operand alternate between the CTAs of a cluster. */
 typedef struct gmm_sm90_operand {
-    int mn_major;             /* its rows or columns are the first coordinate of its map, else the second */
-    uint32_t box_bytes;       /* of 64 rows or columns */
-    int32_t glu_block;        /* B of a glu product: gmm_sm90_glu.block; else 0 */
-    int32_t num_boxes, num_boxes16; /* of the tile; of 16 rows */
-    int32_t begin, begin16, step;
-    int32_t multicast;        /* both CTAs of the cluster get what one of them loads */
-    int32_t first;            /* coordinate of the first row or column */
-    int32_t end, wrap;        /* the last two coordinates; of weights, the address */
+    int mn_major;           /* its rows or columns are the first coordinate of its map, else the second */
+    uint32_t box_bytes;     /* of 64 rows or columns */
+    int32_t glu_block;      /* B of a glu product: gmm_sm90_glu.block; else 0 */
+    uint32_t mask, mask16;  /* a bit for each that this CTA loads, of 64 and of 16 rows */
+    int32_t multicast;      /* both CTAs of the cluster get what one of them loads */
+    int32_t first, first16; /* coordinate of the first row or column; rows before those of 16 rows */
+    int32_t end, wrap;      /* the last two coordinates; of weights, the address */
 } gmm_sm90_operand;
 
-/* The TMA boxes of an operand that this CTA loads. */
-GMM__DEVICE void gmm_sm90_assign_boxes(gmm_sm90_operand *o, int32_t num_boxes, int32_t num_boxes16, int32_t multicast) {
-    const int32_t cta_rank = (int32_t)gmm_cluster_ctarank();
-    o->num_boxes = num_boxes;
-    o->num_boxes16 = num_boxes16;
-    o->multicast = multicast;
-    o->step = multicast ? 2 : 1;
-    o->begin = multicast ? cta_rank : 0;
-    o->begin16 = multicast ? cta_rank ^ (num_boxes & 1) : 0;
-}
-/* A and B of a tile. k_grouped: a constant, wgrad. */
-GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, gmm_sm90_operand *a) {
-    gmm_sm90_assign_boxes(a, t->cols <= 0 ? 0 : k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4,
-                          t->cols <= 0 || k_grouped ? 0 : t->row_blocks % 4, t->multicast == GMM_SM90_MULTICAST_A);
+/* A and B of a tile. of_cta: what this CTA loads of a multicast operand. k_grouped: a constant, wgrad. */
+GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, uint32_t of_cta, gmm_sm90_operand *a) {
+    const int32_t num_boxes = k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4;
+    uint32_t mask = (1u << (num_boxes + (k_grouped ? 0 : t->row_blocks % 4))) - 1;
+    a->multicast = t->multicast == GMM_SM90_MULTICAST_A;
+    if (a->multicast) mask &= of_cta;
+    if (t->cols <= 0) mask = 0;
+    a->mask = mask & ((1u << num_boxes) - 1);
+    a->mask16 = mask >> num_boxes;
     a->first = k_grouped ? t->m0 : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0;
+    a->first16 = 64 * num_boxes;
     a->end = t->end;
     a->wrap = GMM_SM90_RAGGED_ROWS;
 }
-GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped,
+GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped, uint32_t of_cta,
                                    gmm_sm90_operand *b) {
-    gmm_sm90_assign_boxes(b, t->cols > 0 ? gmm_sm90_b_boxes(t) : 0, 0, t->multicast == GMM_SM90_MULTICAST_B);
+    b->multicast = t->multicast == GMM_SM90_MULTICAST_B;
+    b->mask = t->cols > 0 ? (1u << gmm_sm90_b_boxes(t)) - 1 : 0;
+    if (b->multicast) b->mask &= of_cta;
     b->first = t->n0;
     b->end = t->end;
     b->wrap = GMM_SM90_RAGGED_ROWS;
@@ -3778,34 +3771,36 @@ typedef struct gmm_sm90_load {
     uint32_t at, full;
     int32_t k;
 } gmm_sm90_load;
-/* Loads TMA box b of an operand, of `rows` rows or columns, into `count` stages: those with the same lines follow one
-   another. Constants: rows, 64 or 16; count, 1 or 2. */
-GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int32_t b,
-                                   const gmm_sm90_load *stages, const int count) {
-    const int32_t before = rows * b + (rows == 16 ? 64 * o->num_boxes : 0), first = o->first + before;
+/* Loads TMA box b of an operand, of `rows` rows or columns; rows: a constant, 64 or 16. */
+GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int b,
+                                   const gmm_sm90_load *stage) {
+    const int32_t before = rows * b + (rows == 16 ? o->first16 : 0), first = o->first + before;
     const int32_t at = o->glu_block ? gmm_sm90_glu_column(o->glu_block, first) : first;
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++)
-        gmm_tma_load(stages[i].at + o->box_bytes / 64 * (uint32_t)before, map, stages[i].full, o->multicast,
-                     o->mn_major ? at : stages[i].k, o->mn_major ? stages[i].k : at, o->end, o->wrap);
+    gmm_tma_load(stage->at + o->box_bytes / 64 * (uint32_t)before, map, stage->full, o->multicast,
+                 o->mn_major ? at : stage->k, o->mn_major ? stage->k : at, o->end, o->wrap);
 }
-/* Loads the operand's TMA boxes of `rows` rows or columns. unrolled: a constant; the loop is unrolled over so many, the
-   most that there may be, or not at all (0). Ping-pong tiles, whose stages take 587 to 782 cycles, become slower if it
-   is not; other kernels begin sooner with less code. */
-GMM__DEVICE void gmm_sm90_load_boxes(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
-                                     const gmm_sm90_load *stages, const int count, const int unrolled) {
-    const int32_t num_boxes = rows == 16 ? o->num_boxes16 : o->num_boxes;
-    int32_t b = rows == 16 ? o->begin16 : o->begin;
-    if (unrolled) {
-        const uint32_t mask = (o->multicast ? 0x55555555u << b : 0xFFFFFFFFu) & ((1u << num_boxes) - 1);
+/* Loads what an operand has in a stage. most: a constant, the most TMA boxes that there may be. The loop is unrolled,
+   since the producer has no time to spare (KERNELS.md, "Producer"). */
+GMM__DEVICE void gmm_sm90_load_operand(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                       const int most, const gmm_sm90_load *stage) {
+    const uint32_t mask = rows == 16 ? o->mask16 : o->mask;
+    int b;
 #pragma unroll
-        for (b = 0; b < unrolled; b++)
-            if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stages, count);
-    } else {
+    for (b = 0; b < most; b++)
+        if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stage);
+}
+/* The same for two stages of small-M mode: what has the same lines follows one another. There loads of weights bound
+   the product, so that the loop is not unrolled. */
+GMM__DEVICE void gmm_sm90_load_operand_twice(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                             const gmm_sm90_load stages[2]) {
+    const uint32_t mask = rows == 16 ? o->mask16 : o->mask;
+    int b;
 #pragma unroll 1
-        for (; b < num_boxes; b += o->step) gmm_sm90_load_box(o, map, rows, b, stages, count);
-    }
+    for (b = 0; mask >> b; b++)
+        if (mask >> b & 1) {
+            gmm_sm90_load_box(o, map, rows, b, &stages[0]);
+            gmm_sm90_load_box(o, map, rows, b, &stages[1]);
+        }
 }
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */
@@ -4893,6 +4888,22 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
+/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t g;
+    int changed = 0;
+#pragma unroll 4
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return !changed;
+}
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -4900,8 +4911,9 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     if (lane == 0) starts[0] = 0;
 #pragma unroll 1
     for (g = lane; (g & ~31) < groups; g += 32) {
-        const int32_t rows = g < groups ? ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1 : 0;
-        const int32_t end = rows_before + gmm_sm90_lane_sum(rows / GMM_GROUP_ROWS * GMM_GROUP_ROWS);
+        const int32_t rows = g < groups ? ends[g + 1] - ends[g] : 0;
+        const int32_t padded = (rows + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+        const int32_t end = rows_before + gmm_sm90_lane_sum(padded);
         if (g < groups) starts[g + 1] = end;
         rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
@@ -5005,7 +5017,6 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->t.k = args->p.k;
 }
 
-enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so many groups at most */
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
    producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
@@ -5014,9 +5025,7 @@ enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so ma
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
-    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
-    static_assert(!(predicts_) || (groups_) >= GMM_FP8_PREDICTION_GROUPS, \
-                  "tile " #tag ": a tile that predicts has its group tables in shared memory");
+    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
@@ -12343,12 +12352,6 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
 #endif
 /* GMM__BODY_PRODUCT, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
-   compared after the wait, and write shared memory alone: so neither tables in the workspace, nor frozen and beta,
-   which gmm_sm90_has_work reads in wgrad. */
-GMM__DEVICE int GMM__PART(gmm_sm90_plans_early_)(const GMM__ARGS &args) {
-    return !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
-}
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
@@ -12397,7 +12400,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
-    int early = GMM__PART(gmm_sm90_plans_early_)(args);
+    int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED);
     uint32_t tile_index;
     if (!early) gmm_cluster_wait_acquire();
     for (tile_index = 0;; tile_index += (uint32_t)batch) {
@@ -12406,31 +12409,33 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
         int unchanged = 0;
         batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
         if (tile_index == 0) {
-            const int planned = s.max_blocks > 0;
-            if (planned) gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
-            else if (!early && lane == 0) smem->ring.replanned = 1;
-            if (!early) gmm_griddepcontrol_wait();
-            unchanged = planned && !*(volatile int32_t *)&smem->ring.replanned;
+            if (!early) {
+                if (s.max_blocks > 0) { /* has been planned early */
+                    gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
+                    unchanged = !*(volatile int32_t *)&smem->ring.planned_late;
+                } else if (lane == 0) smem->ring.planned_late = 1;
+                gmm_griddepcontrol_wait();
+            }
             if (!unchanged) GMM__PART(gmm_sm90_plan_split_)(args, smem, &s);
         }
         if (!unchanged) {
-            int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
+            int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = -1, n;
             gmm_sm90_tile f = GMM_ZERO;
             if (tile_index >= GMM_SM90_TILE_RING)
                 gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                   (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
             for (n = 0; n < batch; n++, work += stride) {
-                int32_t in_group = 0;
+                int32_t in_group = -1; /* number of the tile in its group; -1: there is none */
                 if (GMM__K_GROUPED && s.balanced)
                     s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n, &in_group);
                 else {
                     gmm_find_group32(work_ends, args.p.groups, work, &s.g);
                     if (s.g < args.p.groups) in_group = work - work_ends[s.g];
                 }
-                if (lane == n) lane_work = in_group, f.g = s.g;
+                if (lane == n && in_group >= 0) lane_work = in_group, f.g = s.g;
             }
             if (lane < batch) {
-                if (f.g < args.p.groups) { /* else row_blocks is 0, which ends the ring */
+                if (lane_work >= 0) { /* else all is 0, which ends the ring */
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[f.g + 1] - work_ends[f.g];
                     const int rotation =
@@ -12456,45 +12461,30 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
 }
 
-/* Loads `count` stages, the first of which is number `iter`, when they are empty. bytes: of a stage; count: a
-   constant. */
-GMM__DEVICE void GMM__PART(gmm_sm90_fill_stages_)(const GMM__ARGS &args, uint32_t base, uint32_t iter, uint32_t bytes,
-                                                  int32_t k, int second_tile, const gmm_sm90_operand operands[2],
-                                                  const int count) {
-    enum { PING_PONG = GMM__CFG(consumers) == 1 };
-    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars);
-    gmm_sm90_load a[2], b[2];
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++) {
-        const uint32_t s = (iter + (uint32_t)i) % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-        b[i].at = base + s * (uint32_t)GMM__CFG_OF(second_tile, stage_bytes);
-        a[i].at = b[i].at + (uint32_t)GMM__CFG_OF(second_tile, a_offset);
-        a[i].full = b[i].full = full;
-        a[i].k = b[i].k = k + 64 * i;
-        if (GMM__CFG(b_format)) b[i].k = k / 64 * GMM__CFG(box_width);
-        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), ((iter + (uint32_t)i) / GMM__CFG(stages) & 1) ^ 1);
-        gmm_mbarrier_arrive_expect_tx(full, bytes);
-    }
-    gmm_sm90_load_boxes(&operands[1], &args.b, 64, b, count, PING_PONG * GMM__CFG(tile_n) / 64);
-    if (GMM__CFG(gather)) return; /* gather warps load A */
-    gmm_sm90_load_boxes(&operands[0], &args.a, 64, a, count, PING_PONG * (GMM__CFG(m16) + (GMM__TA ? 3 : 0)) / 4);
-    if (!GMM__TA) gmm_sm90_load_boxes(&operands[0], &args.a16, 16, a, count, PING_PONG * 3);
+/* Waits until stage number `iter` is empty, and lets its full barrier count `bytes`. */
+GMM__DEVICE gmm_sm90_load GMM__PART(gmm_sm90_begin_stage_)(uint32_t base, uint32_t iter, uint32_t bytes, int32_t k,
+                                                           uint32_t stage_bytes) {
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), s = iter % GMM__CFG(stages);
+    const gmm_sm90_load stage = { base + s * stage_bytes, gmm_sm90_full(stage_bars, s), k };
+    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+    gmm_mbarrier_arrive_expect_tx(stage.full, bytes);
+    return stage;
 }
 
-/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first
-   tile is determined before griddepcontrol.wait where that tile is planned early. */
+/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first tile is
+   determined before griddepcontrol.wait where that tile is planned early. While it reads the tile, the scheduler may
+   already write it anew; then planned_late is set, and everything is determined again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
+    enum { A_BOXES = (GMM__MAX_CFG(m16) + (GMM__TA ? 3 : 0)) / 4, B_BOXES = GMM__MAX_CFG(tile_n) / 64 };
     const gmm_sm90_tile *const ring = smem->ring.tile;
     const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
-                                 *const replanned = &smem->ring.replanned;
+                                 *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    gmm_sm90_operand operands[2] = { /* A, B */
-        { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-        { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-    };
-    uint32_t iter = 0, k_tiles = 0, bytes = 0, tile_index, i;
-    int early = GMM__PART(gmm_sm90_plans_early_)(args), two_at_once = 0, second = 0;
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
+    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0 };
+    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0 };
+    uint32_t iter = 0, k_tiles = 0, bytes = 0, stage_bytes = 0, a_offset = 0, tile_index, i;
+    int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED), two_at_once = 0;
     int32_t k = 0;
     if (!early) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !early, early = 0) {
@@ -12505,27 +12495,45 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
             gmm_sm90_wait_tile(bars, tile_index);
             if (t->row_blocks == 0) break;
         }
-        if (early || tile_index > 0 || *replanned) {
+        if (early || tile_index > 0 || *planned_late) {
             k_tiles = gmm_sm90_k_tiles(t->k);
             k = GMM__K_GROUPED ? GMM_SM90_RAGGED_ROWS - t->k : 0;
-            second = *second_tile;
+            stage_bytes = (uint32_t)GMM__CFG_OF(*second_tile, stage_bytes);
+            a_offset = (uint32_t)GMM__CFG_OF(*second_tile, a_offset);
             bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
                                                    : (uint32_t)t->row_blocks * 2048;
             bytes += (uint32_t)gmm_sm90_b_boxes(t) * GMM__CFG(b_block_bytes);
             if (t->cols <= 0) bytes = 0;
-            two_at_once = GMM__SMALL_M(GMM__CFG_OF(second, tile_n)) && *small_m;
+            two_at_once = GMM__SMALL_M(GMM__CFG_OF(*second_tile, tile_n)) && *small_m;
             if (early && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
-            gmm_sm90_assign_a(t, GMM__K_GROUPED, &operands[0]);
-            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, &operands[1]);
+            gmm_sm90_assign_a(t, GMM__K_GROUPED, of_cta, &a);
+            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, of_cta, &b);
         }
         if (early) {
             gmm_griddepcontrol_wait();
             continue;
         }
-        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128)
-            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 2);
-        for (; k_tiles > 0; k_tiles--, iter++, k += 64)
-            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 1);
+        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128) {
+            gmm_sm90_load stages[2];
+#pragma unroll
+            for (i = 0; i < 2; i++)
+                stages[i] = GMM__PART(gmm_sm90_begin_stage_)(base, iter + i, bytes, k + 64 * (int32_t)i, stage_bytes);
+            gmm_sm90_load_operand_twice(&b, &args.b, 64, stages);
+#pragma unroll
+            for (i = 0; i < 2; i++) stages[i].at += a_offset;
+            gmm_sm90_load_operand_twice(&a, &args.a, 64, stages);
+            gmm_sm90_load_operand_twice(&a, &args.a16, 16, stages);
+        }
+        for (; k_tiles > 0; k_tiles--, iter++, k += 64) {
+            gmm_sm90_load stage = GMM__PART(gmm_sm90_begin_stage_)(base, iter, bytes, k, stage_bytes);
+            if (GMM__CFG(b_format)) stage.k = k / 64 * GMM__CFG(box_width);
+            gmm_sm90_load_operand(&b, &args.b, 64, B_BOXES, &stage);
+            if (GMM__CFG(gather)) continue; /* gather warps load A */
+            stage.k = k;
+            stage.at += a_offset;
+            gmm_sm90_load_operand(&a, &args.a, 64, A_BOXES, &stage);
+            if (!GMM__TA) gmm_sm90_load_operand(&a, &args.a16, 16, 3, &stage);
+        }
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
        time */
@@ -12542,7 +12550,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
-        /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
+        /* full: the producer, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
                           1 + (GMM__CFG(b_format) ? 32 : 0) + 32 * GMM__CFG(gather_warps));
         /* empty: consumer warps of the CTAs that read the stage */
@@ -12590,6 +12598,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
     if (threadIdx.x == 0) {
         GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, gmm_cluster_nctarank());
         gmm_prefetch_tensormap(&args.a);
+        if (!GMM__TA) gmm_prefetch_tensormap(&args.a16);
         gmm_prefetch_tensormap(&args.b);
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
@@ -12606,7 +12615,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
             return;
         }
         if (warp == GMM__SCHEDULER_WARP) GMM__PART(gmm_sm90_schedule_tiles_)(args, smem, base);
-        if (warp == GMM_SM90_CHECK_WARP && GMM__PART(gmm_sm90_plans_early_)(args))
+        if (warp == GMM_SM90_CHECK_WARP && gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED))
             gmm_sm90_check_split(&args.groups, smem->ends, &smem->ring, bars);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));
@@ -12940,7 +12949,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_mainloop_)(float acc[GMM__ACC], const gmm_fp8
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= GMM_FP8_PREDICTION_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && !args->tables;
 }
 
 #if GMM__TILES > 0
@@ -12961,7 +12970,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__
 #endif
 
 /* Reads the split and writes the tables of groups by which the scheduler `s` chooses tiles. */
-GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
 #if GMM__TILES == 2
     GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
@@ -12981,21 +12990,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__S
     gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
 }
 
-/* Plans the split before griddepcontrol.wait, and once more if it has changed after it. Before the wait the plan may
-   read the split alone, and write shared memory alone: so neither tables in the workspace, nor frozen and beta, which
-   gmm_sm90_has_work reads in wgrad. */
-GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
-                                                gmm_sm90_scheduler *s) {
+/* Plans the split before griddepcontrol.wait where that is allowed, and after the wait unless the early plan still
+   holds. */
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
+                                                      gmm_sm90_scheduler *s) {
     const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    int32_t speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
+    int32_t early = gmm_sm90_plans_early(&args->p, args->tables, args->wgrad);
 #pragma unroll 1
-    for (; speculative >= 0; speculative--) {
-        if (!speculative) {
+    for (; early >= 0; early--) {
+        if (!early) {
             gmm_griddepcontrol_wait();
             if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
         }
-        GMM__PART(gmm_fp8_read_split_)(args, smem, s);
-        if (predicts && speculative) {
+        GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
+        if (predicts && early) {
             gmm_fp8_tile f;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
@@ -13032,7 +13040,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t work = (int32_t)(blockIdx.x >> (cluster - 1));
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
-    GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    GMM__PART(gmm_fp8_plan_split_twice_)(args, smem, base, &s);
     if (GMM__TILES == 2) { /* no other warp touches the slots before the first tile is in the ring */
         if (lane == 0)
             gmm_fp8_init_slots(GMM__SMEM_AT(slot_bars), GMM__CFG_OF(smem->bars.second_tile, consumers),

@@ -23,7 +23,7 @@
  * plain argument structs, enqueue on the stream, and return cudaError_t. They keep no state. From sm_90 on, some
  * kernels use programmatic dependent launch (gmm_pdl_wait, gmm_pdl_wait_only): their CTAs may become resident while the
  * predecessor in the stream finishes. They wait for its completion before they access memory, except that the
- * schedulers of the Hopper products read the split early and compare it after the wait.
+ * Hopper products read the split early, and compare it after the wait.
  * Products: every output element accumulates in the order of k, whatever the tile, the grid or the other groups; there
  * are no floating-point atomics.
  *

@@ -20,7 +20,6 @@ GMM__DEVICE void gmm_touch(uint32_t word) { (void)word; }
 #define GMM__UNDEFINED_F32(x) ((x) = NAN)
 #define GMM__PIN_U32(x) ((void)0)
 #define GMM__PIN_MEMORY() ((void)0)
-#define GMM__USE_BOX(box, bytes) ((void)(box), (void)(bytes))
 GMM__DEVICE void gmm_fence_mbarrier_init(void) {}
 GMM__DEVICE void gmm_fence_proxy_async(void) {}
 GMM__DEVICE void gmm_prefetch_global_l2(const void *address) { (void)address; }

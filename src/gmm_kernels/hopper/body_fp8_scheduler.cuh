@@ -3,7 +3,7 @@
 #if defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Whether the CTA's first tile is predicted, and loaded and multiplied while the scheduler checks the split. */
 GMM__DEVICE int GMM__PART(gmm_fp8_predicts_)(const gmm_fp8_args *args) {
-    return GMM__CFG(predicts_first_tile) && !args->wgrad && args->p.groups <= GMM_FP8_PREDICTION_GROUPS;
+    return GMM__CFG(predicts_first_tile) && !args->wgrad && !args->tables;
 }
 
 #if GMM__TILES > 0
@@ -24,7 +24,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_choose_tile_)(const gmm_fp8_args *args, GMM__
 #endif
 
 /* Reads the split and writes the tables of groups by which the scheduler `s` chooses tiles. */
-GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_split_stats stats = gmm_sm90_read_split(&args->groups, s->ends);
 #if GMM__TILES == 2
     GMM__PART(gmm_fp8_choose_tile_)(args, smem, s, stats);
@@ -44,21 +44,20 @@ GMM__DEVICE void GMM__PART(gmm_fp8_read_split_)(const gmm_fp8_args *args, GMM__S
     gmm_fp8_padded_starts(args->p.groups, s->ends, s->padded_starts);
 }
 
-/* Plans the split before griddepcontrol.wait, and once more if it has changed after it. Before the wait the plan may
-   read the split alone, and write shared memory alone: so neither tables in the workspace, nor frozen and beta, which
-   gmm_sm90_has_work reads in wgrad. */
-GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
-                                                gmm_sm90_scheduler *s) {
+/* Plans the split before griddepcontrol.wait where that is allowed, and after the wait unless the early plan still
+   holds. */
+GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, GMM__SMEM *smem, uint32_t base,
+                                                      gmm_sm90_scheduler *s) {
     const int predicts = GMM__PART(gmm_fp8_predicts_)(args);
-    int32_t speculative = !args->tables && (!args->wgrad || !(args->p.frozen || args->p.beta));
+    int32_t early = gmm_sm90_plans_early(&args->p, args->tables, args->wgrad);
 #pragma unroll 1
-    for (; speculative >= 0; speculative--) {
-        if (!speculative) {
+    for (; early >= 0; early--) {
+        if (!early) {
             gmm_griddepcontrol_wait();
             if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
         }
-        GMM__PART(gmm_fp8_read_split_)(args, smem, s);
-        if (predicts && speculative) {
+        GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
+        if (predicts && early) {
             gmm_fp8_tile f;
             gmm_fp8_predict_first_tile(args, s, gmm_sm90_this_cta(), &f);
             gmm_cluster_wait_acquire(); /* the barriers are initialised */
@@ -95,7 +94,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_schedule_tiles_)(const gmm_fp8_args *args, GM
     int32_t work = (int32_t)(blockIdx.x >> (cluster - 1));
     uint32_t tile_index = 0;
     gmm_fp8_tile f;
-    GMM__PART(gmm_fp8_plan_split_)(args, smem, base, &s);
+    GMM__PART(gmm_fp8_plan_split_twice_)(args, smem, base, &s);
     if (GMM__TILES == 2) { /* no other warp touches the slots before the first tile is in the ring */
         if (lane == 0)
             gmm_fp8_init_slots(GMM__SMEM_AT(slot_bars), GMM__CFG_OF(smem->bars.second_tile, consumers),

@@ -6,7 +6,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_init_barriers_)(uint32_t stage_bars, uint32_
     uint32_t i;
 #pragma unroll
     for (i = 0; i < GMM__CFG(stages); i++) {
-        /* full: the producer lane, and the lanes of the scale loader or of the warps that gather */
+        /* full: the producer, and the lanes of the scale loader or of the warps that gather */
         gmm_mbarrier_init(gmm_sm90_full(stage_bars, i),
                           1 + (GMM__CFG(b_format) ? 32 : 0) + 32 * GMM__CFG(gather_warps));
         /* empty: consumer warps of the CTAs that read the stage */
@@ -54,6 +54,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
     if (threadIdx.x == 0) {
         GMM__PART(gmm_sm90_init_barriers_)(stage_bars, bars, gmm_cluster_nctarank());
         gmm_prefetch_tensormap(&args.a);
+        if (!GMM__TA) gmm_prefetch_tensormap(&args.a16);
         gmm_prefetch_tensormap(&args.b);
     }
     gmm_cluster_arrive_relaxed(); /* gmm_fence_mbarrier_init is the release */
@@ -70,7 +71,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
             return;
         }
         if (warp == GMM__SCHEDULER_WARP) GMM__PART(gmm_sm90_schedule_tiles_)(args, smem, base);
-        if (warp == GMM_SM90_CHECK_WARP && GMM__PART(gmm_sm90_plans_early_)(args))
+        if (warp == GMM_SM90_CHECK_WARP && gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED))
             gmm_sm90_check_split(&args.groups, smem->ends, &smem->ring, bars);
         if (GMM__K_GROUPED && warp >= GMM_SM90_STORE_WARP && lane < 2) /* store warps: every other part of D */
             gmm_sm90_store_tiles(&args, ring, bars, (uint32_t)warp - GMM_SM90_STORE_WARP, GMM__SMEM_AT(slot));

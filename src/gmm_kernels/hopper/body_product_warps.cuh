@@ -1,11 +1,5 @@
 /* GMM__BODY_PRODUCT, continued: the scheduler warp and the producer warp. */
 #if GMM__TILES > 0 && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
-   compared after the wait, and write shared memory alone: so neither tables in the workspace, nor frozen and beta,
-   which gmm_sm90_has_work reads in wgrad. */
-GMM__DEVICE int GMM__PART(gmm_sm90_plans_early_)(const GMM__ARGS &args) {
-    return !args.tables && (!GMM__K_GROUPED || !(args.p.frozen || args.p.beta));
-}
 /* Reads the split, chooses the tile for it, and writes the tables of groups. */
 GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SMEM *smem, gmm_sm90_scheduler *s) {
     const gmm_sm90_tile_shape shape = { GMM__CFG(tile_n), GMM__CFG(m16) };
@@ -54,7 +48,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
                              /* block_rows */ 16, /* row_align */ GMM__ROW_ALIGN,
                              /* col_align */ GMM__COL_ALIGN };
     int32_t batch;
-    int early = GMM__PART(gmm_sm90_plans_early_)(args);
+    int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED);
     uint32_t tile_index;
     if (!early) gmm_cluster_wait_acquire();
     for (tile_index = 0;; tile_index += (uint32_t)batch) {
@@ -63,31 +57,33 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
         int unchanged = 0;
         batch = tile_index == 0 ? 1 : tile_index == 1 ? GMM_SM90_TILE_BATCH - 1 : GMM_SM90_TILE_BATCH;
         if (tile_index == 0) {
-            const int planned = s.max_blocks > 0;
-            if (planned) gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
-            else if (!early && lane == 0) smem->ring.replanned = 1;
-            if (!early) gmm_griddepcontrol_wait();
-            unchanged = planned && !*(volatile int32_t *)&smem->ring.replanned;
+            if (!early) {
+                if (s.max_blocks > 0) { /* has been planned early */
+                    gmm_mbarrier_wait(gmm_sm90_split_checked(bars), 0);
+                    unchanged = !*(volatile int32_t *)&smem->ring.planned_late;
+                } else if (lane == 0) smem->ring.planned_late = 1;
+                gmm_griddepcontrol_wait();
+            }
             if (!unchanged) GMM__PART(gmm_sm90_plan_split_)(args, smem, &s);
         }
         if (!unchanged) {
-            int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = 0, n;
+            int32_t work = gmm_sm90_work_number(blockIdx.x, cluster_size, tile_index, stride), lane_work = -1, n;
             gmm_sm90_tile f = GMM_ZERO;
             if (tile_index >= GMM_SM90_TILE_RING)
                 gmm_mbarrier_wait(gmm_sm90_batch_empty(bars, tile_index / GMM_SM90_TILE_BATCH),
                                   (tile_index / GMM_SM90_TILE_RING & 1) ^ 1);
             for (n = 0; n < batch; n++, work += stride) {
-                int32_t in_group = 0;
+                int32_t in_group = -1; /* number of the tile in its group; -1: there is none */
                 if (GMM__K_GROUPED && s.balanced)
                     s.g = gmm_sm90_balanced_tile(balance, smem->ends, &args.p, (int32_t)tile_index + n, &in_group);
                 else {
                     gmm_find_group32(work_ends, args.p.groups, work, &s.g);
                     if (s.g < args.p.groups) in_group = work - work_ends[s.g];
                 }
-                if (lane == n) lane_work = in_group, f.g = s.g;
+                if (lane == n && in_group >= 0) lane_work = in_group, f.g = s.g;
             }
             if (lane < batch) {
-                if (f.g < args.p.groups) { /* else row_blocks is 0, which ends the ring */
+                if (lane_work >= 0) { /* else all is 0, which ends the ring */
                     const int balanced = GMM__K_GROUPED && s.balanced;
                     const int32_t group_work = balanced ? 0 : work_ends[f.g + 1] - work_ends[f.g];
                     const int rotation =
@@ -113,45 +109,30 @@ GMM__DEVICE void GMM__PART(gmm_sm90_schedule_tiles_)(const GMM__ARGS &args, GMM_
     if (blockIdx.x == 0) gmm_sm90_report_faults(&args.groups, &args.p, ends);
 }
 
-/* Loads `count` stages, the first of which is number `iter`, when they are empty. bytes: of a stage; count: a
-   constant. */
-GMM__DEVICE void GMM__PART(gmm_sm90_fill_stages_)(const GMM__ARGS &args, uint32_t base, uint32_t iter, uint32_t bytes,
-                                                  int32_t k, int second_tile, const gmm_sm90_operand operands[2],
-                                                  const int count) {
-    enum { PING_PONG = GMM__CFG(consumers) == 1 };
-    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars);
-    gmm_sm90_load a[2], b[2];
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++) {
-        const uint32_t s = (iter + (uint32_t)i) % GMM__CFG(stages), full = gmm_sm90_full(stage_bars, s);
-        b[i].at = base + s * (uint32_t)GMM__CFG_OF(second_tile, stage_bytes);
-        a[i].at = b[i].at + (uint32_t)GMM__CFG_OF(second_tile, a_offset);
-        a[i].full = b[i].full = full;
-        a[i].k = b[i].k = k + 64 * i;
-        if (GMM__CFG(b_format)) b[i].k = k / 64 * GMM__CFG(box_width);
-        gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), ((iter + (uint32_t)i) / GMM__CFG(stages) & 1) ^ 1);
-        gmm_mbarrier_arrive_expect_tx(full, bytes);
-    }
-    gmm_sm90_load_boxes(&operands[1], &args.b, 64, b, count, PING_PONG * GMM__CFG(tile_n) / 64);
-    if (GMM__CFG(gather)) return; /* gather warps load A */
-    gmm_sm90_load_boxes(&operands[0], &args.a, 64, a, count, PING_PONG * (GMM__CFG(m16) + (GMM__TA ? 3 : 0)) / 4);
-    if (!GMM__TA) gmm_sm90_load_boxes(&operands[0], &args.a16, 16, a, count, PING_PONG * 3);
+/* Waits until stage number `iter` is empty, and lets its full barrier count `bytes`. */
+GMM__DEVICE gmm_sm90_load GMM__PART(gmm_sm90_begin_stage_)(uint32_t base, uint32_t iter, uint32_t bytes, int32_t k,
+                                                           uint32_t stage_bytes) {
+    const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), s = iter % GMM__CFG(stages);
+    const gmm_sm90_load stage = { base + s * stage_bytes, gmm_sm90_full(stage_bars, s), k };
+    gmm_mbarrier_wait(gmm_sm90_empty(stage_bars, s), (iter / GMM__CFG(stages) & 1) ^ 1);
+    gmm_mbarrier_arrive_expect_tx(stage.full, bytes);
+    return stage;
 }
 
-/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first
-   tile is determined before griddepcontrol.wait where that tile is planned early. */
+/* The producer, one thread: coordinates pass to TMA without a loop over lanes. What it loads of the first tile is
+   determined before griddepcontrol.wait where that tile is planned early. While it reads the tile, the scheduler may
+   already write it anew; then planned_late is set, and everything is determined again. */
 GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SMEM *smem, uint32_t base) {
+    enum { A_BOXES = (GMM__MAX_CFG(m16) + (GMM__TA ? 3 : 0)) / 4, B_BOXES = GMM__MAX_CFG(tile_n) / 64 };
     const gmm_sm90_tile *const ring = smem->ring.tile;
     const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
-                                 *const replanned = &smem->ring.replanned;
+                                 *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    gmm_sm90_operand operands[2] = { /* A, B */
-        { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 },
-        { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0, 0, 0 }
-    };
-    uint32_t iter = 0, k_tiles = 0, bytes = 0, tile_index, i;
-    int early = GMM__PART(gmm_sm90_plans_early_)(args), two_at_once = 0, second = 0;
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
+    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0 };
+    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0 };
+    uint32_t iter = 0, k_tiles = 0, bytes = 0, stage_bytes = 0, a_offset = 0, tile_index, i;
+    int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED), two_at_once = 0;
     int32_t k = 0;
     if (!early) gmm_griddepcontrol_wait();
     for (tile_index = 0;; tile_index += !early, early = 0) {
@@ -162,27 +143,45 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
             gmm_sm90_wait_tile(bars, tile_index);
             if (t->row_blocks == 0) break;
         }
-        if (early || tile_index > 0 || *replanned) {
+        if (early || tile_index > 0 || *planned_late) {
             k_tiles = gmm_sm90_k_tiles(t->k);
             k = GMM__K_GROUPED ? GMM_SM90_RAGGED_ROWS - t->k : 0;
-            second = *second_tile;
+            stage_bytes = (uint32_t)GMM__CFG_OF(*second_tile, stage_bytes);
+            a_offset = (uint32_t)GMM__CFG_OF(*second_tile, a_offset);
             bytes = GMM__CFG(gather) ? 0 : GMM__TA ? (uint32_t)(t->row_blocks + 3) / 4 * 8192
                                                    : (uint32_t)t->row_blocks * 2048;
             bytes += (uint32_t)gmm_sm90_b_boxes(t) * GMM__CFG(b_block_bytes);
             if (t->cols <= 0) bytes = 0;
-            two_at_once = GMM__SMALL_M(GMM__CFG_OF(second, tile_n)) && *small_m;
+            two_at_once = GMM__SMALL_M(GMM__CFG_OF(*second_tile, tile_n)) && *small_m;
             if (early && args.p.b.table) gmm_griddepcontrol_wait(); /* an earlier kernel may write the table */
-            gmm_sm90_assign_a(t, GMM__K_GROUPED, &operands[0]);
-            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, &operands[1]);
+            gmm_sm90_assign_a(t, GMM__K_GROUPED, of_cta, &a);
+            gmm_sm90_assign_b(&args.p, t, GMM__K_GROUPED, of_cta, &b);
         }
         if (early) {
             gmm_griddepcontrol_wait();
             continue;
         }
-        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128)
-            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 2);
-        for (; k_tiles > 0; k_tiles--, iter++, k += 64)
-            GMM__PART(gmm_sm90_fill_stages_)(args, base, iter, bytes, k, second, operands, 1);
+        for (; GMM__SMALL_M(GMM__MAX_CFG(tile_n)) && two_at_once && k_tiles > 1; k_tiles -= 2, iter += 2, k += 128) {
+            gmm_sm90_load stages[2];
+#pragma unroll
+            for (i = 0; i < 2; i++)
+                stages[i] = GMM__PART(gmm_sm90_begin_stage_)(base, iter + i, bytes, k + 64 * (int32_t)i, stage_bytes);
+            gmm_sm90_load_operand_twice(&b, &args.b, 64, stages);
+#pragma unroll
+            for (i = 0; i < 2; i++) stages[i].at += a_offset;
+            gmm_sm90_load_operand_twice(&a, &args.a, 64, stages);
+            gmm_sm90_load_operand_twice(&a, &args.a16, 16, stages);
+        }
+        for (; k_tiles > 0; k_tiles--, iter++, k += 64) {
+            gmm_sm90_load stage = GMM__PART(gmm_sm90_begin_stage_)(base, iter, bytes, k, stage_bytes);
+            if (GMM__CFG(b_format)) stage.k = k / 64 * GMM__CFG(box_width);
+            gmm_sm90_load_operand(&b, &args.b, 64, B_BOXES, &stage);
+            if (GMM__CFG(gather)) continue; /* gather warps load A */
+            stage.k = k;
+            stage.at += a_offset;
+            gmm_sm90_load_operand(&a, &args.a, 64, A_BOXES, &stage);
+            if (!GMM__TA) gmm_sm90_load_operand(&a, &args.a16, 16, 3, &stage);
+        }
     }
     /* shared memory must exist until the other CTA of the cluster has arrived at these barriers for the last
        time */

@@ -45,6 +45,22 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
+/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t g;
+    int changed = 0;
+#pragma unroll 4
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return !changed;
+}
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -52,8 +68,9 @@ GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int3
     if (lane == 0) starts[0] = 0;
 #pragma unroll 1
     for (g = lane; (g & ~31) < groups; g += 32) {
-        const int32_t rows = g < groups ? ends[g + 1] - ends[g] + GMM_GROUP_ROWS - 1 : 0;
-        const int32_t end = rows_before + gmm_sm90_lane_sum(rows / GMM_GROUP_ROWS * GMM_GROUP_ROWS);
+        const int32_t rows = g < groups ? ends[g + 1] - ends[g] : 0;
+        const int32_t padded = (rows + GMM_GROUP_ROWS - 1) / GMM_GROUP_ROWS * GMM_GROUP_ROWS;
+        const int32_t end = rows_before + gmm_sm90_lane_sum(padded);
         if (g < groups) starts[g + 1] = end;
         rows_before = __shfl_sync(0xFFFFFFFFu, end, 31);
     }
@@ -157,7 +174,6 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
     f->t.k = args->p.k;
 }
 
-enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so many groups at most */
 /* Rules of FP8 tiles. The store warp reads entry n of the ring until it gives consumers the slot for tile n + 1, and
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
    producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
@@ -166,9 +182,7 @@ enum { GMM_FP8_PREDICTION_GROUPS = 128 }; /* first tiles are predicted for so ma
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
-    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box"); \
-    static_assert(!(predicts_) || (groups_) >= GMM_FP8_PREDICTION_GROUPS, \
-                  "tile " #tag ": a tile that predicts has its group tables in shared memory");
+    static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \

@@ -1,4 +1,4 @@
-/* TMA of the 16-bit products: the boxes of operands that the producer warp loads, and the boxes of D that the store
+/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store
    warps of wgrad load and store. */
 
 /* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
@@ -12,39 +12,36 @@ GMM__DEVICE int32_t gmm_sm90_b_boxes(const gmm_sm90_tile *t) { return (t->cols +
 
 /* An operand of a tile as the producer loads it, in TMA boxes of 64 rows (A) or columns (B). What A has beyond a
    multiple of 64 rows comes in TMA boxes of 16 rows in forward and dgrad, where its rows are K-major. Those of a
-   multicast operand alternate between the CTAs of a cluster: this CTA loads every `step`-th, from `begin` on. */
+   multicast operand alternate between the CTAs of a cluster. */
 typedef struct gmm_sm90_operand {
-    int mn_major;             /* its rows or columns are the first coordinate of its map, else the second */
-    uint32_t box_bytes;       /* of 64 rows or columns */
-    int32_t glu_block;        /* B of a glu product: gmm_sm90_glu.block; else 0 */
-    int32_t num_boxes, num_boxes16; /* of the tile; of 16 rows */
-    int32_t begin, begin16, step;
-    int32_t multicast;        /* both CTAs of the cluster get what one of them loads */
-    int32_t first;            /* coordinate of the first row or column */
-    int32_t end, wrap;        /* the last two coordinates; of weights, the address */
+    int mn_major;           /* its rows or columns are the first coordinate of its map, else the second */
+    uint32_t box_bytes;     /* of 64 rows or columns */
+    int32_t glu_block;      /* B of a glu product: gmm_sm90_glu.block; else 0 */
+    uint32_t mask, mask16;  /* a bit for each that this CTA loads, of 64 and of 16 rows */
+    int32_t multicast;      /* both CTAs of the cluster get what one of them loads */
+    int32_t first, first16; /* coordinate of the first row or column; rows before those of 16 rows */
+    int32_t end, wrap;      /* the last two coordinates; of weights, the address */
 } gmm_sm90_operand;
 
-/* The TMA boxes of an operand that this CTA loads. */
-GMM__DEVICE void gmm_sm90_assign_boxes(gmm_sm90_operand *o, int32_t num_boxes, int32_t num_boxes16, int32_t multicast) {
-    const int32_t cta_rank = (int32_t)gmm_cluster_ctarank();
-    o->num_boxes = num_boxes;
-    o->num_boxes16 = num_boxes16;
-    o->multicast = multicast;
-    o->step = multicast ? 2 : 1;
-    o->begin = multicast ? cta_rank : 0;
-    o->begin16 = multicast ? cta_rank ^ (num_boxes & 1) : 0;
-}
-/* A and B of a tile. k_grouped: a constant, wgrad. */
-GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, gmm_sm90_operand *a) {
-    gmm_sm90_assign_boxes(a, t->cols <= 0 ? 0 : k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4,
-                          t->cols <= 0 || k_grouped ? 0 : t->row_blocks % 4, t->multicast == GMM_SM90_MULTICAST_A);
+/* A and B of a tile. of_cta: what this CTA loads of a multicast operand. k_grouped: a constant, wgrad. */
+GMM__DEVICE void gmm_sm90_assign_a(const gmm_sm90_tile *t, const int k_grouped, uint32_t of_cta, gmm_sm90_operand *a) {
+    const int32_t num_boxes = k_grouped ? (t->row_blocks + 3) / 4 : t->row_blocks / 4;
+    uint32_t mask = (1u << (num_boxes + (k_grouped ? 0 : t->row_blocks % 4))) - 1;
+    a->multicast = t->multicast == GMM_SM90_MULTICAST_A;
+    if (a->multicast) mask &= of_cta;
+    if (t->cols <= 0) mask = 0;
+    a->mask = mask & ((1u << num_boxes) - 1);
+    a->mask16 = mask >> num_boxes;
     a->first = k_grouped ? t->m0 : GMM_SM90_RAGGED_ROWS - (t->end - t->row) + t->m0;
+    a->first16 = 64 * num_boxes;
     a->end = t->end;
     a->wrap = GMM_SM90_RAGGED_ROWS;
 }
-GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped,
+GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *t, const int k_grouped, uint32_t of_cta,
                                    gmm_sm90_operand *b) {
-    gmm_sm90_assign_boxes(b, t->cols > 0 ? gmm_sm90_b_boxes(t) : 0, 0, t->multicast == GMM_SM90_MULTICAST_B);
+    b->multicast = t->multicast == GMM_SM90_MULTICAST_B;
+    b->mask = t->cols > 0 ? (1u << gmm_sm90_b_boxes(t)) - 1 : 0;
+    if (b->multicast) b->mask &= of_cta;
     b->first = t->n0;
     b->end = t->end;
     b->wrap = GMM_SM90_RAGGED_ROWS;
@@ -61,34 +58,36 @@ typedef struct gmm_sm90_load {
     uint32_t at, full;
     int32_t k;
 } gmm_sm90_load;
-/* Loads TMA box b of an operand, of `rows` rows or columns, into `count` stages: those with the same lines follow one
-   another. Constants: rows, 64 or 16; count, 1 or 2. */
-GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int32_t b,
-                                   const gmm_sm90_load *stages, const int count) {
-    const int32_t before = rows * b + (rows == 16 ? 64 * o->num_boxes : 0), first = o->first + before;
+/* Loads TMA box b of an operand, of `rows` rows or columns; rows: a constant, 64 or 16. */
+GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int b,
+                                   const gmm_sm90_load *stage) {
+    const int32_t before = rows * b + (rows == 16 ? o->first16 : 0), first = o->first + before;
     const int32_t at = o->glu_block ? gmm_sm90_glu_column(o->glu_block, first) : first;
-    int i;
-#pragma unroll
-    for (i = 0; i < count; i++)
-        gmm_tma_load(stages[i].at + o->box_bytes / 64 * (uint32_t)before, map, stages[i].full, o->multicast,
-                     o->mn_major ? at : stages[i].k, o->mn_major ? stages[i].k : at, o->end, o->wrap);
+    gmm_tma_load(stage->at + o->box_bytes / 64 * (uint32_t)before, map, stage->full, o->multicast,
+                 o->mn_major ? at : stage->k, o->mn_major ? stage->k : at, o->end, o->wrap);
 }
-/* Loads the operand's TMA boxes of `rows` rows or columns. unrolled: a constant; the loop is unrolled over so many, the
-   most that there may be, or not at all (0). Ping-pong tiles, whose stages take 587 to 782 cycles, become slower if it
-   is not; other kernels begin sooner with less code. */
-GMM__DEVICE void gmm_sm90_load_boxes(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
-                                     const gmm_sm90_load *stages, const int count, const int unrolled) {
-    const int32_t num_boxes = rows == 16 ? o->num_boxes16 : o->num_boxes;
-    int32_t b = rows == 16 ? o->begin16 : o->begin;
-    if (unrolled) {
-        const uint32_t mask = (o->multicast ? 0x55555555u << b : 0xFFFFFFFFu) & ((1u << num_boxes) - 1);
+/* Loads what an operand has in a stage. most: a constant, the most TMA boxes that there may be. The loop is unrolled,
+   since the producer has no time to spare (KERNELS.md, "Producer"). */
+GMM__DEVICE void gmm_sm90_load_operand(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                       const int most, const gmm_sm90_load *stage) {
+    const uint32_t mask = rows == 16 ? o->mask16 : o->mask;
+    int b;
 #pragma unroll
-        for (b = 0; b < unrolled; b++)
-            if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stages, count);
-    } else {
+    for (b = 0; b < most; b++)
+        if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stage);
+}
+/* The same for two stages of small-M mode: what has the same lines follows one another. There loads of weights bound
+   the product, so that the loop is not unrolled. */
+GMM__DEVICE void gmm_sm90_load_operand_twice(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
+                                             const gmm_sm90_load stages[2]) {
+    const uint32_t mask = rows == 16 ? o->mask16 : o->mask;
+    int b;
 #pragma unroll 1
-        for (; b < num_boxes; b += o->step) gmm_sm90_load_box(o, map, rows, b, stages, count);
-    }
+    for (b = 0; mask >> b; b++)
+        if (mask >> b & 1) {
+            gmm_sm90_load_box(o, map, rows, b, &stages[0]);
+            gmm_sm90_load_box(o, map, rows, b, &stages[1]);
+        }
 }
 
 /* A TMA box of D: up to 64 rows by 128 bytes. A store slot holds a part of D, two boxes side by side. */

@@ -94,7 +94,8 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. */
+/* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift
+   divides by cluster_size, which is 1 or 2. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
     return (int32_t)((block >> (cluster_size - 1)) + index * (uint32_t)stride);
 }

@@ -1,6 +1,7 @@
 /* State of the consumer warp groups, and behind it the tile scheduler of the Hopper products on the device: the split
    reader, the choice of a tile for the split, the sums of cluster tiles. schedule.cuh has the arithmetic and says
-   what a cluster tile is. From gmm_sm90_lane_groups on, everything runs in the scheduler warp of a CTA. */
+   what a cluster tile is. From gmm_sm90_lane_sum on, functions run in the scheduler warp of a CTA, unless they say
+   otherwise. */
 
 /* Bytes of a CTA's group tables (ends, work_ends) in the workspace. */
 static GMM__UNUSED size_t gmm_sm90_table_bytes(int64_t groups) { return 8 * ((size_t)groups + 1); }
@@ -61,9 +62,9 @@ GMM__DEVICE int gmm_sm90_wgmma_n8(int32_t rows) {
     return n8 % 2 && n8 != 17 && n8 != 19 && n8 != 21 ? n8 + 1 : n8;
 }
 
-/* Inclusive prefix sum over the lanes of a warp. The tables of groups are read and written 32 groups at a time, one per
-   lane, in loops of which all lanes make every pass: lanes that leave a loop earlier would execute what follows apart
-   from the others, until the warp converges. */
+/* Inclusive prefix sum over the lanes of a warp. Loops over groups that are followed by warp-wide instructions take 32
+   groups per pass, one per lane, and all lanes make every pass: if some left earlier, the code behind the loop would be
+   issued once for each set of lanes, until the warp converges. */
 GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t i;
@@ -76,7 +77,7 @@ GMM__DEVICE int32_t gmm_sm90_lane_sum(int32_t v) {
 }
 
 /* Brings the kernel parameters to the constant cache: warp w reads one word of line w, of 64 bytes. Without it the
-   scheduler would wait for one cache miss per line, one after another. */
+   scheduler would wait for one cache miss per line, one after another. All warps. */
 GMM__DEVICE void gmm_sm90_prefetch_params(const uint32_t *words, int bytes, int warp) {
     if (64 * warp < bytes) gmm_touch(words[16 * warp]);
 }
@@ -89,12 +90,12 @@ GMM__DEVICE int32_t gmm_sm90_split_entry(const gmm_groups *s, int32_t i, int exi
     const int low = exists ? __ldcg(words) : 0, high = exists && is_i64 ? __ldcg(words + 1) : low >> 31;
     return high < 0 ? 0 : high > 0 || low < 0 || low > capacity ? capacity : low;
 }
-/* End of the group that starts at row `end`, by the rule of gmm_split_end, which is associative. */
+/* Combines the end of a group with the entry of the next one, by the rule of gmm_split_end. It is associative. */
 GMM__DEVICE int32_t gmm_sm90_split_end(int by_offsets, int32_t capacity, int32_t end, int32_t entry) {
     return by_offsets ? max(end, entry) : (int32_t)min((uint32_t)end + (uint32_t)entry, (uint32_t)capacity);
 }
-/* Turns the entries of 32 groups, one per lane, into the groups' ends. Whole warp. */
-GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, int32_t entry) {
+/* Inclusive scan of the entries of 32 groups, one per lane: their ends as if no row came before them. Whole warp. */
+GMM__DEVICE int32_t gmm_sm90_scan_entries(const int by_offsets, int32_t capacity, int32_t entry) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
     int32_t i;
 #pragma unroll
@@ -103,6 +104,12 @@ GMM__DEVICE int32_t gmm_sm90_split_ends(const int by_offsets, int32_t capacity, 
         if (lane >= i) entry = gmm_sm90_split_end(by_offsets, capacity, other, entry);
     }
     return entry;
+}
+/* Whether the first tile is planned before griddepcontrol.wait. Then the plan may read the split alone, which is
+   compared after the wait, and write shared memory alone: so neither group tables in the workspace, nor frozen and
+   beta, which gmm_sm90_has_work reads in wgrad. All warps. */
+GMM__DEVICE int gmm_sm90_plans_early(const gmm_gemm_args *p, const int32_t *tables, int k_grouped) {
+    return !tables && !(k_grouped && (p->frozen || p->beta));
 }
 /* What the tile choice depends on besides the groups' ends: rows of the largest group, and non-empty groups. */
 typedef struct gmm_sm90_split_stats {
@@ -123,8 +130,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
 #pragma unroll 1
     for (g = lane; (g & ~31) < s->count; g += 32) {
         int32_t end = g < s->count ? ends[g + 1] : 0, start;
-        if (by_offsets) end = gmm_sm90_split_ends(1, capacity, end);
-        else end = gmm_sm90_split_ends(0, capacity, end);
+        if (by_offsets) end = gmm_sm90_scan_entries(1, capacity, end);
+        else end = gmm_sm90_scan_entries(0, capacity, end);
         end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
         start = __shfl_up_sync(0xFFFFFFFFu, end, 1);
         if (lane == 0) start = rows_before;
@@ -137,24 +144,8 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
-   warp. */
-GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
-    int32_t g;
-    int changed = 0;
-#pragma unroll 4
-    for (g = lane; (g & ~31) < s->count; g += 32) {
-        const int exists = g < s->count;
-        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
-        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    }
-    changed = __any_sync(0xFFFFFFFFu, changed);
-    __syncwarp();
-    return !changed;
-}
 /* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
-   that tile if they agree. The entries are loaded before the plan is awaited. Whole warp, after
+   that tile if they agree. The entries are loaded before the plan is awaited. The check warp, after
    griddepcontrol.wait. */
 GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
@@ -173,7 +164,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
     if (lane == 0) {
-        ring->replanned = changed;
+        ring->planned_late = changed;
         gmm_mbarrier_arrive(gmm_sm90_split_checked(bars));
         if (!changed) gmm_mbarrier_arrive(gmm_sm90_tile_full(bars, 0));
     }
@@ -226,7 +217,7 @@ GMM__DEVICE void gmm_sm90_count_work(gmm_sm90_scheduler *s, int32_t cluster_size
         if (g < G && (!s->k_grouped || gmm_sm90_has_work(s->p, g, s->ends[g + 1] - s->ends[g])))
             tiles = gmm_sm90_group_tiles(s, g, cluster_size);
         tiles = tiles_before + gmm_sm90_lane_sum(tiles);
-        /* an odd tile behind all others is a cluster tile too */
+        /* if the number of all tiles is odd, the last one is a cluster tile by itself */
         if (g < G) s->work_ends[g + 1] = (tiles + (g == G - 1 ? cluster_size - 1 : 0)) >> (cluster_size - 1);
         tiles_before = __shfl_sync(0xFFFFFFFFu, tiles, 31);
     }
@@ -259,7 +250,7 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
    gmm_sm90_balance. Returns whether it did. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
-    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x / cluster_size;
+    const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);
     int32_t c;
     s->balanced = clusters <= GMM_SM90_BALANCE_CLUSTERS && capacity >= GMM_SM90_BALANCE_GROUPS &&
                   s->p->groups <= GMM_SM90_BALANCE_GROUPS &&
@@ -273,7 +264,7 @@ GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stat
         b->rounds = work / clusters;
         b->rest = work % clusters;
         b->min_load = min_load;
-        b->cluster = (int32_t)blockIdx.x / cluster_size;
+        b->cluster = (int32_t)blockIdx.x >> (cluster_size - 1);
         b->clusters = clusters;
         b->position = -1;
         b->first = b->count = b->below = 0;

@@ -6,13 +6,13 @@
 #define GMM__IF_1(...) __VA_ARGS__
 #define GMM__IF(condition, ...) GMM__CAT(GMM__IF_, condition)(__VA_ARGS__)
 
-/* The persistent tile ring, and what else the scheduler warp tells the other warps. */
+/* The persistent tile ring, and what else the scheduler and the check warp tell the other warps. */
 typedef struct gmm_sm90_ring {
     gmm_sm90_tile tile[GMM_SM90_TILE_RING];
-    int32_t second_tile; /* whether the scheduler has chosen the kernel's second tile */
-    int32_t small_m;     /* whether small-M mode is on: see GMM__SMALL_M */
-    int32_t replanned;   /* whether the first tile is planned after griddepcontrol.wait, since it was not planned early,
-                            or the split has changed */
+    int32_t second_tile;  /* whether the scheduler has chosen the kernel's second tile */
+    int32_t small_m;      /* whether small-M mode is on: see GMM__SMALL_M */
+    int32_t planned_late; /* whether the first tile is planned after griddepcontrol.wait: it was not planned early, or
+                             the split has changed */
 } gmm_sm90_ring;
 
 /* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
@@ -64,7 +64,8 @@ GMM_SM90_TILE_LIST(GMM__X)
 #define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
                   "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
-    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, "tile " #tag ": gmm_sm90_check_split holds so many entries");
+    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, \
+                  "tile " #tag ": gmm_sm90_check_split has registers for GMM_SM90_SMEM_GROUPS entries");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");

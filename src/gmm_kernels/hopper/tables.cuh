@@ -30,7 +30,8 @@
        gather     --full[stage]-->    consumers  --empty[stage]-->  gather (gathered rows)
        store      --slot.empty[4]-->  consumers  --slot.full[4]-->  store (wgrad)
        consumers  --last_stage_full[i]-->  the other consumers (ping-pong)
-       scheduler  --first_tile_planned-->  producer, check  --split_checked-->  scheduler (check also tile_full[0])
+       scheduler  --first_tile_planned-->  producer, check
+       check      --split_checked-->  scheduler; where the early plan holds, check completes tile_full[0]
 
    mbarriers (barriers.cuh). `n` is what the wait is for: stage number n of all tiles, S stages; tile number n; part n
    of D. A wait names the parity of the phase that it waits for; a first wait for "empty" passes at once, as it names
@@ -41,11 +42,11 @@
                        gathered rows the 128 lanes of the gather warps (129)
        empty[n % S]    consumer warps that multiply the tile, of all CTAs of the   producer, gather,  n / S + 1
                        cluster (4 consumers x cluster size)                        scale loader
-       tile_full[n % 16]  the scheduler lane that wrote tile n; tile 0 of an early all other warps    n / 16
-                       plan: lane 0 of check (1)
-       first_tile_planned  lane 0 of the scheduler, when the early plan stands (1) producer, check    0
-       split_checked   lane 0 of check, behind `replanned` (1)                     scheduler          0
-       batch_empty[n / 4 % 4]  lane 0 of every reader of the ring (8 consumer      scheduler          n / 16 + 1
+       tile_full[n % 16]  the scheduler lane that wrote tile n; tile 0 of an early readers of the     n / 16
+                       plan: lane 0 of check (1)                                   ring
+       first_tile_planned  lane 0 of the scheduler: the early plan is complete (1) producer, check    0
+       split_checked   lane 0 of check, behind planned_late (1)                    scheduler          0
+       batch_empty[n / 4 % 4]  one thread of every reader of the ring (8 consumer  scheduler          n / 16 + 1
                        warps, producer; wgrad: 2 store warps; packed: scale loader;
                        gathered rows: 4 gather warps)
        last_stage_full[i]  warps of consumer warp group i, when the last stage     the other group    n / 2, n: number
@@ -76,10 +77,12 @@
    stages at a time (GMM__SMALL_M).
 
    A kernel with two tiles uses the one whose price for the split is lower (gmm_sm90_choose_tile, in the scheduler
-   warp). Early plan: the scheduler reads the split before griddepcontrol.wait and plans the first tile by it, and the
-   producer determines what it will load. Meanwhile check reads the split again, behind the wait. If it is equal, check
-   publishes the first tile; else the scheduler plans anew (`replanned`). Where the plan would need more than the split,
-   or write device memory, it is made after the wait (gmm_sm90_plans_early).
+   warp).
+
+   Early plan. The scheduler reads the split before griddepcontrol.wait and plans the first tile by it, and the producer
+   determines what it will load. Meanwhile check reads the split again, after the wait. If it is equal, check publishes
+   the first tile; else the scheduler plans anew (planned_late). Where the plan would need more than the split, or write
+   device memory, it is made after the wait (gmm_sm90_plans_early).
 
    Ragged maps address token matrices whose rows are s bytes apart: dimensions {features, 2^30, ends, wraps}, strides
    {s, s, 2^34 - s} bytes. The coordinates (2^30 - rows + r, end, 2^30) are 2^64 + (end - rows + r) s bytes from the

@@ -564,30 +564,47 @@ static void choice(int arg) {
     T_CHECK(strstr(l.last, "served by mma") && strstr(l.last, "wgmma multiplies no f32"), "\"%s\"", l.last);
 }
 
-/* Splits that an earlier kernel still changes while CTAs read them: the result has the bits of the final split. */
-static void late_splits(int arg) {
-    static const int64_t sizes[] = {177, 0, 50, 353};
-    static const int64_t early[4][4] = {{0, 0, 0, 580}, {580, 0, 0, 0}, {1, 300, 179, 100}, {0, 0, 0, 0}};
-    lin_spec s = spec_of(arg, 4, sizes);
+/* Splits that an earlier kernel still changes while CTAs read them: the result has the bits of the final split, the
+   first of splits[5][groups]; the others are there before. */
+static void change_late(lin_spec s, const int64_t *splits) {
+    const size_t bytes = (size_t)s.groups * sizeof *splits;
+    s.sizes = splits;
     s.split = LIN_I64;
-    s.K = 200;
-    s.N = 520;
     s.fill = T_REALS;
     for (int32_t tile = 1; tile <= (s.op == GMM_OP_LINEAR_WGRAD ? 2 : 5); tile++) {
         const void *want = NULL;
+        const int64_t *last;
         lin_run r;
         build(&r, &s);
+        last = (const int64_t *)t_in(splits, bytes);
         r.options.tile = tile;
-        for (int n = 0; n <= 4; n++) {
+        for (int n = 0; n < 5; n++) {
+            void *const at = (void *)(uintptr_t)r.groups.splits;
+            const int64_t *early = splits + n * s.groups;
             restore(&r);
-            if (n && !device_early_reads((void *)(uintptr_t)r.groups.splits, early[n - 1], sizeof early[0]))
-                t_skip("the emulator alone lets a kernel read what was there before");
+            if (n && !device_early_reads(at, early, bytes)) {
+                const char *why;
+                t_upload(at, early, bytes);
+                why = device_late_copy(at, last, 2 * (int)s.groups, (uint64_t)(n * 1700 + tile * 377));
+                T_CHECK(!why, "late copy: %s", why);
+            }
             T_OK(t_linear(T.ctx, s.op, &r.d));
             (void)device_early_reads(NULL, NULL, 0);
             if (n) t_same("another split before", want, t_mat_bits(&r.out), out_bytes(&r));
             else want = t_mat_bits(&r.out);
         }
     }
+}
+static void late_splits(int arg) {
+    static const int64_t four[5][4] = {{177, 0, 50, 353}, {0, 0, 0, 580}, {580, 0, 0, 0}, {1, 300, 179, 100}, {0}};
+    int64_t many[5][70];
+    lin_spec s = spec_of(arg, 4, four[0]);
+    s.K = 200;
+    s.N = 520;
+    change_late(s, four[0]);
+    for (int64_t n = 0; n < 5; n++)
+        for (int64_t g = 0; g < 70; g++) many[n][g] = n == 4 ? 0 : n == 3 && g < 69 ? g % 9 : g * (n + 7) % 9;
+    change_late(spec_of(arg, 70, many[0]), many[0]);
 }
 
 /* options.tile numbers the tiles of the table, and rejects larger numbers. */

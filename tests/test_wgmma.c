@@ -572,14 +572,14 @@ static void change_late(lin_spec s, const int64_t *splits) {
     s.split = LIN_I64;
     s.fill = T_REALS;
     for (int32_t tile = 1; tile <= (s.op == GMM_OP_LINEAR_WGRAD ? 2 : 5); tile++) {
-        const void *want = NULL;
-        const int64_t *last;
+        const void *want = NULL, *const last = t_in(splits, bytes);
+        void *const at = t_alloc(bytes); /* an earlier kernel writes it, so that it may not be frozen */
         lin_run r;
         build(&r, &s);
-        last = (const int64_t *)t_in(splits, bytes);
+        t_upload(at, splits, bytes);
+        r.groups.splits = at;
         r.options.tile = tile;
         for (int n = 0; n < 5; n++) {
-            void *const at = (void *)(uintptr_t)r.groups.splits;
             const int64_t *early = splits + n * s.groups;
             restore(&r);
             if (n && !device_early_reads(at, early, bytes)) {

@@ -2211,6 +2211,9 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
+/* a / b, where neither is negative: an unsigned division takes fewer instructions. */
+GMM__HD int32_t gmm_sm90_divide(int32_t a, int32_t b) { return (int32_t)((uint32_t)a / (uint32_t)b); }
+
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift
    divides by cluster_size, which is 1 or 2. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
@@ -2219,7 +2222,7 @@ GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint
 
 /* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
-    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
+    return gmm_sm90_divide(gmm_sm90_divide(rows + block_rows - 1, block_rows) + max_blocks - 1, max_blocks);
 }
 
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
@@ -2242,14 +2245,15 @@ GMM__HD int32_t gmm_sm90_group_tiles(const gmm_sm90_scheduler *s, int32_t g, int
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
                                        int32_t cluster_size, int loads_bound) {
     /* rounded down to a multiple of the cluster size */
-    const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
+    const int32_t filling = gmm_sm90_divide(gmm_sm90_divide(nonempty * min_tiles + grid - 1, grid) * grid, nonempty) &
+                            -cluster_size;
     const int32_t tiles = filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
-    const int32_t widest = (max_tiles + tiles - 1) / tiles;
-    return loads_bound ? tiles : (max_tiles + widest - 1) / widest;
+    const int32_t widest = gmm_sm90_divide(max_tiles + tiles - 1, tiles);
+    return loads_bound ? tiles : gmm_sm90_divide(max_tiles + widest - 1, widest);
 }
 /* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
-    const int32_t each = count / tiles, rest = count - tiles * each;
+    const int32_t each = gmm_sm90_divide(count, tiles), rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
@@ -2321,10 +2325,11 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
     t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
                    : cluster_along_n ? GMM_SM90_MULTICAST_A : GMM_SM90_MULTICAST_B;
     if (work < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t band = clusters_m > 8 ? gmm_sm90_divide(work, 8 * clusters_n) : 0;
+        const int32_t rows_of_clusters = clusters_m - 8 * band;
         const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
         work -= 8 * band * clusters_n;
-        tn = work / height;
+        tn = gmm_sm90_divide(work, height);
         work -= tn * height;
         if (s->k_grouped && rotation == GMM_SM90_ROTATE_ROWS) work = (work + t->g) % height;
         tm = 8 * band + work;
@@ -2344,12 +2349,12 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
             tn = tiles_n;
         }
     }
-    units = (m + s->row_align - 1) / s->row_align;
+    units = gmm_sm90_divide(m + s->row_align - 1, s->row_align);
     t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
     t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
-    units = (p->n + s->col_align - 1) / s->col_align;
+    t->row_blocks = gmm_sm90_divide(t->rows + s->block_rows - 1, s->block_rows);
+    units = gmm_sm90_divide(p->n + s->col_align - 1, s->col_align);
     t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;
@@ -3262,6 +3267,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
 #pragma unroll
     for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
         const int32_t g = 32 * i + lane;
+        if (32 * i >= s->count) break;
         changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
@@ -11835,6 +11841,34 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     store->part++;
 }
 
+/* Stores the CTA's last tile, which is pending in the registers `words`, at once and by TMA. No stage follows, so that
+   the warp group's columns of B serve as slots, 64 rows of D in each stage. base: of shared memory. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, uint32_t base,
+                                                 const uint32_t words[GMM__DEFERRED_WORDS]) {
+    const gmm_sm90_tile *const t = store->tile;
+    const int wg = store->wg, lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t slots_at = base + GMM_SM90_BOX_BYTES * (uint32_t)wg;
+    const uint32_t st_at = slots_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    int u;
+    static_assert(GMM__CFG(m16) <= 4 * GMM__CFG(stages), "the stages hold the rows of a tile of D");
+    gmm_consumer_sync(wg); /* all warps have multiplied the last stage */
+#pragma unroll
+    for (u = 0; u < GMM__DEFERRED_WORDS / 4; u++)
+        gmm_stmatrix_x4_trans_if(u < t->row_blocks, st_at + u / 4 * GMM__CFG(stage_bytes) + u % 4 * 2048, words[4 * u],
+                                 words[4 * u + 1], words[4 * u + 2], words[4 * u + 3]);
+    gmm_fence_proxy_async();
+    gmm_consumer_sync(wg);
+    if (lane == 0) { /* each warp requests every fourth TMA box */
+#pragma unroll 1
+        for (u = GMM__CFG(deferred) * w; u < t->row_blocks; u += 4 * GMM__CFG(deferred))
+            gmm_tma_store(&store->args->d, slots_at + u / 4 * GMM__CFG(stage_bytes) + u % 4 * 2048, 0, t->n0 + 64 * wg,
+                          GMM_SM90_RAGGED_ROWS - t->rows + 16 * u, t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
+        gmm_bulk_commit_group();
+        GMM__BULK_WAIT_GROUP(0);
+    }
+    store->pending = 0;
+}
+
 /* Mainloop of a consumer warp group: accumulates the stages of a tile of 8 n8 rows, and meanwhile stores the previous
    tile (deferred store). last_stage_full: mbarrier at which this warp group of a ping-pong tile arrives when its last
    stage is full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never
@@ -12304,6 +12338,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(bars, tile_index - (GMM__DEFERRED != 0));
         gmm_sm90_wait_tile(bars, tile_index);
+        if (GMM__DEFERRED && store.pending > 0 && t->row_blocks == 0 && args.d_by_tma)
+            GMM__PART(gmm_sm90_store_last_)(&store, base, deferred);
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {

@@ -111,6 +111,34 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     store->part++;
 }
 
+/* Stores the CTA's last tile, which is pending in the registers `words`, at once and by TMA. No stage follows, so that
+   the warp group's columns of B serve as slots, 64 rows of D in each stage. base: of shared memory. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, uint32_t base,
+                                                 const uint32_t words[GMM__DEFERRED_WORDS]) {
+    const gmm_sm90_tile *const t = store->tile;
+    const int wg = store->wg, lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t slots_at = base + GMM_SM90_BOX_BYTES * (uint32_t)wg;
+    const uint32_t st_at = slots_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    int u;
+    static_assert(GMM__CFG(m16) <= 4 * GMM__CFG(stages), "the stages hold the rows of a tile of D");
+    gmm_consumer_sync(wg); /* all warps have multiplied the last stage */
+#pragma unroll
+    for (u = 0; u < GMM__DEFERRED_WORDS / 4; u++)
+        gmm_stmatrix_x4_trans_if(u < t->row_blocks, st_at + u / 4 * GMM__CFG(stage_bytes) + u % 4 * 2048, words[4 * u],
+                                 words[4 * u + 1], words[4 * u + 2], words[4 * u + 3]);
+    gmm_fence_proxy_async();
+    gmm_consumer_sync(wg);
+    if (lane == 0) { /* each warp requests every fourth TMA box */
+#pragma unroll 1
+        for (u = GMM__CFG(deferred) * w; u < t->row_blocks; u += 4 * GMM__CFG(deferred))
+            gmm_tma_store(&store->args->d, slots_at + u / 4 * GMM__CFG(stage_bytes) + u % 4 * 2048, 0, t->n0 + 64 * wg,
+                          GMM_SM90_RAGGED_ROWS - t->rows + 16 * u, t->row + t->m0 + t->rows, GMM_SM90_RAGGED_ROWS);
+        gmm_bulk_commit_group();
+        GMM__BULK_WAIT_GROUP(0);
+    }
+    store->pending = 0;
+}
+
 /* Mainloop of a consumer warp group: accumulates the stages of a tile of 8 n8 rows, and meanwhile stores the previous
    tile (deferred store). last_stage_full: mbarrier at which this warp group of a ping-pong tile arrives when its last
    stage is full. small_m: a stage is released when it is multiplied, else one stage after it, so that wgmma never

@@ -80,6 +80,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_consume_tiles_)(const GMM__ARGS &args, GMM__
         /* a deferred store still reads the previous tile */
         if (lane == 0) gmm_sm90_release_batch(bars, tile_index - (GMM__DEFERRED != 0));
         gmm_sm90_wait_tile(bars, tile_index);
+        if (GMM__DEFERRED && store.pending > 0 && t->row_blocks == 0 && args.d_by_tma)
+            GMM__PART(gmm_sm90_store_last_)(&store, base, deferred);
         while (GMM__DEFERRED && store.pending > 0 && t->cols <= col0) /* no mainloop follows that could store them */
             GMM__PART(gmm_sm90_store_deferred_)(&store, deferred);
         if (t->row_blocks == 0) {

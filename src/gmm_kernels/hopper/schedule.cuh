@@ -94,6 +94,9 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
+/* a / b, where neither is negative: an unsigned division takes fewer instructions. */
+GMM__HD int32_t gmm_sm90_divide(int32_t a, int32_t b) { return (int32_t)((uint32_t)a / (uint32_t)b); }
+
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift
    divides by cluster_size, which is 1 or 2. */
 GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint32_t index, int32_t stride) {
@@ -102,7 +105,7 @@ GMM__HD int32_t gmm_sm90_work_number(uint32_t block, uint32_t cluster_size, uint
 
 /* The number of tiles of at most `max_blocks` blocks of `block_rows` rows that cover `rows` rows. */
 GMM__HD int32_t gmm_sm90_tile_count(int32_t rows, int32_t block_rows, int32_t max_blocks) {
-    return ((rows + block_rows - 1) / block_rows + max_blocks - 1) / max_blocks;
+    return gmm_sm90_divide(gmm_sm90_divide(rows + block_rows - 1, block_rows) + max_blocks - 1, max_blocks);
 }
 
 /* Stages of a tile. An empty contraction takes one stage of zeros, which the ragged maps deliver. */
@@ -125,14 +128,15 @@ GMM__HD int32_t gmm_sm90_group_tiles(const gmm_sm90_scheduler *s, int32_t g, int
 GMM__HD int32_t gmm_sm90_filling_tiles(int32_t nonempty, int32_t min_tiles, int32_t max_tiles, int32_t grid,
                                        int32_t cluster_size, int loads_bound) {
     /* rounded down to a multiple of the cluster size */
-    const int32_t filling = (nonempty * min_tiles + grid - 1) / grid * grid / nonempty & -cluster_size;
+    const int32_t filling = gmm_sm90_divide(gmm_sm90_divide(nonempty * min_tiles + grid - 1, grid) * grid, nonempty) &
+                            -cluster_size;
     const int32_t tiles = filling < min_tiles ? min_tiles : filling < max_tiles ? filling : max_tiles;
-    const int32_t widest = (max_tiles + tiles - 1) / tiles;
-    return loads_bound ? tiles : (max_tiles + widest - 1) / widest;
+    const int32_t widest = gmm_sm90_divide(max_tiles + tiles - 1, tiles);
+    return loads_bound ? tiles : gmm_sm90_divide(max_tiles + widest - 1, widest);
 }
 /* `tiles` tiles divide `count` units as evenly as possible: the first unit of tile i. */
 GMM__HD int32_t gmm_sm90_even_begin(int32_t count, int32_t tiles, int32_t i) {
-    const int32_t each = count / tiles, rest = count - tiles * each;
+    const int32_t each = gmm_sm90_divide(count, tiles), rest = count - tiles * each;
     return i * each + (i < rest ? i : rest);
 }
 
@@ -204,10 +208,11 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
     t->multicast = cluster_size == 1 ? GMM_SM90_MULTICAST_NONE
                    : cluster_along_n ? GMM_SM90_MULTICAST_A : GMM_SM90_MULTICAST_B;
     if (work < clusters_m * clusters_n) {
-        const int32_t band = clusters_m > 8 ? work / (8 * clusters_n) : 0, rows_of_clusters = clusters_m - 8 * band;
+        const int32_t band = clusters_m > 8 ? gmm_sm90_divide(work, 8 * clusters_n) : 0;
+        const int32_t rows_of_clusters = clusters_m - 8 * band;
         const int32_t height = rows_of_clusters < 8 ? rows_of_clusters : 8;
         work -= 8 * band * clusters_n;
-        tn = work / height;
+        tn = gmm_sm90_divide(work, height);
         work -= tn * height;
         if (s->k_grouped && rotation == GMM_SM90_ROTATE_ROWS) work = (work + t->g) % height;
         tm = 8 * band + work;
@@ -227,12 +232,12 @@ GMM__HD void gmm_sm90_schedule_tile(const gmm_sm90_scheduler *s, int cluster_alo
             tn = tiles_n;
         }
     }
-    units = (m + s->row_align - 1) / s->row_align;
+    units = gmm_sm90_divide(m + s->row_align - 1, s->row_align);
     t->m0 = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm);
     t->rows = s->row_align * gmm_sm90_even_begin(units, tiles_m, tm + 1) - t->m0;
     if (t->rows > m - t->m0) t->rows = m - t->m0;
-    t->row_blocks = (t->rows + s->block_rows - 1) / s->block_rows;
-    units = (p->n + s->col_align - 1) / s->col_align;
+    t->row_blocks = gmm_sm90_divide(t->rows + s->block_rows - 1, s->block_rows);
+    units = gmm_sm90_divide(p->n + s->col_align - 1, s->col_align);
     t->n0 = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn);
     t->cols = s->col_align * gmm_sm90_even_begin(units, tiles_n, tn + 1) - t->n0;
     if (t->cols > p->n - t->n0) t->cols = p->n - t->n0;

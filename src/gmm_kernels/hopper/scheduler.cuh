@@ -160,6 +160,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
 #pragma unroll
     for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
         const int32_t g = 32 * i + lane;
+        if (32 * i >= s->count) break;
         changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
     }
     changed = __any_sync(0xFFFFFFFFu, changed);

@@ -2478,15 +2478,11 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
 /* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
-    uint32_t struct_size;
+    char rule[96];
+    gmm_status s;
     if (!src) return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&struct_size, src, sizeof struct_size);
-    if (struct_size && struct_size < 2 * sizeof struct_size)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
-    if (!gmm__copy_sized(dst, size, src))
-        return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           struct_size, (unsigned)size, GMM_VERSION_STRING);
-    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
+    if ((s = gmm__read_sized(dst, size, src, rule)) != GMM_OK) return gmm__refuse(call, s, argument, "%s", rule);
+    memset(dst, 0, sizeof(uint32_t)); /* the struct_size of the copy is this version's */
     return GMM_OK;
 }
 
@@ -4727,12 +4723,11 @@ static int gmm__saves_e4m3(const gmm_mlp_config *c) {
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error) {
     gmm_mlp_config c;
     gmm_act act;
-    char act_rule[160];
+    gmm_status s;
+    char act_rule[160], size_rule[96];
     int i, delayed, keeps_copies;
     if (!config) return gmm__fail(error, GMM_E_NULL, "config: is NULL");
-    if (!gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
-                         config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&c, sizeof c, config, size_rule)) != GMM_OK) return gmm__fail(error, s, "%s", size_rule);
     if (c.hidden < 1) return gmm__fail(error, GMM_E_CONFIG, "hidden: %lld must be >= 1", (long long)c.hidden);
     if (c.ffn < 1) return gmm__fail(error, GMM_E_CONFIG, "ffn: %lld must be >= 1", (long long)c.ffn);
     if (c.ffn > INT64_MAX / 2)
@@ -4763,9 +4758,8 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                 return gmm__fail(error, GMM_E_CONFIG, "%s: %d must be 0 to %d", ranges[i].name, (int)ranges[i].value,
                                  (int)ranges[i].count - 1);
     }
-    if (!gmm__copy_sized(&act, sizeof act, &c.act))
-        return gmm__fail(error, GMM_E_VERSION, "act.struct_size: %u is larger than the %u bytes of version %s",
-                         c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&act, sizeof act, &c.act, size_rule)) != GMM_OK)
+        return gmm__fail(error, s, "act.%s", size_rule);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
     if (act.kind == GMM_ACT_NONE)
@@ -5310,11 +5304,11 @@ static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *nam
 /* Writes a saved layout, of which `bytes` are this version's, for a caller that may have an older version. */
 static gmm_status gmm__write_layout(gmm__call *call, void *layout, void *full, size_t bytes) {
     uint32_t size; /* struct_size is the first field of every layout */
+    gmm_status s;
+    char rule[96];
     if (!layout) return gmm__refuse_that(call, GMM_E_NULL, "layout", "is NULL");
     memcpy(&size, layout, sizeof size);
-    if (size > bytes)
-        return gmm__refuse(call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)bytes, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(size, bytes, rule)) != GMM_OK) return gmm__refuse(call, s, "layout", "%s", rule);
     memcpy(full, &size, sizeof size);
     memcpy(layout, full, size ? size : bytes);
     return GMM_OK;
@@ -12627,12 +12621,12 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
 /* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
     gmm_context *ctx = (gmm_context *)self;
-    const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
+    gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
     gmm_work w;
+    char rule[96];
     if (s != GMM_OK) return s;
-    if (!gmm__copy_sized(&w, sizeof w, work))
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u "
-                         "bytes of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&w, sizeof w, work, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_runtime.run: work: %s", rule);
     if (!w.function) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
     return w.function(w.argument, stream);
 }
@@ -12817,7 +12811,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
     if (s != GMM_OK || (s = gmm__rt_open(self, "event_query", NULL, event, "event")) != GMM_OK) return s;
     e = gmm__cuda_enter(self, &current);
     if (e == cudaSuccess) e = cudaEventQuery(event);
-    *done = e == cudaSuccess;
+    if (e == cudaSuccess || e == cudaErrorNotReady) *done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* the event is not complete: no error */
         e = cudaSuccess;
@@ -12897,13 +12891,14 @@ static const gmm_runtime gmm__runtimes[] = {
 
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     gmm_runtime full;
+    gmm_status s;
+    char rule[96];
     uint32_t size;
     if (!ctx) return GMM_E_NULL;
     if (!out) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime_of: out is NULL");
     size = out->struct_size;
-    if (size > sizeof full)
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime_of: out: struct_size %u is larger than the %u bytes "
-                         "of version %s", size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(size, sizeof full, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_runtime_of: out: %s", rule);
     full = gmm__runtimes[ctx->config.space];
     full.struct_size = size;
     full.self = ctx;
@@ -13741,15 +13736,15 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     gmm__plan plan;
     gmm_info full = GMM_ZERO;
     gmm_status s;
+    char rule[96];
     uint32_t size;
     if (!call->query) {
         s = gmm__select(call, &plan);
         return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
     }
     if (!info) return gmm__refuse_that(call, GMM_E_NULL, "info", "is NULL");
-    if (info->struct_size > sizeof *info)
-        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
-                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(info->struct_size, sizeof *info, rule)) != GMM_OK)
+        return gmm__refuse(call, s, "info", "%s", rule);
     if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
     full.struct_size = size = info->struct_size;
     full.engine = plan.engine;
@@ -13934,6 +13929,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
     gmm_status s;
+    char rule[96];
     int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
 
@@ -13942,12 +13938,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (version != (uint32_t)GMM_VERSION_NUMBER)
         return gmm__fail(error, GMM_E_VERSION, "gmm_create: the caller's header is version %u, the implementation's %u",
                          version, (unsigned)GMM_VERSION_NUMBER);
-    if (config && config->struct_size && config->struct_size < 2 * sizeof config->struct_size)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config: struct_size %u is too small for any version",
-                         config->struct_size);
-    if (config && !gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_create: config: struct_size %u is larger than the %u bytes of "
-                         "version %s", config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
+    if (config && (s = gmm__read_sized(&c, sizeof c, config, rule)) != GMM_OK)
+        return gmm__fail(error, s, "gmm_create: config: %s", rule);
     if (c.space != GMM_SPACE_CPU && c.space != GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.space: %d is neither CPU (0) nor CUDA (1)",
                          (int)c.space);
@@ -14013,11 +14005,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 
 GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build) {
     gmm_build full;
+    gmm_status s;
+    char rule[96];
     if (!ctx) return GMM_E_NULL;
     if (!build) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_build_of: build is NULL");
-    if (build->struct_size > sizeof full)
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_build_of: struct_size %u is larger than the %u bytes of "
-                         "version %s", build->struct_size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(build->struct_size, sizeof full, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_build_of: %s", rule);
     full = ctx->build;
     full.struct_size = build->struct_size;
     memcpy(build, &full, full.struct_size ? full.struct_size : sizeof full);
@@ -15164,13 +15157,13 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
     gmm_ckpt_place result = GMM_ZERO;
-    char number[32];
+    gmm_status status;
+    char number[32], rule[96];
     int n;
     if (!stored || !key || !place)
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
-    if (!gmm__copy_sized(&s, sizeof s, stored))
-        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn, stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+    if ((status = gmm__read_sized(&s, sizeof s, stored, rule)) != GMM_OK)
+        return gmm__fail(error, status, "%s: stored: %s", fn, rule);
     if (s.ep_size == 0) s.ep_size = 1;
     if (s.etp_size == 0) s.etp_size = 1;
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||
@@ -17209,17 +17202,12 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     sizes[0] = sizeof b->source;
     sizes[1] = sizeof b->target;
     for (i = 0; i < 2; i++) {
-        uint32_t size;
-        memcpy(&size, descriptors[i], sizeof size);
-        if (size && size < 2 * sizeof size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
-                                  i ? "target" : "source", size);
-        if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
-                                 "%s: struct_size %u is larger than the %u bytes of version %s",
-                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
-            if (b->report) b->report->error.status = GMM_E_VERSION;
-            return GMM_E_VERSION;
+        char rule[96];
+        const gmm_status s = gmm__read_sized(copies[i], sizes[i], descriptors[i], rule);
+        if (s != GMM_OK) {
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: %s", i ? "target" : "source", rule);
+            if (b->report) b->report->error.status = s;
+            return s;
         }
     }
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||
@@ -18416,6 +18404,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         moves = plan->moves;
         count = plan->count;
     }
+    if (count < 0) return gmm__fail(error, GMM_E_ARG, "%s: count %lld must be >= 0", fn, (long long)count);
     arena.allocator = plan->arena.allocator;
     arena.top = NULL;
     order = (gmm__ck_order *)gmm__ck_alloc(&arena, count, sizeof *order);
@@ -18948,13 +18937,13 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
     gmm__ck_apply_call c;
     gmm_ckpt_run r = GMM_ZERO;
     const char *fn = gmm__ck_apply_name;
+    gmm_status s;
+    char rule[96];
     int64_t i;
     int reads = 0;
     if (!plan || !run || !cursor)
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !plan ? "plan" : !run ? "run" : "cursor");
-    if (!gmm__copy_sized(&r, sizeof r, run))
-        return gmm__fail(error, GMM_E_VERSION, "%s: run: struct_size %u is larger than the %u bytes of version %s", fn,
-                         run->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&r, sizeof r, run, rule)) != GMM_OK) return gmm__fail(error, s, "%s: run: %s", fn, rule);
     if (r.end == 0) r.end = plan->count;
     if (r.end < 0 || r.end > plan->count || *cursor < 0 || *cursor > r.end)
         return gmm__fail(error, GMM_E_ARG, "%s: cursor %lld, end %lld: must be ordered in [0, %lld]", fn,

@@ -3717,8 +3717,8 @@ GMM__DEVICE void gmm_sm90_load_scales(const gmm_sm90_args *args, const int b_for
     gmm_cp_async_wait_all();
 }
 
-/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store
-   warps of wgrad load and store. */
+/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store warps of
+   wgrad load and store. */
 
 /* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
    the last two coordinates. */
@@ -3795,8 +3795,8 @@ GMM__DEVICE void gmm_sm90_load_operand(const gmm_sm90_operand *o, const CUtensor
     for (b = 0; b < most; b++)
         if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stage);
 }
-/* The same for two stages of small-M mode: what has the same lines follows one another. There loads of weights bound
-   the product, so that the loop is not unrolled. */
+/* The same for two stages at once, in small-M mode: the boxes of the same lines are requested one after the other. The
+   loads of weights bound the product there, so that the loop is not unrolled. */
 GMM__DEVICE void gmm_sm90_load_operand_twice(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
                                              const gmm_sm90_load stages[2]) {
     const uint32_t mask = rows == 16 ? o->mask16 : o->mask;
@@ -4896,7 +4896,7 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
 
 /* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
    warp. */
-GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+GMM__DEVICE int gmm_fp8_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t g;
     int changed = 0;
@@ -4910,6 +4910,7 @@ GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *end
     __syncwarp();
     return !changed;
 }
+
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -13036,7 +13037,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, 
     for (; early >= 0; early--) {
         if (!early) {
             gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
+            if (s->tiles_n && gmm_fp8_split_unchanged(&args->groups, s->ends)) break;
         }
         GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
         if (predicts && early) {

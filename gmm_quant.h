@@ -1211,14 +1211,32 @@ static GMM__UNUSED int gmm__mul(int64_t a, int64_t b, int64_t *out) {
 
 static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a : b; }
 
-/* Copies a descriptor that opens with struct_size. Returns 0 if the caller's is newer than this version. */
-static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
+/* Checks the struct_size of a caller's struct, of which this version has `size` bytes, and writes the rule that it
+   breaks: GMM_E_ARG if it is too small for any version, GMM_E_VERSION if the caller's is newer. */
+static GMM__UNUSED gmm_status gmm__check_size(uint32_t struct_size, size_t size, char rule[96]) {
+    if (struct_size && struct_size < 2 * sizeof struct_size) {
+        (void)snprintf(rule, 96, "struct_size %u is too small for any version", struct_size);
+        return GMM_E_ARG;
+    }
+    if (struct_size <= size) return GMM_OK;
+    (void)snprintf(rule, 96, "struct_size %u is larger than the %u bytes of version %s", struct_size, (unsigned)size,
+                   GMM_VERSION_STRING);
+    return GMM_E_VERSION;
+}
+/* Copies a descriptor that opens with struct_size; fields that an older caller lacks become 0. */
+static GMM__UNUSED gmm_status gmm__read_sized(void *dst, size_t size, const void *src, char rule[96]) {
     uint32_t struct_size;
+    gmm_status s;
     memcpy(&struct_size, src, sizeof struct_size);
-    if (struct_size > size) return 0;
+    if ((s = gmm__check_size(struct_size, size, rule)) != GMM_OK) return s;
     memset(dst, 0, size);
     memcpy(dst, src, struct_size ? struct_size : size);
-    return 1;
+    return GMM_OK;
+}
+/* The same, or nothing where a check will refuse the descriptor: returns whether it was copied. */
+static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) {
+    char rule[96];
+    return gmm__read_sized(dst, size, src, rule) == GMM_OK;
 }
 
 /* --- views of quantized operands, on the host and on the device --- */
@@ -1828,11 +1846,11 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
     gmm_format f;
     gmm_layout l;
     gmm_error unused = GMM_ZERO;
+    gmm_status s;
+    char rule[96];
     int nv, mx, fp8;
     uint32_t i;
-    if (!gmm__copy_sized(&f, sizeof f, format))
-        return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
-                         format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&f, sizeof f, format, rule)) != GMM_OK) return gmm__fail(error, s, "%s%s", role, rule);
     if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
         f.struct_size = 0;
         for (i = 0; i < sizeof f; i++)
@@ -1903,11 +1921,11 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     static const char *const roles[3] = { "input.", "weight.", "grad." };
     gmm_recipe r;
     const gmm_format *f[3];
+    gmm_status s;
+    char rule[96];
     int i;
     if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
-    if (!gmm__copy_sized(&r, sizeof r, recipe))
-        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
-                         recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&r, sizeof r, recipe, rule)) != GMM_OK) return gmm__fail(error, s, "%s", rule);
     f[0] = &r.input;
     f[1] = &r.weight;
     f[2] = &r.grad;

@@ -1876,6 +1876,8 @@ static void verify_finds(int arg) { /* gmm_ckpt_verify rejects every change to a
     fixture_begin(&s);
     m = plan_ok(&s.c, s.l, 2);
     T_OK_TEXT(gmm_ckpt_verify(m.plan, NULL, 0, &error), error.text);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_verify(m.plan, gmm_ckpt_plan_moves(m.plan, NULL), -1, &error), error.text,
+                   "count -1 must be >= 0", NULL);
     (void)gmm_ckpt_plan_moves(m.plan, &n);
     moves = (gmm_ckpt_move *)t_host((size_t)(n + 1) * sizeof *moves);
     for (int64_t i = 0; i < n; i++)
@@ -2254,6 +2256,7 @@ static void arguments(int arg) { /* descriptors out of range */
     REFUSE(GMM_CKPT_DTYPE, c.target.bias_dtype = (gmm_dtype)-1, "target.bias_dtype is ?");
     REFUSE(GMM_CKPT_ARGUMENT, l.path = "", "empty");
     REFUSE(GMM_CKPT_ARGUMENT, c.source.struct_size = 100000, "struct_size");
+    REFUSE(GMM_CKPT_ARGUMENT, c.source.struct_size = 4, "source: struct_size 4");
     REFUSE(GMM_CKPT_MISSING_INDEX, l.path = "other", "other.weight");
     REFUSE(GMM_CKPT_MISSING_INDEX, l.bias = 1, "fc.bias");
     REFUSE(GMM_CKPT_SHAPE, l.out = 5, "[4]");

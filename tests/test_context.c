@@ -158,6 +158,9 @@ static void build_warnings(int arg) {
         b.struct_size = (uint32_t)sizeof b + 4u;
         T_CHECK(gmm_build_of(ctx, &b) == GMM_E_VERSION && gmm_build_of(ctx, NULL) == GMM_E_NULL &&
                     gmm_build_of(NULL, &b) == GMM_E_NULL, "%s", gmm_last_error(ctx));
+        b.struct_size = 4;
+        T_CHECK(gmm_build_of(ctx, &b) == GMM_E_ARG && strstr(gmm_last_error(ctx), "struct_size 4 is too small"), "%s",
+                gmm_last_error(ctx));
         gmm_destroy(ctx);
     }
     memset(&b, 0, sizeof b);
@@ -353,6 +356,10 @@ static void older_descriptors(int arg) {
     T_CHECK(info.workspace_bytes != before.workspace_bytes, "query");
     t_same("gmm_info behind struct_size", (char *)&info + info.struct_size, (char *)&before + info.struct_size,
            sizeof info - info.struct_size);
+    info.struct_size = 4;
+    before = info;
+    T_REFUSED(GMM_E_ARG, gmm_linear_query(T.ctx, s.op, &r.d, &info), "info: struct_size 4 is too small", NULL);
+    t_same("gmm_info of a refused query", (char *)&info, (char *)&before, sizeof info);
     /* the same call with the current struct_size */
     r.groups.struct_size = (uint32_t)sizeof r.groups;
     r.groups.on_host = r.groups.row_align = 0;

@@ -1364,8 +1364,11 @@ static void bad_domains(rank *r, int32_t *domain) {
     GTP_REFUSED(r, GMM_E_DTYPE, gmm_gtp_add_domain(r->gtp, &d, domain), "wire is f16", NULL);
     d.wire = GMM_F32;
     comm = *d.gather;
-    comm.all_to_all = NULL;
     d.gather = &comm;
+    comm.processors = -1;
+    GTP_REFUSED(r, GMM_E_ARG, gmm_gtp_add_domain(r->gtp, &d, domain), "gather.processors -1 must be >= 0", NULL);
+    comm.processors = 0;
+    comm.all_to_all = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "domain->gather lacks a function", NULL);
     d.gather = NULL;
     GTP_REFUSED(r, GMM_E_NULL, gmm_gtp_add_domain(r->gtp, &d, domain), "gather is NULL", NULL);

@@ -675,6 +675,9 @@ static void saved_parts(int arg) {
             layout.struct_size = sizeof layout + 8;
             T_REFUSED(GMM_E_VERSION, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout), "gmm_mlp_saved_query",
                       "layout", "struct_size", NULL);
+            layout.struct_size = 1;
+            T_REFUSED(GMM_E_ARG, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, &layout), "layout", "struct_size 1",
+                      NULL);
             T_REFUSED(GMM_E_NULL, gmm_mlp_saved_query(T.ctx, GMM_OP_MLP_FWD, &r.d, NULL), "layout", NULL);
             T_REFUSED(GMM_E_ARG, gmm_mlp_saved_query(T.ctx, GMM_OP_LINEAR_FWD, &r.d, &again), "op", NULL);
         }
@@ -1400,6 +1403,11 @@ static void configurations(int arg) {
     c = good_config();
     c.struct_size = sizeof c + 8;
     T_CHECK(gmm_mlp_validate(&c, &e) == GMM_E_VERSION && strstr(e.text, "struct_size"), "%s", e.text);
+    c.struct_size = 4;
+    T_CHECK(gmm_mlp_validate(&c, &e) == GMM_E_ARG && strstr(e.text, "struct_size 4"), "%s", e.text);
+    c = good_config();
+    c.act.struct_size = 4;
+    T_CHECK(gmm_mlp_validate(&c, &e) == GMM_E_ARG && strstr(e.text, "act.struct_size 4"), "%s", e.text);
     BAD("source_interleave", c.source_interleave = 40); /* ffn is 32 */
     BAD("source_interleave", c.act.interleave = 8; c.source_interleave = 5);
     BAD("source_interleave", c.source_interleave = 64);

@@ -681,6 +681,8 @@ static void recipes(int arg) {
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.most_recent = 2, GMM_E_CONFIG, "most_recent");
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.margin = 64, GMM_E_CONFIG, "margin");
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.struct_size = 100000, GMM_E_VERSION, "struct_size");
+    REFUSED(GMM_RECIPE_FP8_DELAYED, r.struct_size = 4, GMM_E_ARG, "struct_size 4");
+    REFUSED(GMM_RECIPE_FP8_DELAYED, r.weight.struct_size = 4, GMM_E_ARG, "weight.struct_size 4");
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.weight.dtype = GMM_NONE, GMM_E_CONFIG, "weight.dtype");
     REFUSED(GMM_RECIPE_FP8_DELAYED, r.kind = (gmm_recipe_kind)9, GMM_E_CONFIG, "kind");
 #undef REFUSED

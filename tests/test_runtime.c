@@ -193,6 +193,8 @@ static void errors(int arg) {
     T_CHECK(gmm_runtime_of(NULL, &rt) == GMM_E_NULL, "no context");
     other.struct_size = sizeof other + 8;
     T_REFUSED(GMM_E_VERSION, gmm_runtime_of(T.ctx, &other), "gmm_runtime_of", "struct_size", NULL);
+    other.struct_size = 7;
+    T_REFUSED(GMM_E_ARG, gmm_runtime_of(T.ctx, &other), "gmm_runtime_of", "struct_size 7 is too small", NULL);
     memset(&part, 0xEE, sizeof part); /* an older caller's table ends after `self` */
     part.struct_size = (uint32_t)(offsetof(gmm_runtime, self) + sizeof part.self);
     T_OK(gmm_runtime_of(T.ctx, &part));
@@ -220,6 +222,8 @@ static void errors(int arg) {
         T_REFUSED(GMM_E_NULL, rt.run(rt.self, &work, T.stream), "run", "function is NULL", NULL);
         work.struct_size = (uint32_t)sizeof work + 8u;
         T_REFUSED(GMM_E_VERSION, rt.run(rt.self, &work, T.stream), "run", "struct_size", NULL);
+        work.struct_size = 4;
+        T_REFUSED(GMM_E_ARG, rt.run(rt.self, &work, T.stream), "run", "struct_size 4 is too small", NULL);
     }
     OK(rt.event_create(rt.self, &event));
     T_REFUSED(GMM_E_ARG, rt.event_record(rt.self, event, T.stream, 6), "event_record", "flags 0x6", NULL);

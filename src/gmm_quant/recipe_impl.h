@@ -30,11 +30,11 @@ static gmm_status gmm__check_format(const gmm_format *format, const char *role, 
     gmm_format f;
     gmm_layout l;
     gmm_error unused = GMM_ZERO;
+    gmm_status s;
+    char rule[96];
     int nv, mx, fp8;
     uint32_t i;
-    if (!gmm__copy_sized(&f, sizeof f, format))
-        return gmm__fail(error, GMM_E_VERSION, "%sstruct_size: %u is larger than the %u bytes of version %s", role,
-                         format->struct_size, (unsigned)sizeof f, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&f, sizeof f, format, rule)) != GMM_OK) return gmm__fail(error, s, "%s%s", role, rule);
     if (f.dtype == GMM_NONE) { /* an operand that is not quantized has no other setting */
         f.struct_size = 0;
         for (i = 0; i < sizeof f; i++)
@@ -105,11 +105,11 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     static const char *const roles[3] = { "input.", "weight.", "grad." };
     gmm_recipe r;
     const gmm_format *f[3];
+    gmm_status s;
+    char rule[96];
     int i;
     if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
-    if (!gmm__copy_sized(&r, sizeof r, recipe))
-        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
-                         recipe->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&r, sizeof r, recipe, rule)) != GMM_OK) return gmm__fail(error, s, "%s", rule);
     f[0] = &r.input;
     f[1] = &r.weight;
     f[2] = &r.grad;

@@ -397,13 +397,13 @@ GMMDEF gmm_status gmm_ckpt_apply(const gmm_ckpt_plan *plan, const gmm_ckpt_run *
     gmm__ck_apply_call c;
     gmm_ckpt_run r = GMM_ZERO;
     const char *fn = gmm__ck_apply_name;
+    gmm_status s;
+    char rule[96];
     int64_t i;
     int reads = 0;
     if (!plan || !run || !cursor)
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !plan ? "plan" : !run ? "run" : "cursor");
-    if (!gmm__copy_sized(&r, sizeof r, run))
-        return gmm__fail(error, GMM_E_VERSION, "%s: run: struct_size %u is larger than the %u bytes of version %s", fn,
-                         run->struct_size, (unsigned)sizeof r, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&r, sizeof r, run, rule)) != GMM_OK) return gmm__fail(error, s, "%s: run: %s", fn, rule);
     if (r.end == 0) r.end = plan->count;
     if (r.end < 0 || r.end > plan->count || *cursor < 0 || *cursor > r.end)
         return gmm__fail(error, GMM_E_ARG, "%s: cursor %lld, end %lld: must be ordered in [0, %lld]", fn,

@@ -438,13 +438,13 @@ GMMDEF gmm_status gmm_ckpt_stored_key(const gmm_ckpt_stored *stored, char *key, 
     static const char fn[] = "gmm_ckpt_stored_key";
     gmm_ckpt_stored s;
     gmm_ckpt_place result = GMM_ZERO;
-    char number[32];
+    gmm_status status;
+    char number[32], rule[96];
     int n;
     if (!stored || !key || !place)
         return gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, !stored ? "stored" : !key ? "key" : "place");
-    if (!gmm__copy_sized(&s, sizeof s, stored))
-        return gmm__fail(error, GMM_E_VERSION, "%s: stored: struct_size %u is larger than the %u bytes of version %s",
-                         fn, stored->struct_size, (unsigned)sizeof s, GMM_VERSION_STRING);
+    if ((status = gmm__read_sized(&s, sizeof s, stored, rule)) != GMM_OK)
+        return gmm__fail(error, status, "%s: stored: %s", fn, rule);
     if (s.ep_size == 0) s.ep_size = 1;
     if (s.etp_size == 0) s.etp_size = 1;
     if (!s.prefix || (s.slot != GMM_CKPT_FC1 && s.slot != GMM_CKPT_FC2) ||

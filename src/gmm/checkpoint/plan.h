@@ -240,17 +240,12 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
     sizes[0] = sizeof b->source;
     sizes[1] = sizeof b->target;
     for (i = 0; i < 2; i++) {
-        uint32_t size;
-        memcpy(&size, descriptors[i], sizeof size);
-        if (size && size < 2 * sizeof size)
-            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: struct_size %u is too small for any version",
-                                  i ? "target" : "source", size);
-        if (!gmm__copy_sized(copies[i], sizes[i], descriptors[i])) {
-            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL,
-                                 "%s: struct_size %u is larger than the %u bytes of version %s",
-                                 i ? "target" : "source", size, (unsigned)sizes[i], GMM_VERSION_STRING);
-            if (b->report) b->report->error.status = GMM_E_VERSION;
-            return GMM_E_VERSION;
+        char rule[96];
+        const gmm_status s = gmm__read_sized(copies[i], sizes[i], descriptors[i], rule);
+        if (s != GMM_OK) {
+            (void)gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: %s", i ? "target" : "source", rule);
+            if (b->report) b->report->error.status = s;
+            return s;
         }
     }
     if (!b->source.scheme || !b->source.parts || b->source.part_count < 1 || b->source.wrapper_count < 0 ||

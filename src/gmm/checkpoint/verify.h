@@ -150,6 +150,7 @@ GMMDEF gmm_status gmm_ckpt_verify(const gmm_ckpt_plan *plan, const gmm_ckpt_move
         moves = plan->moves;
         count = plan->count;
     }
+    if (count < 0) return gmm__fail(error, GMM_E_ARG, "%s: count %lld must be >= 0", fn, (long long)count);
     arena.allocator = plan->arena.allocator;
     arena.top = NULL;
     order = (gmm__ck_order *)gmm__ck_alloc(&arena, count, sizeof *order);

@@ -44,15 +44,11 @@ static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_stat
 /* Copies a descriptor of the caller, whose first member is struct_size; members that an older caller lacks become 0. */
 static GMM__UNUSED gmm_status gmm__read(gmm__call *call, const char *argument, void *dst, size_t size,
                                         const void *src) {
-    uint32_t struct_size;
+    char rule[96];
+    gmm_status s;
     if (!src) return gmm__refuse_that(call, GMM_E_NULL, argument, "is NULL");
-    memcpy(&struct_size, src, sizeof struct_size);
-    if (struct_size && struct_size < 2 * sizeof struct_size)
-        return gmm__refuse(call, GMM_E_ARG, argument, "struct_size %u is too small for any version", struct_size);
-    if (!gmm__copy_sized(dst, size, src))
-        return gmm__refuse(call, GMM_E_VERSION, argument, "struct_size %u is larger than the %u bytes of version %s",
-                           struct_size, (unsigned)size, GMM_VERSION_STRING);
-    memset(dst, 0, sizeof struct_size); /* the copy has this version's size */
+    if ((s = gmm__read_sized(dst, size, src, rule)) != GMM_OK) return gmm__refuse(call, s, argument, "%s", rule);
+    memset(dst, 0, sizeof(uint32_t)); /* the struct_size of the copy is this version's */
     return GMM_OK;
 }
 

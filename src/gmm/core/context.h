@@ -152,6 +152,7 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     gmm_context *ctx;
     gmm__device device = GMM_ZERO;
     gmm_status s;
+    char rule[96];
     int32_t threads = 1, i;
     const int32_t level = gmm__cpu_best_level();
 
@@ -160,12 +161,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (version != (uint32_t)GMM_VERSION_NUMBER)
         return gmm__fail(error, GMM_E_VERSION, "gmm_create: the caller's header is version %u, the implementation's %u",
                          version, (unsigned)GMM_VERSION_NUMBER);
-    if (config && config->struct_size && config->struct_size < 2 * sizeof config->struct_size)
-        return gmm__fail(error, GMM_E_ARG, "gmm_create: config: struct_size %u is too small for any version",
-                         config->struct_size);
-    if (config && !gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_VERSION, "gmm_create: config: struct_size %u is larger than the %u bytes of "
-                         "version %s", config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
+    if (config && (s = gmm__read_sized(&c, sizeof c, config, rule)) != GMM_OK)
+        return gmm__fail(error, s, "gmm_create: config: %s", rule);
     if (c.space != GMM_SPACE_CPU && c.space != GMM_SPACE_CUDA)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.space: %d is neither CPU (0) nor CUDA (1)",
                          (int)c.space);
@@ -231,11 +228,12 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
 
 GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build) {
     gmm_build full;
+    gmm_status s;
+    char rule[96];
     if (!ctx) return GMM_E_NULL;
     if (!build) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_build_of: build is NULL");
-    if (build->struct_size > sizeof full)
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_build_of: struct_size %u is larger than the %u bytes of "
-                         "version %s", build->struct_size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(build->struct_size, sizeof full, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_build_of: %s", rule);
     full = ctx->build;
     full.struct_size = build->struct_size;
     memcpy(build, &full, full.struct_size ? full.struct_size : sizeof full);

@@ -457,15 +457,15 @@ static gmm_status gmm__serve(gmm__call *call, gmm_info *info, void *workspace, s
     gmm__plan plan;
     gmm_info full = GMM_ZERO;
     gmm_status s;
+    char rule[96];
     uint32_t size;
     if (!call->query) {
         s = gmm__select(call, &plan);
         return s != GMM_OK ? s : gmm__serve_plan(call, &plan, workspace, workspace_bytes, stream);
     }
     if (!info) return gmm__refuse_that(call, GMM_E_NULL, "info", "is NULL");
-    if (info->struct_size > sizeof *info)
-        return gmm__refuse(call, GMM_E_VERSION, "info", "struct_size %u is larger than the %u bytes of version %s",
-                           info->struct_size, (unsigned)sizeof *info, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(info->struct_size, sizeof *info, rule)) != GMM_OK)
+        return gmm__refuse(call, s, "info", "%s", rule);
     if ((s = gmm__select(call, &plan)) != GMM_OK) return s;
     full.struct_size = size = info->struct_size;
     full.engine = plan.engine;

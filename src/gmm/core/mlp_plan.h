@@ -178,11 +178,11 @@ static int64_t gmm__save_part(gmm_saved_part *p, int64_t *bytes, const char *nam
 /* Writes a saved layout, of which `bytes` are this version's, for a caller that may have an older version. */
 static gmm_status gmm__write_layout(gmm__call *call, void *layout, void *full, size_t bytes) {
     uint32_t size; /* struct_size is the first field of every layout */
+    gmm_status s;
+    char rule[96];
     if (!layout) return gmm__refuse_that(call, GMM_E_NULL, "layout", "is NULL");
     memcpy(&size, layout, sizeof size);
-    if (size > bytes)
-        return gmm__refuse(call, GMM_E_VERSION, "layout", "struct_size %u is larger than the %u bytes of version %s",
-                           size, (unsigned)bytes, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(size, bytes, rule)) != GMM_OK) return gmm__refuse(call, s, "layout", "%s", rule);
     memcpy(full, &size, sizeof size);
     memcpy(layout, full, size ? size : bytes);
     return GMM_OK;

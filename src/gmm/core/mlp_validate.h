@@ -41,12 +41,11 @@ static int gmm__saves_e4m3(const gmm_mlp_config *c) {
 GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *error) {
     gmm_mlp_config c;
     gmm_act act;
-    char act_rule[160];
+    gmm_status s;
+    char act_rule[160], size_rule[96];
     int i, delayed, keeps_copies;
     if (!config) return gmm__fail(error, GMM_E_NULL, "config: is NULL");
-    if (!gmm__copy_sized(&c, sizeof c, config))
-        return gmm__fail(error, GMM_E_VERSION, "struct_size: %u is larger than the %u bytes of version %s",
-                         config->struct_size, (unsigned)sizeof c, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&c, sizeof c, config, size_rule)) != GMM_OK) return gmm__fail(error, s, "%s", size_rule);
     if (c.hidden < 1) return gmm__fail(error, GMM_E_CONFIG, "hidden: %lld must be >= 1", (long long)c.hidden);
     if (c.ffn < 1) return gmm__fail(error, GMM_E_CONFIG, "ffn: %lld must be >= 1", (long long)c.ffn);
     if (c.ffn > INT64_MAX / 2)
@@ -77,9 +76,8 @@ GMMDEF gmm_status gmm_mlp_validate(const gmm_mlp_config *config, gmm_error *erro
                 return gmm__fail(error, GMM_E_CONFIG, "%s: %d must be 0 to %d", ranges[i].name, (int)ranges[i].value,
                                  (int)ranges[i].count - 1);
     }
-    if (!gmm__copy_sized(&act, sizeof act, &c.act))
-        return gmm__fail(error, GMM_E_VERSION, "act.struct_size: %u is larger than the %u bytes of version %s",
-                         c.act.struct_size, (unsigned)sizeof act, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&act, sizeof act, &c.act, size_rule)) != GMM_OK)
+        return gmm__fail(error, s, "act.%s", size_rule);
     if (gmm__check_act(&act, c.ffn, "act.", act_rule, sizeof act_rule) != GMM_OK)
         return gmm__fail(error, GMM_E_CONFIG, "%s", act_rule);
     if (act.kind == GMM_ACT_NONE)

@@ -61,12 +61,12 @@ static gmm_status gmm__rt_open_fill(void *self, const char *function, void *dst,
 /* gmm_runtime.run of both rows: calls the work's function on the host, which enqueues the work. */
 static gmm_status gmm__rt_run(void *self, const gmm_work *work, gmm_stream stream) {
     gmm_context *ctx = (gmm_context *)self;
-    const gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
+    gmm_status s = gmm__rt_open(self, "run", stream, work, "work");
     gmm_work w;
+    char rule[96];
     if (s != GMM_OK) return s;
-    if (!gmm__copy_sized(&w, sizeof w, work))
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime.run: work->struct_size %u is larger than the %u "
-                         "bytes of version %s", work->struct_size, (unsigned)sizeof w, GMM_VERSION_STRING);
+    if ((s = gmm__read_sized(&w, sizeof w, work, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_runtime.run: work: %s", rule);
     if (!w.function) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime.run: work->function is NULL");
     return w.function(w.argument, stream);
 }

@@ -20,13 +20,14 @@ static const gmm_runtime gmm__runtimes[] = {
 
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
     gmm_runtime full;
+    gmm_status s;
+    char rule[96];
     uint32_t size;
     if (!ctx) return GMM_E_NULL;
     if (!out) return gmm__fail(&ctx->error, GMM_E_NULL, "gmm_runtime_of: out is NULL");
     size = out->struct_size;
-    if (size > sizeof full)
-        return gmm__fail(&ctx->error, GMM_E_VERSION, "gmm_runtime_of: out: struct_size %u is larger than the %u bytes "
-                         "of version %s", size, (unsigned)sizeof full, GMM_VERSION_STRING);
+    if ((s = gmm__check_size(size, sizeof full, rule)) != GMM_OK)
+        return gmm__fail(&ctx->error, s, "gmm_runtime_of: out: %s", rule);
     full = gmm__runtimes[ctx->config.space];
     full.struct_size = size;
     full.self = ctx;

@@ -65,7 +65,7 @@ static gmm_status gmm__cuda_rt_event_query(void *self, gmm_event event, int32_t 
     if (s != GMM_OK || (s = gmm__rt_open(self, "event_query", NULL, event, "event")) != GMM_OK) return s;
     e = gmm__cuda_enter(self, &current);
     if (e == cudaSuccess) e = cudaEventQuery(event);
-    *done = e == cudaSuccess;
+    if (e == cudaSuccess || e == cudaErrorNotReady) *done = e == cudaSuccess;
     if (e == cudaErrorNotReady) {
         (void)cudaGetLastError(); /* the event is not complete: no error */
         e = cudaSuccess;

@@ -168,6 +168,10 @@ GMMDEF gmm_status gmm_gtp_add_domain(gmm_gtp *gtp, const gmm_gtp_domain *domain,
         if (!gmm__gtp_comm_complete(&d->gather) || !gmm__gtp_comm_complete(&d->reduce))
             return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->%s lacks a function; all but window_add and "
                              "window_remove are needed", fn, gmm__gtp_comm_complete(&d->gather) ? "reduce" : "gather");
+        if (d->gather.processors < 0 || d->reduce.processors < 0)
+            return gmm__fail(&gtp->error, GMM_E_ARG, "%s: %s.processors %d must be >= 0", fn,
+                             d->gather.processors < 0 ? "gather" : "reduce",
+                             d->gather.processors < 0 ? d->gather.processors : d->reduce.processors);
     } else if (desc.reduce)
         return gmm__fail(&gtp->error, GMM_E_NULL, "%s: domain->gather is NULL, reduce is not", fn);
     if (desc.reduction == GMM_GTP_REDUCE_AUTO)

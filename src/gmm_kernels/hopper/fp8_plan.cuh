@@ -47,7 +47,7 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
 
 /* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
    warp. */
-GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+GMM__DEVICE int gmm_fp8_split_unchanged(const gmm_groups *s, const int32_t *ends) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t g;
     int changed = 0;
@@ -61,6 +61,7 @@ GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *end
     __syncwarp();
     return !changed;
 }
+
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;

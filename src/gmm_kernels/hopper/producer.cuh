@@ -1,5 +1,5 @@
-/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store
-   warps of wgrad load and store. */
+/* TMA of the 16-bit products: the boxes of operands that the producer loads, and the boxes of D that the store warps of
+   wgrad load and store. */
 
 /* Where a matrix lies in a map that serves any address (gmm_sm90_map_matrix): bytes from the map's base, and from these
    the last two coordinates. */
@@ -76,8 +76,8 @@ GMM__DEVICE void gmm_sm90_load_operand(const gmm_sm90_operand *o, const CUtensor
     for (b = 0; b < most; b++)
         if (mask >> b & 1) gmm_sm90_load_box(o, map, rows, b, stage);
 }
-/* The same for two stages of small-M mode: what has the same lines follows one another. There loads of weights bound
-   the product, so that the loop is not unrolled. */
+/* The same for two stages at once, in small-M mode: the boxes of the same lines are requested one after the other. The
+   loads of weights bound the product there, so that the loop is not unrolled. */
 GMM__DEVICE void gmm_sm90_load_operand_twice(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows,
                                              const gmm_sm90_load stages[2]) {
     const uint32_t mask = rows == 16 ? o->mask16 : o->mask;

@@ -11704,7 +11704,7 @@ static int gmm__wgmma_plan_fp8(const gmm__call *call, gmm__plan *plan, gmm_gemm_
     plan->kernel_name = k->name;
     if (!gmm__wgmma_check_extents(call, plan) ||
         !gmm__wgmma_plan_grid(call, plan, op, GMM_FP8_BLOCK_ROWS, k->tile_n, 1,
-                              G > k->smem_groups ? gmm_fp8_table_bytes(G) : 0) ||
+                              G > GMM_SM90_SMEM_GROUPS ? gmm_fp8_table_bytes(G) : 0) ||
         !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
         !gmm__wgmma_check_alignment(call, role_b, wgrad ? "x" : "w", plan))
         return 0;
@@ -11738,7 +11738,7 @@ static int gmm__wgmma_plan_tiles(const gmm__call *call, gmm__plan *plan, gmm_gem
     plan->kernel_name = k->name;
     /* but in wgrad, the device may choose tiles of little more than half the height */
     return gmm__wgmma_plan_grid(call, plan, op, (op == gmm_gemm_wgrad ? 16 : 8) * k->m16, k->tile_n, k->ctas_per_sm,
-                                G > k->smem_groups ? gmm_sm90_table_bytes(G) : 0);
+                                G > GMM_SM90_SMEM_GROUPS ? gmm_sm90_table_bytes(G) : 0);
 }
 
 /* Whether operands are MX32 or NV16, which are dequantized to 16 bits before they are multiplied. */
@@ -11869,7 +11869,6 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     const gmm__call *call = plan->call;
     const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int role_b = gmm__cuda_role_b(op);
-    const gmm_fp8_kernel *k = &gmm_fp8_kernels[plan->kernel];
     gmm_fp8_args args;
     cudaError_t e = cudaSuccess;
     memset(&args, 0, sizeof args);
@@ -11881,7 +11880,7 @@ static gmm_status gmm__wgmma_launch_fp8(const gmm__plan *plan, const gmm_sm90_ar
     args.wgrad = op == gmm_gemm_wgrad;
     args.b_columnwise = op == gmm_gemm_dgrad;
     if (call->fused.product_act) gmm__wgmma_fp8_glu_args(call, &args);
-    if (call->groups.count > k->smem_groups) args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
+    if (call->groups.count > GMM_SM90_SMEM_GROUPS) args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     e = gmm__cuda_device_table(plan, &call->mat[role_b], call->mat[role_b].scale_table, call->groups.count,
                                GMM__SCALE_TABLE, &args.b_scale.scale_table, stream);
     if (e == cudaSuccess) e = gmm_launch_fp8(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
@@ -12010,7 +12009,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (fp8) return gmm__wgmma_launch_fp8(plan, &args, stream);
 #endif
-    if (call->groups.count > gmm_sm90_kernels[plan->kernel].smem_groups)
+    if (call->groups.count > GMM_SM90_SMEM_GROUPS)
         args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
     return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
 }

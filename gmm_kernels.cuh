@@ -2525,25 +2525,24 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        m16            most blocks of 16 rows
        stages         of 64 elements along the contraction
        store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
-       smem_groups    groups whose tables fit into shared memory
        b_format       format of B
        ctas           CTAs per multiprocessor
        deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none
        gather         whether gather warps load A, whose rows they gather; else TMA does) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 0) \
-    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2, 0) \
-    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0, 0) \
-    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0, 0) \
-    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0, 0) \
-    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0, 0) \
-    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0, 0) \
-    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0, 0) \
-    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0, 0) \
-    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0, 0) \
-    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0, 0) \
-    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1) \
-    X(short_256x128, 2, 1, 16, 4, 4, 256, plain, 1, 4, 0)
+    X(160x256, 2, 2, 10, 4, 2, plain, 1, 0, 0) \
+    X(256x128, 2, 1, 16, 4, 4, plain, 1, 2, 0) \
+    X(176x128, 1, 2, 11, 5, 4, plain, 1, 0, 0) \
+    X(192x128, 1, 2, 12, 4, 8, plain, 1, 0, 0) \
+    X(128x128, 1, 2, 8, 5, 8, plain, 1, 0, 0) \
+    X(mx8_192x128, 2, 1, 12, 6, 2, mx8, 1, 0, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, mx4, 1, 0, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, nv4, 1, 0, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, mx8, 2, 0, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, mx4, 2, 0, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, nv4, 2, 0, 0) \
+    X(gather_160x256, 2, 2, 10, 4, 2, plain, 1, 0, 1) \
+    X(short_256x128, 2, 1, 16, 4, 4, plain, 1, 4, 0)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows, one per
    gmm_sm90_tile_choice; by_split follows the other two, with the columns of the first tile. gmm_options.tile numbers
@@ -2634,6 +2633,7 @@ enum {
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
+    GMM_SM90_TABLE = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
@@ -2653,10 +2653,10 @@ enum {
 #endif
 
 /* Constants of tiles: the columns of the list, and those that follow from them. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
-    GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
     GMM__SM90(b_format, tag) = GMM__SM90(b_format, b_format_), \
     GMM__SM90(box_width, tag) = GMM__SM90(box_width, b_format_), \
@@ -2666,14 +2666,14 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 /* Warps of a CTA, and registers of its warp groups: two of consumers, one of the other roles, one of gather warps.
    Slots of 8 blocks are those of wgrad's tiles, as the rules of instances below assert, and wgrad's scheduler needs
    more registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
     GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + GMM__SM90(gather_warps, tag)), \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + (1 + (gather_)) * GMM__SM90(other_regs, tag)) <= \
                       65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
@@ -2681,19 +2681,19 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 of its consumer_regs registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!GMM__SM90(b_format, b_format_) || ((consumers_) == 2 && (wgmma_m_) == 1 && (m16_) <= 12), \
                   "tile " #tag ": packed weights need two consumers of 64 columns each; wgmma RS has N up to 192");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \
@@ -2884,7 +2884,7 @@ typedef struct gmm_sm90_ring {
 /* A stage: operands as TMA writes them, in boxes of lines of 128 bytes with 128-byte swizzle (packed codes: lines of 64
    or 32 bytes). `scales`: word i holds the scales of column i; the words behind them keep stages at multiples of 1024
    bytes, which the swizzle needs. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     typedef struct GMM__SM90(stage, tag) { \
         char b[(consumers_) * (wgmma_m_)][GMM__SM90(b_bytes, b_format_)]; /* [64 columns] */ \
         char a[m16_][2048];                                               /* [16 rows] */ \
@@ -2892,17 +2892,17 @@ typedef struct gmm_sm90_ring {
     } GMM__SM90(stage, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     typedef struct GMM__SM90(smem, tag) { \
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
-        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1]; /* group tables of the scheduler */ \
+        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; scales_offset is 0 where a stage has no scales. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(a_offset, tag) = offsetof(GMM__SM90(stage, tag), a), \
     GMM__SM90(scales_offset, tag) = \
         GMM__IF(GMM__SM90_PACKED_##b_format_, offsetof(GMM__SM90(stage, tag), scales) +) 0, \
@@ -2912,34 +2912,31 @@ GMM_SM90_TILE_LIST(GMM__X)
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_smem_end };
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(stage_bytes, tag) % 1024 == 0 && GMM__SM90(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__SM90(smem, tag), slot) % 1024 == 0 && GMM__SM90(slot_bytes, tag) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(offsetof(GMM__SM90(smem, tag), stage_bars) % 8 == 0 && \
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
-                      4 * ((groups_) + 1), \
+                      4 * GMM_SM90_TABLE, \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(GMM__SM90(smem_bytes, tag) <= 233472 / (ctas_) - 1024, \
-                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides"); \
-    static_assert((groups_) <= GMM_SM90_SMEM_GROUPS, \
-                  "tile " #tag ": gmm_sm90_check_split has registers for GMM_SM90_SMEM_GROUPS entries");
+                  "tile " #tag ": a multiprocessor has 228 KiB of shared memory, and each CTA takes 1 KiB besides");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 static_assert(sizeof(gmm_sm90_balance) <= 4 * (GMM_SM90_BALANCE_GROUPS + 1), "the balanced order fits into work_ends");
 static_assert(offsetof(gmm_sm90_smem_160x256, bars) == offsetof(gmm_sm90_smem_256x128, bars) &&
               offsetof(gmm_sm90_smem_160x256, ring) == offsetof(gmm_sm90_smem_256x128, ring) &&
               (int)gmm_sm90_stages_160x256 == (int)gmm_sm90_stages_256x128 &&
-              (int)gmm_sm90_smem_bytes_160x256 == (int)gmm_sm90_smem_bytes_256x128 &&
-              (int)gmm_sm90_smem_groups_160x256 == (int)gmm_sm90_smem_groups_256x128,
+              (int)gmm_sm90_smem_bytes_160x256 == (int)gmm_sm90_smem_bytes_256x128,
               "the two tiles of a kernel have their barriers and their tile ring at the same offsets, and equal sizes");
 /* One wrapper for each wgmma instruction and shape. */
 GMM__DEVICE void gmm_wgmma_fence(void) { asm volatile("wgmma.fence.sync.aligned;" : : : "memory"); }
@@ -4168,8 +4165,8 @@ typedef struct gmm_fp8_glu {
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
-            gather, threads;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, b_format, ctas_per_sm, deferred, gather,
+            threads;
     int32_t tile_choice; /* gmm_sm90_tile_choice */
     const void *function;
     const char *name;
@@ -4182,8 +4179,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
-      GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
+      GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), GMM__SM90(deferred, tile), \
+      GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
       gmm_sm90_tile_##choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
@@ -4466,19 +4463,19 @@ enum { GMM_FP8_IDLE_REGS = 24 }; /* registers of a consumer without rows */
 enum { GMM_FP8_PRODUCER_WARP, GMM_FP8_SCALE_WARP, GMM_FP8_SCHEDULER_WARP, GMM_FP8_STORE_WARP };
 enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
-/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
-   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
-   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
-   the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
-   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot,
+   registers of consumers, registers of the other warps, whether fwd and dgrad predict the first tile of a CTA, whether
+   operands may have a scale per line, whether it is a glu tile). Tags end in _small_m where the first tile is
+   predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is the glu tile, which loses with
+   many tokens anyhow. This is not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of
+   1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
-    X(128x192, 2, 192, 4, 3, 256, 216, 56, 0, 1, 0) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1, 0) \
-    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0, 0) \
-    X(192x128_glu, 3, 128, 4, 2, 256, 152, 56, 1, 0, 1)
+    X(192x128, 3, 128, 4, 2, 152, 56, 0, 1, 0) \
+    X(192x128_small_m, 3, 128, 4, 2, 152, 56, 1, 1, 0) \
+    X(128x192, 2, 192, 4, 3, 216, 56, 0, 1, 0) \
+    X(128x192_small_m, 2, 192, 4, 3, 224, 56, 1, 1, 0) \
+    X(128x128, 2, 128, 4, 4, 216, 72, 0, 0, 0) \
+    X(192x128_glu, 3, 128, 4, 2, 152, 56, 1, 0, 1)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
    of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
@@ -4521,9 +4518,9 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
-    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(store_boxes, tag) = boxes_, \
     GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, GMM__FP8(glu, tag) = glu_, \
     GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = others_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
@@ -4570,7 +4567,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -4578,24 +4575,24 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
         gmm_sm90_slot_barriers slot_bars[GMM_FP8_MAX_CONSUMERS]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
-        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
+        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE], padded_starts[GMM_SM90_TABLE]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -4677,15 +4674,15 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
-                      8 * ((groups_) + 1), \
+                      8 * GMM_SM90_TABLE, \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
                   sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \
@@ -5028,14 +5025,14 @@ GMM__DEVICE void gmm_fp8_empty_tile(const gmm_fp8_args *args, gmm_fp8_tile *f) {
    consumers read it until they have stored tile n. By then they may have released all stages of tile n + 1, so that the
    producer has begun tile n + 2 + stages at most. The scheduler overwrites the entry when the producer has begun tile
    n + GMM_SM90_TILE_RING / 2. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert((stages_) + 3 <= GMM_SM90_TILE_RING / 2, "tile " #tag ": the ring is too short for its stages"); \
     static_assert(128 * ((consumers_) * (consumer_regs_) + (others_)) <= 65536 && (consumer_regs_) % 8 == 0 && \
                   (others_) % 8 == 0, "tile " #tag ": a multiprocessor has 65536 registers"); \
     static_assert((consumers_) * (boxes_) <= 32, "tile " #tag ": a lane of the store warp stores one box");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(!(glu_) || ((tile_n_) == 128 && (boxes_) == 2 && !(lines_)), \
                   "tile " #tag ": a glu tile has the columns of a 1x128 scale, and the gate fills a store slot");
 GMM_FP8_TILE_LIST(GMM__X)
@@ -5186,7 +5183,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_groups, predicts_first_tile, glu;
+    int32_t scaling, consumers, tile_n, predicts_first_tile, glu;
     int32_t tile_choice;         /* gmm_sm90_tile_choice */
     int32_t threads, smem_bytes; /* of the launch */
     const void *function;
@@ -5200,7 +5197,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, first, tile_choice, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
+      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
       gmm_sm90_tile_##tile_choice, GMM__FP8(threads, first), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
       (const void *)kernel, #kernel },
@@ -12415,7 +12412,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                                       (int32_t)gmm_cluster_nctarank(), stats);
     s->cluster_along_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
-        !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+        !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM_SM90_SMEM_GROUPS,
                                gmm_sm90_d_stages(&args.p), (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
         gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
     s->g = 0;
@@ -13020,7 +13017,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                                       (int32_t)gmm_cluster_nctarank(), stats);
     s->k_grouped = args->wgrad;
     if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
-        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM_SM90_SMEM_GROUPS,
                                2 * gmm_sm90_d_stages(&args->p), (gmm_sm90_balance *)(void *)smem->work_ends,
                                smem->ends))
         gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());

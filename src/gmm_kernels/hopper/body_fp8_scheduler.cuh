@@ -37,7 +37,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_)(const gmm_fp8_args *args, GMM__S
                                       (int32_t)gmm_cluster_nctarank(), stats);
     s->k_grouped = args->wgrad;
     if (GMM__CFG(predicts_first_tile) || !args->wgrad ||
-        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+        !gmm_sm90_plan_balance(s, stats, args->tables ? 0 : (int32_t)GMM_SM90_SMEM_GROUPS,
                                2 * gmm_sm90_d_stages(&args->p), (gmm_sm90_balance *)(void *)smem->work_ends,
                                smem->ends))
         gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());

@@ -26,7 +26,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_plan_split_)(const GMM__ARGS &args, GMM__SME
                                       (int32_t)gmm_cluster_nctarank(), stats);
     s->cluster_along_n = GMM__CFG_OF(smem->ring.second_tile, tile_n) == 128;
     if (!GMM__K_GROUPED ||
-        !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM__CFG(smem_groups),
+        !gmm_sm90_plan_balance(s, stats, args.tables ? 0 : (int32_t)GMM_SM90_SMEM_GROUPS,
                                gmm_sm90_d_stages(&args.p), (gmm_sm90_balance *)(void *)smem->work_ends, smem->ends))
         gmm_sm90_count_work(s, (int32_t)gmm_cluster_nctarank());
     s->g = 0;

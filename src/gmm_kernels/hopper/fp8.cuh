@@ -83,19 +83,19 @@ enum { GMM_FP8_IDLE_REGS = 24 }; /* registers of a consumer without rows */
 enum { GMM_FP8_PRODUCER_WARP, GMM_FP8_SCALE_WARP, GMM_FP8_SCHEDULER_WARP, GMM_FP8_STORE_WARP };
 enum { GMM_FP8_SCALE_BLOCK_BYTES = 128 }; /* bytes of the scales of 8 columns of D in 1d1d, a line of 16 bytes each */
 
-/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot, groups
-   whose tables fit into shared memory, registers of consumers, registers of the other warps, whether fwd and dgrad
-   predict the first tile of a CTA, whether operands may have a scale per line, whether it is a glu tile). Tags end in
-   _small_m where the first tile is predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is
-   the glu tile, which loses with many tokens anyhow. This is not the small-M mode of the 16-bit products. The store
-   slots of 128x128, the tile of 1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
+/* Tiles, rows x columns of D: X(tag, consumers, columns, stages, boxes of 64 rows x 128 bytes in a store slot,
+   registers of consumers, registers of the other warps, whether fwd and dgrad predict the first tile of a CTA, whether
+   operands may have a scale per line, whether it is a glu tile). Tags end in _small_m where the first tile is
+   predicted, which is for few tokens: with many, 192x128 loses up to 4% by it. So is the glu tile, which loses with
+   many tokens anyhow. This is not the small-M mode of the 16-bit products. The store slots of 128x128, the tile of
+   1d1d, hold a whole fp32 tile. 128x192 leaves registers for an idle consumer. */
 #define GMM_FP8_TILE_LIST(X) \
-    X(192x128, 3, 128, 4, 2, 256, 152, 56, 0, 1, 0) \
-    X(192x128_small_m, 3, 128, 4, 2, 256, 152, 56, 1, 1, 0) \
-    X(128x192, 2, 192, 4, 3, 256, 216, 56, 0, 1, 0) \
-    X(128x192_small_m, 2, 192, 4, 3, 256, 224, 56, 1, 1, 0) \
-    X(128x128, 2, 128, 4, 4, 256, 216, 72, 0, 0, 0) \
-    X(192x128_glu, 3, 128, 4, 2, 256, 152, 56, 1, 0, 1)
+    X(192x128, 3, 128, 4, 2, 152, 56, 0, 1, 0) \
+    X(192x128_small_m, 3, 128, 4, 2, 152, 56, 1, 1, 0) \
+    X(128x192, 2, 192, 4, 3, 216, 56, 0, 1, 0) \
+    X(128x192_small_m, 2, 192, 4, 3, 224, 56, 1, 1, 0) \
+    X(128x128, 2, 128, 4, 4, 216, 72, 0, 0, 0) \
+    X(192x128_glu, 3, 128, 4, 2, 152, 56, 1, 0, 1)
 
 /* Scaling of partial sums: X(tag, value, bytes of column scales of a stage per tile, per column of the tile, arrivals
    of the scale loader at a full barrier). GMM__FP8_HAS_STAGE_SCALES_<tag>: whether stages can have scales. */
@@ -138,9 +138,9 @@ enum { GMM_FP8_FAST, GMM_FP8_1D2D, GMM_FP8_1D1D };
 
 #define GMM__FP8(name, tag) GMM__CAT(gmm_fp8_##name##_, tag) /* a constant or type of a tile or of a scaling */
 #define GMM__FP8_INSTANCE(name, tag, scaling, tile) gmm_fp8_##name##_##tag##_##scaling##_##tile
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(consumers, tag) = consumers_, GMM__FP8(tile_n, tag) = tile_n_, GMM__FP8(stages, tag) = stages_, \
-    GMM__FP8(store_boxes, tag) = boxes_, GMM__FP8(smem_groups, tag) = groups_, \
+    GMM__FP8(store_boxes, tag) = boxes_, \
     GMM__FP8(predicts_first_tile, tag) = predicts_, GMM__FP8(lines, tag) = lines_, GMM__FP8(glu, tag) = glu_, \
     GMM__FP8(consumer_regs, tag) = consumer_regs_, GMM__FP8(other_regs, tag) = others_, \
     GMM__FP8(threads, tag) = 128 * (consumers_) + 128,
@@ -187,7 +187,7 @@ typedef struct gmm_fp8_prediction {
 
 /* Shared memory: one struct per scaling and tile, made from the columns of the lists. A stage holds operands as TMA
    writes them, in boxes of lines of 128 bytes with 128-byte swizzle. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(stage, tag) { \
         char b[(tile_n_) / 64][GMM_SM90_BOX_BYTES]; /* [64 columns] */ \
         char a[consumers_][GMM_SM90_BOX_BYTES];     /* [64 rows] */ \
@@ -195,24 +195,24 @@ typedef struct gmm_fp8_prediction {
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Scales per line, of a consumer's rows and of the tile's columns; 1 if absent. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(line_scales, tag) { \
         float row[(lines_) ? GMM_FP8_BLOCK_ROWS : 4], col[(lines_) ? (tile_n_) : 4]; \
     } GMM__FP8(line_scales, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     typedef struct GMM__FP8(tile_smem, tag) { \
         GMM__FP8(stage, tag) stage[stages_]; char slot[consumers_][boxes_][GMM_SM90_BOX_BYTES]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
         gmm_sm90_slot_barriers slot_bars[GMM_FP8_MAX_CONSUMERS]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
-        int32_t ends[(groups_) + 1], work_ends[(groups_) + 1], padded_starts[(groups_) + 1]; \
+        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE], padded_starts[GMM_SM90_TABLE]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Sizes and offsets in bytes; prediction_offset is 0 where a tile has none. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     GMM__FP8(a_offset, tag) = offsetof(GMM__FP8(stage, tag), a), \
     GMM__FP8(stage_bytes, tag) = sizeof(GMM__FP8(stage, tag)), \
     GMM__FP8(slot_bytes, tag) = (boxes_) * GMM_SM90_BOX_BYTES, \
@@ -294,15 +294,15 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 GMM_FP8_KERNEL_LIST(GMM__X)
 #undef GMM__X
 /* What addresses and TMA assume of the layout. */
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(GMM__FP8(stage_bytes, tag) % 1024 == 0 && GMM__FP8(a_offset, tag) % 1024 == 0 && \
                   offsetof(GMM__FP8(tile_smem, tag), slot) % 1024 == 0, \
                   "tile " #tag ": operands and slots begin at multiples of 1024 bytes, 8 lines of the swizzle");
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, groups_, consumer_regs_, others_, predicts_, lines_, glu_) \
+#define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
-                      8 * ((groups_) + 1), \
+                      8 * GMM_SM90_TABLE, \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
                   sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \

@@ -98,7 +98,7 @@ GMM__DEVICE void gmm_fp8_store_tiles(const gmm_fp8_args *args, const int boxes, 
 
 typedef struct gmm_fp8_kernel {
     gmm_dtype dtype;
-    int32_t scaling, consumers, tile_n, smem_groups, predicts_first_tile, glu;
+    int32_t scaling, consumers, tile_n, predicts_first_tile, glu;
     int32_t tile_choice;         /* gmm_sm90_tile_choice */
     int32_t threads, smem_bytes; /* of the launch */
     const void *function;
@@ -112,7 +112,7 @@ GMM_FP8_KERNEL_LIST(GMM__X)
 static const gmm_fp8_kernel gmm_fp8_kernels[] = {
 #define GMM__X(dtype, tag, scaling_, tile, first, tile_choice, kernel) \
     { dtype, GMM__FP8(scaling, scaling_), GMM__FP8(consumers, tile), GMM__FP8(tile_n, tile), \
-      GMM__FP8(smem_groups, tile), GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
+      GMM__FP8(predicts_first_tile, tile), GMM__FP8(glu, tile), \
       gmm_sm90_tile_##tile_choice, GMM__FP8(threads, first), \
       (int32_t)sizeof(GMM__FP8_INSTANCE(smem, tag, scaling_, first)), \
       (const void *)kernel, #kernel },

@@ -4,8 +4,8 @@
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
     gmm_dtype dtype;
-    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, smem_groups, b_format, ctas_per_sm, deferred,
-            gather, threads;
+    int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, b_format, ctas_per_sm, deferred, gather,
+            threads;
     int32_t tile_choice; /* gmm_sm90_tile_choice */
     const void *function;
     const char *name;
@@ -18,8 +18,8 @@ static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
     { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
-      GMM__SM90(smem_groups, tile), GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), \
-      GMM__SM90(deferred, tile), GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
+      GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), GMM__SM90(deferred, tile), \
+      GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
       gmm_sm90_tile_##choice, (const void *)kernel, #kernel },
     GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

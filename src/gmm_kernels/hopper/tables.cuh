@@ -161,25 +161,24 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
        m16            most blocks of 16 rows
        stages         of 64 elements along the contraction
        store_blocks   blocks of 16 rows x 64 columns of 16 bits in a store slot
-       smem_groups    groups whose tables fit into shared memory
        b_format       format of B
        ctas           CTAs per multiprocessor
        deferred       blocks of 16 rows that a deferred store writes per stage of the next tile; 0: there is none
        gather         whether gather warps load A, whose rows they gather; else TMA does) */
 #define GMM_SM90_TILE_LIST(X) \
-    X(160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 0) \
-    X(256x128, 2, 1, 16, 4, 4, 256, plain, 1, 2, 0) \
-    X(176x128, 1, 2, 11, 5, 4, 256, plain, 1, 0, 0) \
-    X(192x128, 1, 2, 12, 4, 8, 256, plain, 1, 0, 0) \
-    X(128x128, 1, 2, 8, 5, 8, 256, plain, 1, 0, 0) \
-    X(mx8_192x128, 2, 1, 12, 6, 2, 256, mx8, 1, 0, 0) \
-    X(mx4_192x128, 2, 1, 12, 7, 2, 256, mx4, 1, 0, 0) \
-    X(nv4_192x128, 2, 1, 12, 7, 2, 256, nv4, 1, 0, 0) \
-    X(mx8_48x128, 2, 1, 3, 6, 2, 256, mx8, 2, 0, 0) \
-    X(mx4_64x128, 2, 1, 4, 7, 2, 256, mx4, 2, 0, 0) \
-    X(nv4_64x128, 2, 1, 4, 7, 2, 256, nv4, 2, 0, 0) \
-    X(gather_160x256, 2, 2, 10, 4, 2, 256, plain, 1, 0, 1) \
-    X(short_256x128, 2, 1, 16, 4, 4, 256, plain, 1, 4, 0)
+    X(160x256, 2, 2, 10, 4, 2, plain, 1, 0, 0) \
+    X(256x128, 2, 1, 16, 4, 4, plain, 1, 2, 0) \
+    X(176x128, 1, 2, 11, 5, 4, plain, 1, 0, 0) \
+    X(192x128, 1, 2, 12, 4, 8, plain, 1, 0, 0) \
+    X(128x128, 1, 2, 8, 5, 8, plain, 1, 0, 0) \
+    X(mx8_192x128, 2, 1, 12, 6, 2, mx8, 1, 0, 0) \
+    X(mx4_192x128, 2, 1, 12, 7, 2, mx4, 1, 0, 0) \
+    X(nv4_192x128, 2, 1, 12, 7, 2, nv4, 1, 0, 0) \
+    X(mx8_48x128, 2, 1, 3, 6, 2, mx8, 2, 0, 0) \
+    X(mx4_64x128, 2, 1, 4, 7, 2, mx4, 2, 0, 0) \
+    X(nv4_64x128, 2, 1, 4, 7, 2, nv4, 2, 0, 0) \
+    X(gather_160x256, 2, 2, 10, 4, 2, plain, 1, 0, 1) \
+    X(short_256x128, 2, 1, 16, 4, 4, plain, 1, 4, 0)
 
 /* Instances: X(op, dtype, precision, tile, tile choice, kernel). A kernel with two tiles stands in three rows, one per
    gmm_sm90_tile_choice; by_split follows the other two, with the columns of the first tile. gmm_options.tile numbers
@@ -270,6 +269,7 @@ enum {
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
+    GMM_SM90_TABLE = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
@@ -289,10 +289,10 @@ enum {
 #endif
 
 /* Constants of tiles: the columns of the list, and those that follow from them. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(consumers, tag) = consumers_, GMM__SM90(wgmma_m, tag) = wgmma_m_, GMM__SM90(m16, tag) = m16_, \
     GMM__SM90(stages, tag) = stages_, GMM__SM90(store_blocks, tag) = store_blocks_, \
-    GMM__SM90(smem_groups, tag) = groups_, GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
+    GMM__SM90(tile_n, tag) = (consumers_) * (wgmma_m_) * 64, \
     GMM__SM90(ctas_per_sm, tag) = ctas_, GMM__SM90(deferred, tag) = deferred_, GMM__SM90(gather, tag) = gather_, \
     GMM__SM90(b_format, tag) = GMM__SM90(b_format, b_format_), \
     GMM__SM90(box_width, tag) = GMM__SM90(box_width, b_format_), \
@@ -302,14 +302,14 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_tiles_end };
 /* Warps of a CTA, and registers of its warp groups: two of consumers, one of the other roles, one of gather warps.
    Slots of 8 blocks are those of wgrad's tiles, as the rules of instances below assert, and wgrad's scheduler needs
    more registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     GMM__SM90(gather_warps, tag) = (gather_) ? GMM_SM90_GATHER_WARPS : 0, \
     GMM__SM90(threads, tag) = 32 * (GMM_SM90_WARPS + GMM__SM90(gather_warps, tag)), \
     GMM__SM90(consumer_regs, tag) = (ctas_) != 1 ? 96 : (gather_) ? 216 : (store_blocks_) == 8 ? 224 : 232, \
     GMM__SM90(other_regs, tag) = (ctas_) != 1 ? 48 : (store_blocks_) == 8 ? 56 : 40,
 enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(128 * (2 * GMM__SM90(consumer_regs, tag) + (1 + (gather_)) * GMM__SM90(other_regs, tag)) <= \
                       65536 / (ctas_) && \
                   GMM__SM90(consumer_regs, tag) % 8 == 0 && GMM__SM90(other_regs, tag) % 8 == 0, \
@@ -317,19 +317,19 @@ enum { GMM_SM90_TILE_LIST(GMM__X) gmm_sm90_regs_end };
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
 /* Rules of tiles. Accumulators of a thread are wgmma_m x 8 x m16 of its consumer_regs registers. */
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert((m16_) <= 16 && (wgmma_m_) * 8 * (m16_) <= 192, \
                   "tile " #tag ": at most 16 blocks of 16 rows, and at most 192 accumulators per thread"); \
     static_assert((store_blocks_) % (wgmma_m_) == 0 && (store_blocks_) % 2 == 0, \
                   "tile " #tag ": a store slot holds whole blocks of a warp group, two at least");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!GMM__SM90(b_format, b_format_) || ((consumers_) == 2 && (wgmma_m_) == 1 && (m16_) <= 12), \
                   "tile " #tag ": packed weights need two consumers of 64 columns each; wgmma RS has N up to 192");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
-#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, groups_, b_format_, ctas_, deferred_, gather_) \
+#define GMM__X(tag, consumers_, wgmma_m_, m16_, stages_, store_blocks_, b_format_, ctas_, deferred_, gather_) \
     static_assert(!(deferred_) || ((consumers_) == 2 && (wgmma_m_) == 1), \
                   "tile " #tag ": a deferred store needs two consumers with one block of 64 columns each"); \
     static_assert((m16_) % ((deferred_) ? (deferred_) : 1) == 0 && \

@@ -1767,7 +1767,7 @@ typedef enum gmm_ckpt_extra {
               any key has all linears.
    GLU        The GLU layout is that of the scheme, the stated one, or the one recorded in the file's metadata; where
               several are known they must agree. It may be unknown only where gate and up rows stay together and in
-              place. */
+              place, and the target's scheme defines no layout. */
 typedef struct gmm_ckpt_source {
     uint32_t struct_size;
     int32_t part_count;            /* >= 1; bytes that several parts contain are read from the first */
@@ -16467,11 +16467,11 @@ static gmm_status gmm__ck_glu_blocks(gmm__ck_builder *b, const gmm_ckpt_linear *
         return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, key, "gate and up rows: blocks of %d", known.block);
     memset(&probe, 0, sizeof probe);
     probe.linear = x;
-    if (!known.known && (*dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||
+    if (!known.known && (t->scheme->glu_known || *dst_block || b->parts[0].rank.etp_size > 1 || t->rank.etp_size > 1 ||
                          !gmm__ck_target_row(b, &probe, GMM_CKPT_BOTH, 0, 0, NULL)))
-        return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, key, "gate and up rows of layer %lld would move, but nothing "
-                              "says whether the source has them as halves or in blocks: state it",
-                              (long long)l->layer);
+        return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, key, "gate and up rows of layer %lld %s, but nothing says "
+                              "whether the source has them as halves or in blocks: state it", (long long)l->layer,
+                              t->scheme->glu_known ? "have an order in the target's scheme" : "would move");
     *src_block = known.block;
     return GMM_OK;
 }

@@ -1179,6 +1179,12 @@ static void glu_stated(int contradicts) {
         c.target.rank.etp_size = 1;
         c.target.scheme = gmm_ckpt_scheme_of("mixtral"); /* so do separate gate and up tensors */
         plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "layer 0");
+        c.target.scheme = gmm_ckpt_scheme_of("fused"); /* and a scheme that defines it, though no row would move */
+        plan_refused(&c, &l, 1, GMM_CKPT_GLU_UNKNOWN, "order in the target's scheme");
+        c.source.stated.known = 1;
+        m = plan_ok(&c, &l, 1);
+        gmm_ckpt_plan_destroy(m.plan);
+        c.source.stated.known = 0;
         c.target.scheme = c.source.scheme;
         m = plan_ok(&c, &l, 1); /* rows that are not moved need no layout */
         gmm_ckpt_plan_destroy(m.plan);

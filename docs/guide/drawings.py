@@ -268,9 +268,31 @@ def vendoring():
     return p
 
 
+def checkpoints():
+    p = Picture(860, 320)
+    p.text(20, 28, "One key per expert becomes one tensor of all experts", 15, kind="bold")
+    p.text(20, 56, "source: keys of Mixtral", 13)
+    p.text(335, 56, "plan: one move per key", 13)
+    p.text(560, 56, "targets: keys of Megatron-LM", 13)
+    p.text(560, 82, "experts.linear_fc1.weight", 13, kind="code")
+    p.text(560, 202, "experts.linear_fc2.weight", 13, kind="code")
+    for i in range(6):
+        expert, name = i // 3, ("w1", "w2", "w3")[i % 3]
+        y = 68 + 36 * i
+        color = ("blue", "orange")[expert]
+        p.rect(20, y, 230, 30, color, "experts.%d.%s.weight" % (expert, name), 13, "code")
+        row = {"w1": 2 * expert, "w3": 2 * expert + 1, "w2": 4 + expert}[name]
+        at = 90 + 24 * row if row < 4 else 210 + 24 * (row - 4)
+        what = {"w1": "gate", "w3": "up", "w2": "down"}[name]
+        p.rect(560, at, 280, 24, color, "expert %d: %s" % (expert, what), 13)
+        p.arrow(252, y + 15, 350, y + 15, 460, at + 12, 558, at + 12)
+    p.text(20, 306, "The plan is made from names, shapes and dtypes. Only applying it reads data.", 13)
+    return p
+
+
 DRAWINGS = {"README": layer, "groups": groups, "mlp": mlp, "main_grad": main_grad, "parallelism": parallelism,
             "recipes": recipes, "cuda_graphs": cuda_graphs, "troubleshooting": troubleshooting, "bench": bench,
-            "vendoring": vendoring}
+            "vendoring": vendoring, "checkpoints": checkpoints}
 
 
 def main():

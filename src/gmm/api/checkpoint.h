@@ -285,7 +285,7 @@ typedef enum gmm_ckpt_extra {
               any key has all linears.
    GLU        The GLU layout is that of the scheme, the stated one, or the one recorded in the file's metadata; where
               several are known they must agree. It may be unknown only where gate and up rows stay together and in
-              place. */
+              place, and the target's scheme defines no layout. */
 typedef struct gmm_ckpt_source {
     uint32_t struct_size;
     int32_t part_count;            /* >= 1; bytes that several parts contain are read from the first */

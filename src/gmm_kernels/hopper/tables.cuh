@@ -71,8 +71,8 @@
 
    Deferred store (256x128): the accumulators of a finished tile are packed to 16 bits and stay in registers; a few rows
    are stored in every stage of the next tile, which hides the store without a slot for a whole tile: 32 rows, so that
-   256 rows need 8 stages; short_256x128 stores 64 and is for contractions of fewer stages. The last tile of a CTA, which
-   no stage follows, goes to the stages' memory at once, and from there to D (gmm_sm90_store_last_).
+   256 rows need 8 stages; short_256x128 stores 64 and is for contractions of fewer stages. The last tile of a CTA,
+   which no stage follows, is stored at once, through the memory of the stages (gmm_sm90_store_last_).
 
    Small-M mode: where groups are so small that the loads of weights bound forward, the producer requests two
    stages at a time (GMM__SMALL_M).

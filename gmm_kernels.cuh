@@ -2211,7 +2211,7 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* a / b, where neither is negative: an unsigned division takes fewer instructions. */
+/* a / b for a >= 0 and b > 0: an unsigned division takes fewer instructions. */
 GMM__HD int32_t gmm_sm90_divide(int32_t a, int32_t b) { return (int32_t)((uint32_t)a / (uint32_t)b); }
 
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift
@@ -11840,8 +11840,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     store->part++;
 }
 
-/* Stores the CTA's last tile, which is pending in the registers `words`, at once and by TMA. No stage follows, so that
-   the warp group's columns of B serve as slots, 64 rows of D in each stage. base: of shared memory. */
+/* Stores the CTA's last tile at once, where TMA may store D (args->d_by_tma). All of it is pending in the registers
+   `words`. No stage follows in either CTA of the cluster, and no other warp group reads this one's columns of B, which
+   therefore serve as slots: 64 rows of D in each stage. base: of shared memory. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, uint32_t base,
                                                  const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_tile *const t = store->tile;

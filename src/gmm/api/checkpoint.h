@@ -50,8 +50,8 @@ typedef enum gmm_ckpt_reason {
 /* Lower-case name of a reason, "?" if unknown. Pure. */
 GMMDEF const char *gmm_ckpt_reason_name(gmm_ckpt_reason reason);
 
-/* The result of a call that takes a report; filled on success and on failure. Calls that take a gmm_error write nothing
-   else of a report whose `error` they are given. */
+/* The result of a call that takes a report; filled on success and on failure. A call that takes a gmm_error writes only
+   the `error` of a report. */
 typedef struct gmm_ckpt_report {
     gmm_error error;        /* status and sentence */
     gmm_ckpt_reason reason;
@@ -270,8 +270,8 @@ typedef struct gmm_ckpt_glu {
 /* What to do with extra keys, which no linear uses; scales of weights that are not quantized are extra too. */
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
-    GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes; so do shared experts that the
-                                source's scheme does not have */
+    GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes, among them shared experts that
+                                the source's scheme does not have */
     GMM_CKPT_EXTRA_DROP = 2,
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
@@ -339,11 +339,12 @@ typedef struct gmm_ckpt_plan gmm_ckpt_plan;
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
    Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
                it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
-   Parts       All parts that are given are read. Whether a rank's part is missing says gmm_ckpt_plan_create alone
+   Parts       All parts that are given are read. Only gmm_ckpt_plan_create detects that a rank's part is missing
                (missing_index).
    *linears [*count] is allocated from the allocator, and freed by gmm_ckpt_linears_release. Linears are in the order of
-   layers, then of slots. Without a linear, and after a failure, *linears is NULL and *count 0, unless an argument is
-   NULL. The patterns of the scheme `module` have no layers, so that none of its linears are found.
+   layers, then of slots. If there is no linear, and after a failure, *linears is NULL and *count 0; if source, linears
+   or count is NULL, nothing is written. The patterns of the scheme `module` have no layers, so that none of its linears
+   are found.
    Errors (reason): as gmm_ckpt_plan_create. */
 GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, gmm_ckpt_linear **linears,
                                 int64_t *count, const gmm_allocator *allocator, gmm_ckpt_report *report);

@@ -92,7 +92,7 @@ typedef struct gmm_build {
 } gmm_build;
 
 /* Describes the build of the implementation, and what the context runs on.  Stream, graph: none.
-   Errors: GMM_E_NULL, GMM_E_VERSION. */
+   Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_build_of(gmm_context *ctx, gmm_build *build);
 
 /* Warning `i`, counted from 0, about a build that is slower than its machine allows, with the compiler options that

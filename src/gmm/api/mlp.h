@@ -56,7 +56,8 @@ typedef struct gmm_mlp_config {
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
-   Errors: GMM_E_CONFIG, and error->text begins with the field's name; GMM_E_NULL; GMM_E_VERSION. The rules:
+   Errors: GMM_E_CONFIG, and error->text begins with the field's name; GMM_E_NULL; GMM_E_VERSION, GMM_E_ARG
+       (struct_size). The rules:
        hidden, ffn >= 1, and 2 ffn fits 64 bits; hidden_out, topk, etp_size >= 0; enumerations in range; switches 0 or 1
        act.kind: any but GMM_ACT_NONE, the value in a zeroed act
        act: as gmm_act_fwd (interleave >= 0, a divisor of ffn, gated only; limit 0 or finite > 0; offset finite, gated

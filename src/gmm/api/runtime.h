@@ -70,6 +70,6 @@ typedef struct gmm_runtime {
 } gmm_runtime;
 
 /* The runtime of a context's memory space. out->struct_size 0 means the size in this header.
-   Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION. */
+   Stream, graph: no effect on either. Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out);
 

@@ -111,8 +111,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     store->part++;
 }
 
-/* Stores the CTA's last tile, which is pending in the registers `words`, at once and by TMA. No stage follows, so that
-   the warp group's columns of B serve as slots, 64 rows of D in each stage. base: of shared memory. */
+/* Stores the CTA's last tile at once, where TMA may store D (args->d_by_tma). All of it is pending in the registers
+   `words`. No stage follows in either CTA of the cluster, and no other warp group reads this one's columns of B, which
+   therefore serve as slots: 64 rows of D in each stage. base: of shared memory. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, uint32_t base,
                                                  const uint32_t words[GMM__DEFERRED_WORDS]) {
     const gmm_sm90_tile *const t = store->tile;

@@ -94,7 +94,7 @@ typedef struct gmm_sm90_cta {
     int32_t cluster_size, cta_rank;
 } gmm_sm90_cta;
 
-/* a / b, where neither is negative: an unsigned division takes fewer instructions. */
+/* a / b for a >= 0 and b > 0: an unsigned division takes fewer instructions. */
 GMM__HD int32_t gmm_sm90_divide(int32_t a, int32_t b) { return (int32_t)((uint32_t)a / (uint32_t)b); }
 
 /* The cluster tile that a cluster takes as its `index`-th, counted from 0. stride: clusters of the grid. A shift

@@ -1936,7 +1936,7 @@ typedef struct gmm_ckpt_cost {
 
 enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
 
-/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
 
 /* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes, those of `write` within the
@@ -18533,13 +18533,13 @@ GMMDEF gmm_status gmm_ckpt_plan_of_moves(gmm_ckpt_plan **out, const gmm_ckpt_par
 }
 
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error) {
+    gmm_status s;
+    char rule[96];
     uint32_t size;
     if (!plan || !cost) return gmm__fail(error, GMM_E_NULL, "gmm_ckpt_cost_of: %s is NULL", plan ? "cost" : "plan");
     size = cost->struct_size;
-    if (size > sizeof *cost || (size && size < 2 * sizeof size))
-        return gmm__fail(error, GMM_E_VERSION,
-                         "gmm_ckpt_cost_of: cost: struct_size %u is not one of a version up to %s", size,
-                         GMM_VERSION_STRING);
+    if ((s = gmm__check_size(size, sizeof *cost, rule)) != GMM_OK)
+        return gmm__fail(error, s, "gmm_ckpt_cost_of: cost: %s", rule);
     memcpy(cost, &plan->cost, size ? size : sizeof *cost);
     cost->struct_size = size;
     return GMM_OK;

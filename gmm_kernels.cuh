@@ -2634,7 +2634,7 @@ enum {
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
-    GMM_SM90_TABLE = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
+    GMM_SM90_TABLE_LENGTH = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,
@@ -2898,7 +2898,7 @@ GMM_SM90_TILE_LIST(GMM__X)
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
-        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE]; /* group tables of the scheduler */ \
+        int32_t ends[GMM_SM90_TABLE_LENGTH], work_ends[GMM_SM90_TABLE_LENGTH]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -2924,7 +2924,7 @@ GMM_SM90_TILE_LIST(GMM__X)
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
-                      4 * GMM_SM90_TABLE, \
+                      4 * GMM_SM90_TABLE_LENGTH, \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -4588,7 +4588,7 @@ GMM_FP8_TILE_LIST(GMM__X)
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
         gmm_sm90_slot_barriers slot_bars[GMM_FP8_MAX_CONSUMERS]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
-        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE], padded_starts[GMM_SM90_TABLE]; \
+        int32_t ends[GMM_SM90_TABLE_LENGTH], work_ends[GMM_SM90_TABLE_LENGTH], padded_starts[GMM_SM90_TABLE_LENGTH]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -4683,7 +4683,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
-                      8 * GMM_SM90_TABLE, \
+                      8 * GMM_SM90_TABLE_LENGTH, \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
                   sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \

@@ -1576,6 +1576,10 @@ static void stored_keys(int singleton) {
     s.singleton = singleton;
     T_OK_TEXT(gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text);
     MUST(p.expert == 29 && p.experts == 32 && p.axis == 0);
+    s.struct_size = 7;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_stored_key(&s, key, sizeof key, &p, &error), error.text, "stored: struct_size 7",
+                   NULL);
+    s.struct_size = 0;
     if (!singleton) {
         T_CHECK(!strcmp(key, "decoder.layers.mlp.experts.experts.linear_fc1.weight"), "%s", key);
         MUST(p.fragment == 1 && p.fragments == 4);
@@ -1735,6 +1739,10 @@ static void views(int arg) { /* views: nothing is read or written, target addres
         MUST(n == 2 && moves[e].dst == e && moves[e].src_at == 12 * e && moves[e].count[0] == 12);
         MUST((const char *)data + x.offset + moves[e].src_at * 2 == (const char *)&data[4 + 12 * e]);
     }
+    run.struct_size = cost.struct_size = 4;
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text, "run: struct_size 4", NULL);
+    T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_cost_of(m.plan, &cost, &error), error.text, "cost: struct_size 4", NULL);
+    run.struct_size = cost.struct_size = 0;
     T_OK_TEXT(gmm_ckpt_apply(m.plan, &run, &cursor, &error), error.text); /* no memory, no callbacks needed */
     MUST(cursor == 2);
     gmm_ckpt_plan_destroy(m.plan);

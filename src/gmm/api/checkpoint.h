@@ -453,7 +453,7 @@ typedef struct gmm_ckpt_cost {
 
 enum { GMM_CKPT_SCRATCH = 64 << 20 }; /* recommended gmm_ckpt_run.scratch_bytes */
 
-/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The cost of applying all moves. Pure.  Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_ckpt_cost_of(const gmm_ckpt_plan *plan, gmm_ckpt_cost *cost, gmm_error *error);
 
 /* Callbacks return 0, or anything else to fail the call with GMM_E_IO. Offsets are bytes, those of `write` within the

@@ -207,7 +207,7 @@ GMM_FP8_TILE_LIST(GMM__X)
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_fp8_barriers bars; \
         gmm_sm90_slot_barriers slot_bars[GMM_FP8_MAX_CONSUMERS]; GMM__IF(predicts_, gmm_fp8_prediction prediction;) \
         gmm_fp8_tile ring[GMM_SM90_TILE_RING]; \
-        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE], padded_starts[GMM_SM90_TABLE]; \
+        int32_t ends[GMM_SM90_TABLE_LENGTH], work_ends[GMM_SM90_TABLE_LENGTH], padded_starts[GMM_SM90_TABLE_LENGTH]; \
         alignas(16) GMM__FP8(line_scales, tag) line_scales[consumers_]; } GMM__FP8(tile_smem, tag);
 GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -302,7 +302,7 @@ GMM_FP8_TILE_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(tag, consumers_, tile_n_, stages_, boxes_, consumer_regs_, others_, predicts_, lines_, glu_) \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), padded_starts) - offsetof(GMM__FP8(tile_smem, tag), ends) == \
-                      8 * GMM_SM90_TABLE, \
+                      8 * GMM_SM90_TABLE_LENGTH, \
                   "tile " #tag ": the tables follow one another as in the workspace"); \
     static_assert(offsetof(GMM__FP8(tile_smem, tag), line_scales) % 16 == 0 && \
                   sizeof(GMM__FP8(tile_smem, tag)) % 16 == 0, \

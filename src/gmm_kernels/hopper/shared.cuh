@@ -31,7 +31,7 @@ GMM_SM90_TILE_LIST(GMM__X)
         GMM__SM90(stage, tag) stage[stages_]; \
         char slot[GMM_SM90_STORE_SLOTS][(store_blocks_) * 2048]; \
         gmm_sm90_stage_barriers stage_bars[stages_]; gmm_sm90_barriers bars; gmm_sm90_ring ring; \
-        int32_t ends[GMM_SM90_TABLE], work_ends[GMM_SM90_TABLE]; /* group tables of the scheduler */ \
+        int32_t ends[GMM_SM90_TABLE_LENGTH], work_ends[GMM_SM90_TABLE_LENGTH]; /* group tables of the scheduler */ \
     } GMM__SM90(smem, tag);
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X
@@ -57,7 +57,7 @@ GMM_SM90_TILE_LIST(GMM__X)
                   offsetof(GMM__SM90(smem, tag), bars) - offsetof(GMM__SM90(smem, tag), stage_bars) == \
                       16 * (stages_) && \
                   offsetof(GMM__SM90(smem, tag), work_ends) - offsetof(GMM__SM90(smem, tag), ends) == \
-                      4 * GMM_SM90_TABLE, \
+                      4 * GMM_SM90_TABLE_LENGTH, \
                   "tile " #tag ": barriers take 8 bytes each, and the tables follow one another as in the workspace");
 GMM_SM90_TILE_LIST(GMM__X)
 #undef GMM__X

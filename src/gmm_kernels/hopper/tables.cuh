@@ -270,7 +270,7 @@ enum {
     GMM_SM90_MAP_BASE = 256,        /* address at which maps of matrices at any address begin */
     GMM_SM90_MAP_STEPS = 1 << 14,   /* steps of 16 bytes in their third dimension: 2^18 bytes, a step of the fourth */
     GMM_SM90_SMEM_GROUPS = 256,     /* most groups whose tables fit into shared memory */
-    GMM_SM90_TABLE = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
+    GMM_SM90_TABLE_LENGTH = GMM_SM90_SMEM_GROUPS + 1, /* entries of such a table */
     GMM_SM90_TILE_RING = 16,
     GMM_SM90_TILE_BATCH = 4,
     GMM_SM90_TILE_BATCHES = GMM_SM90_TILE_RING / GMM_SM90_TILE_BATCH,

@@ -523,8 +523,9 @@ typedef struct gmm_mlp_config {
     gmm_dispatcher dispatcher;
     int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
-    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved: it then takes less workspace by the size of
-                                       FC1's output gradient, and cannot run twice on what fwd saved */
+    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved, so that it cannot run twice on what fwd
+                                       saved. Where it stores FC1's output gradient in 16 or 32 bits (on GPUs with FP8
+                                       recipes it may not), its workspace is smaller by the size of that gradient */
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.
@@ -2207,8 +2208,9 @@ typedef struct gmm__column_sums {
 /* What the operation of an MLP's step does besides its own work, or in place of another operation. Zeros: nothing, as
    in every call outside of an MLP. */
 typedef struct gmm__fusion {
-    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes.
-                              mat[GMM__SOURCE] holds the gate columns of the activation's x */
+    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes, or
+                              with act_source->dy its dx, beside which it computes dprob. mat[GMM__SOURCE] holds the
+                              gate columns of the activation's x, or x */
     float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
     gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
     const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product
@@ -5151,7 +5153,7 @@ enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
     GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
-    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS = GMM__MLP_SUMS + 2
 };
 
 /* The offset behind the last block in use. */
@@ -5234,11 +5236,11 @@ typedef struct gmm__mlp_steps {
     int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */
     float *amax;        /* [G]: these amaxes */
     gmm_mat scaled[2];  /* the copies that this cast writes, by direction, with `amax` as their amaxes */
-    gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
+    gmm__column_sums sums[2]; /* of the casts of dz and dy, for the bias gradients of FC1 and FC2 */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
-    gmm_activation act;
+    gmm_activation act, act_again; /* act_again: of a backward whose cast computes h */
     gmm_quantization cast[GMM__MLP_CASTS];
     gmm_dequantization dequantization[GMM__MLP_DEQUANTIZATIONS];
     gmm__mlp_step step[GMM__MLP_STEPS];
@@ -5627,10 +5629,18 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 enum gmm__mlp_cast_fusion {
     GMM__CAST_ALONE,
     GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__CAST_COMPUTES_ACT /* the cast of h computes it from z, so that h is neither stored nor loaded */
+    GMM__CAST_COMPUTES_ACT /* the cast computes h from z, or dz from z and dh; it is neither stored nor loaded */
 };
-/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
-   rows. */
+/* Whether the gradients of 128 columns of h are one tile of gate columns and, if the activation is gated, one of linear
+   columns. By blocks both begin at multiples of 128 columns. */
+static int gmm__mlp_gradient_tiles(const gmm__call *call, const gmm_format *f) {
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    if (!gmm_act_gated(call->act.kind)) return 1;
+    if (block && block != ffn) return block % GMM_TILE == 0;
+    return f->scaling == GMM_SCALING_TENSOR || ffn % GMM_TILE == 0;
+}
+/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h or dz serve BF16 and
+   aligned rows. */
 static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *steps, int slot) {
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
@@ -5639,7 +5649,9 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
                         call->rows <= INT32_MAX / 2;
     if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
     if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;
-    return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+    if (slot == GMM_SLOT_H ? call->config.save == GMM_SAVE_PREACT_AND_ACT : !gmm__mlp_gradient_tiles(call, f))
+        return GMM__CAST_ALONE;
+    return steps->dtype == GMM_BF16 && aligned &&
                    (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128)
                ? GMM__CAST_COMPUTES_ACT : GMM__CAST_ALONE;
 }
@@ -5947,12 +5959,16 @@ static void gmm__mlp_place_product_h(gmm__mlp_steps *steps, const gmm__mlp_saved
     steps->act.y = &h->copy[GMM_ROWWISE];
 }
 
+/* Makes the gate columns of z the source of casts that compute h. */
+static void gmm__mlp_cast_from_gates(gmm__mlp_steps *steps) {
+    steps->gates = steps->z;
+    steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
+    steps->operand[GMM_SLOT_H].source = &steps->gates;
+}
 /* Adds the activation and the casts of h. */
 static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
     if (gmm__mlp_cast_fusion_of(steps, GMM_SLOT_H) == GMM__CAST_COMPUTES_ACT) {
-        steps->gates = steps->z;
-        steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
-        steps->operand[GMM_SLOT_H].source = &steps->gates;
+        gmm__mlp_cast_from_gates(steps);
         gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__arena_free(&steps->workspace, GMM__MLP_Z);
@@ -6024,13 +6040,13 @@ static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgr
                                         int defer) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
-    gmm__column_sums *sums = &steps->sums;
+    gmm__column_sums *sums = &steps->sums[slot == GMM_SLOT_DY];
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
     sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
                    steps->call->ctx->config.space == GMM_SPACE_CUDA;
     if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
-        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS,
+        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS + (slot == GMM_SLOT_DY),
                                                    gmm__group_strips(&steps->call->groups) * o->cols * 4);
         sums->scale = bgrad->bias_scale;
     }
@@ -6040,12 +6056,12 @@ static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgr
     gmm__mlp_add_cast(steps, slot, directions, NULL);
     if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
-/* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
+/* Adds a bias gradient, which reads the column sums of the cast of dz or dy if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
+    const int second = param == GMM_PARAM_B2;
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].fused.sums = steps->sums;
-    steps->sums.wanted = 0;
-    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS);
+    steps->step[steps->count - 1].fused.sums = steps->sums[second];
+    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS + second);
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -6138,12 +6154,50 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
+/* Adds the casts of dz, which FC1's gradients read. */
+static void gmm__mlp_add_dz_casts(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm_mlp *d = &steps->call->d.mlp;
+    gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                                wants->defer);
+}
+/* Whether an operand is quantized by casts that compute it. */
+static int gmm__mlp_is_computed(const gmm__mlp_steps *steps, int slot) {
+    return gmm__mlp_quantizes(&steps->operand[slot]) &&
+           gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_COMPUTES_ACT;
+}
+/* Whether these casts compute dz from z and dh, and dprob with it, so that backward needs no activation. If it needs h
+   again, a cast computes h too. */
+static int gmm__mlp_casts_compute_dz(const gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm_mlp *d = &steps->call->d.mlp;
+    return steps->call->quant.backward_override == GMM_BACKWARD_BY_RECIPE && (d->dx || d->dw1) && wants->dh &&
+           gmm__mlp_is_computed(steps, GMM_SLOT_DZ) &&
+           (!gmm__mlp_computes_h(wants) || gmm__mlp_is_computed(steps, GMM_SLOT_H));
+}
+static void gmm__mlp_add_computed_casts(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    if (gmm__mlp_computes_h(wants)) {
+        steps->act_again = steps->act;
+        gmm__mlp_cast_from_gates(steps);
+        gmm__mlp_add_cast(steps, GMM_SLOT_H,
+                          gmm__mlp_place_copy(steps, GMM_SLOT_H, GMM_COLUMNWISE,
+                                              wants->defer ? &steps->deferred : &steps->workspace), NULL);
+        steps->step[steps->count - 1].fused.act_source = &steps->act_again;
+    }
+    steps->act.dy = &steps->dh;
+    steps->act.dprob = steps->call->d.mlp.dprob;
+    steps->dz = steps->z; /* the source of the cast, which has the shape of dz */
+    gmm__mlp_add_dz_casts(steps, wants);
+    steps->step[steps->count - 1].fused.act_source = &steps->act;
+    gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, gmm__mlp_computes_h(wants) ? GMM__MLP_H : GMM__MLP_DH);
+}
+
 /* Lists the steps of backward in the workspace and in gmm_mlp.deferred. Blocks of the workspace are freed behind the
    last step that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_wants wants = gmm__mlp_wants_of(call);
     const int dw1 = d->dw1 && !wants.defer, dw2 = d->dw2 && !wants.defer;
+    int casts_compute_dz;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
@@ -6156,7 +6210,9 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
                                 wants.defer);
     if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-    gmm__mlp_add_act_bwd(steps, &wants);
+    casts_compute_dz = gmm__mlp_casts_compute_dz(steps, &wants);
+    if (casts_compute_dz) gmm__mlp_add_computed_casts(steps, &wants);
+    else gmm__mlp_add_act_bwd(steps, &wants);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_add_cast(steps, GMM_SLOT_H,
@@ -6166,9 +6222,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
-    if (d->dx || d->dw1)
-        gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
-                                    wants.defer);
+    if (!casts_compute_dz && (d->dx || d->dw1)) gmm__mlp_add_dz_casts(steps, &wants);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
     if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);
@@ -10859,6 +10913,7 @@ enum {
     GMM__MMA_QUANT_AMAX = GMM__TILE_SUMS + 1, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
+    GMM__MMA_QUANT_DOTS,     /* [parts, rows] float: gmm__act_source.dots */
     GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
 };
 
@@ -10875,6 +10930,27 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     return counts[0] + counts[1] + counts[2];
 }
 
+/* Describes the activation that the cast computes, without its memory in the workspace. */
+static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
+    const gmm_activation *d = call->fused.act_source;
+    gmm__act_source act;
+    memset(&act, 0, sizeof act);
+    if (!d) return act;
+    act.source = d->dy ? GMM__CAST_OF_GRADIENT : GMM__CAST_OF_ACT;
+    act.kind = call->act.kind;
+    act.coef = gmm_act_coefficients(&call->act);
+    act.gated = gmm_act_gated(call->act.kind);
+    act.ffn = (int32_t)d->ffn;
+    act.interleave = gmm__mma_act_interleave(call->act.interleave, d->ffn);
+    act.layout = gmm__k_act_layout(act.gated, act.interleave);
+    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : act.ffn;
+    act.prob = d->prob;
+    if (!d->dy) return act;
+    act.dy = (const uint16_t *)d->dy->data;
+    act.dy_ld = d->dy->ld ? d->dy->ld : d->ffn;
+    return act;
+}
+
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
@@ -10888,7 +10964,15 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->fused.act_source && call->fused.act_source->dprob)
+        gmm__reserve(plan, GMM__MMA_QUANT_DOTS,
+                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_CAST_DOT_COLS) * (size_t)call->rows *
+                         sizeof(float));
+    if (call->fused.act_source || call->fused.sums.wanted)
+        (void)snprintf(plan->note, sizeof plan->note, "%s%s%s", !call->fused.act_source ? ""
+                       : call->fused.act_source->dy ? "computes the activation's gradient" : "computes the activation",
+                       call->fused.act_source && call->fused.sums.wanted ? ", " : "",
+                       call->fused.sums.wanted ? "adds up columns for the bias gradient" : "");
     if (!call->d.quant.db) return 1;
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -10971,21 +11055,6 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
-/* Describes the activation whose result is the source. */
-static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
-    gmm__act_source act;
-    memset(&act, 0, sizeof act);
-    if (!call->fused.act_source) return act;
-    act.kind = call->act.kind;
-    act.coef = gmm_act_coefficients(&call->act);
-    act.gated = gmm_act_gated(call->act.kind);
-    act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
-    act.layout = gmm__k_act_layout(act.gated, act.interleave);
-    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
-    act.prob = call->fused.act_source->prob;
-    return act;
-}
-
 /* Enqueues the kernel of the partial sums unless the cast has written them, and quantization.db, which adds them up, if
    it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
@@ -11005,6 +11074,23 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
 
+/* Enqueues the sum of the parts of dprob that the cast of a gradient has written. */
+static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_source *act, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm_cast_dprob_args args;
+    const int64_t *offsets;
+    const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
+    if (s != GMM_OK) return s;
+    memset(&args, 0, sizeof args);
+    args.dots = act->dots;
+    args.valid_rows = offsets + call->groups.count;
+    args.rows = call->rows;
+    args.ffn = act->ffn;
+    args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
+    args.dprob = call->fused.act_source->dprob;
+    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__cuda_pdl(call), stream));
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -11018,6 +11104,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     float *partials = call->fused.sums.wanted ? call->fused.sums.partials
                       : d->db                 ? (float *)gmm__region(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
+    gmm_status s;
     cudaError_t e;
     int k;
 
@@ -11029,7 +11116,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.act = gmm__mma_act_source(call);
+    if (a.act.dy && call->fused.act_source->dprob) a.act.dots = (float *)gmm__region(plan, GMM__MMA_QUANT_DOTS);
+    a.col_tiles = gmm__ceil_div(a.act.dy ? a.act.ffn : call->in, GMM_TILE);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
     if (counts[1]) a.row_amax = amax + counts[0];
@@ -11043,7 +11132,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
-    a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     if (a.vectorized) a.sums = partials;
     a.sum_scale = call->fused.sums.scale;
@@ -11053,7 +11141,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__cuda_split split;
-        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
@@ -11074,8 +11162,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && partials) return gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
-    return gmm__cuda_status(call, e);
+    s = gmm__cuda_status(call, e);
+    if (s == GMM_OK && partials) s = gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
+    if (s == GMM_OK && a.act.dots) s = gmm__mma_quant_dprob(plan, &a.act, stream);
+    return s;
 }
 
 static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {

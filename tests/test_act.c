@@ -590,7 +590,7 @@ static void differences(int arg) {
             const ref_point p = ref_act(&act, x, z);
             const double da = (ref_act(&act, x + h, z).y - ref_act(&act, x - h, z).y) / (2.0 * h);
             const double db = (ref_act(&act, x, z + h).y - ref_act(&act, x, z - h).y) / (2.0 * h);
-            float got_da, got_db, y = 0.0f;
+            float got_da, got_db, y = 0.0f, unlimited[3] = { 0.0f, 0.0f, 0.0f };
             /* the derivative does not exist where ReLU and the limits have a kink */
             if (fabs(x) > 2.0 * h && fabs(x - limit) > 2.0 * h)
                 T_CHECK(fabs(da - p.da) <= 1e-6 * (1.0 + p.da_size), "%s variant %d: d/da at (%g, %g): %.9g, %.9g",
@@ -600,7 +600,10 @@ static void differences(int arg) {
                         gmm_act_name(act.kind), variant, x, z, p.db, db);
             switch (act.kind) {
 #define ACT(name, value, text, gate, gated, alpha, betas) \
-            case name: y = gmm_act_point(gate, gated, coef, a, b, &got_da, &got_db); break;
+            case name: \
+                y = gmm_act_point(gate, gated, coef, a, b, &got_da, &got_db); \
+                unlimited[0] = gmm__act_point(gate, gated, 0, coef, a, b, &unlimited[1], &unlimited[2]); \
+                break;
                 GMM_ACT_LIST(ACT)
 #undef ACT
             default: got_da = got_db = NAN; break;
@@ -609,7 +612,9 @@ static void differences(int arg) {
                 const double got[3] = { (double)y, (double)got_da, (double)got_db }, want[3] = { p.y, p.da, p.db };
                 const double bound[3] = { lost * p.y_size + 1e-40, lost * p.da_size + 1e-40,
                                           lost * p.db_size + 1e-40 };
+                const float limited[3] = { y, got_da, got_db };
                 t_near("y, da, db", got, want, bound, 3);
+                if (act.limit == 0.0f) t_same("without limits", unlimited, limited, sizeof limited);
             }
         }
     }

@@ -188,6 +188,108 @@ static void gradient(int arg) {
     }
 }
 
+/* The gradients of a call whose casts of dz compute it, or do not, against separate calls. dprob, dw1, db1 and dw2 are
+   wanted by the bits of `want`; dw2, for which a cast computes h again. The number of operations says what the casts
+   compute. */
+enum { WANT_DPROB = 1, WANT_DW1 = 2, WANT_DB1 = 4, WANT_DW2 = 8 };
+static void compare_gradients(int recipe, int64_t ffn, const gmm_act *act, gmm_tail tail, int want, int computes) {
+    const int64_t cols = (gmm_act_gated(act->kind) ? 2 : 1) * ffn;
+    const t_mat dy = t_mat_in(GMM_BF16, 1, ROWS, HIDDEN, T_REALS), dh = t_mat_out(GMM_BF16, 1, ROWS, ffn);
+    const t_mat dz = t_mat_out(GMM_BF16, 1, ROWS, cols), dx = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN);
+    const t_mat DX = t_mat_out(GMM_BF16, 1, ROWS, HIDDEN), dw1 = t_mat_out(GMM_F32, G, cols, HIDDEN);
+    const t_mat DW1 = t_mat_out(GMM_F32, G, cols, HIDDEN), db1 = t_mat_out(GMM_F32, G, 1, cols);
+    const t_mat DB1 = t_mat_out(GMM_F32, G, 1, cols), b1 = t_mat_in(GMM_BF16, G, 1, cols, T_REALS);
+    const t_mat dw2 = t_mat_out(GMM_F32, G, HIDDEN, ffn), DW2 = t_mat_out(GMM_F32, G, HIDDEN, ffn);
+    const t_mat h = t_mat_out(GMM_BF16, 1, ROWS, ffn);
+    const gmm_grad grad_w1 = { .mat = &dw1.mat }, grad_b1 = { .mat = &db1.mat }, grad_w2 = { .mat = &dw2.mat };
+    float *const dprob = t_floats_out(ROWS), *const DPROB = t_floats_out(ROWS);
+    gmm_mat dys[2], dzs[2], w1s[2], w2s[2], xs[2], hs[2], z;
+    gmm_info info = GMM_ZERO;
+    gmm_context *ctx;
+    int lines = 0, operations;
+    fused_case c;
+    build(&c, recipe, GMM_BF16, ffn, act, tail);
+    if (want & WANT_DB1) {
+        c.config.bias1 = 1;
+        c.d.b1 = &b1.mat;
+    }
+    if (want & WANT_DW2) {
+        c.config.save = GMM_SAVE_PREACT;
+        c.d.dw2 = &grad_w2;
+    }
+    (void)forward(&c);
+    z = preact_of(&c);
+    c.d.dy = &dy.mat;
+    c.d.dx = &dx.mat;
+    if (want & WANT_DPROB) c.d.dprob = dprob;
+    if (want & WANT_DW1) c.d.dw1 = &grad_w1;
+    if (want & WANT_DB1) c.d.db1 = &grad_b1;
+    ctx = mlp_traced(&lines);
+    T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &c.d, &info), gmm_last_error(ctx));
+    lines = 0;
+    T_OK_TEXT(gmm_mlp_bwd(ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
+              gmm_last_error(ctx));
+    /* backward, offsets, casts of dy, w2, dz, w1, both dgrad, the activation, and what else is wanted: dw2 by a cast of
+       h and a product; then x is not saved, and is cast for dw1 */
+    operations = 9 + !!(want & WANT_DW1) + !!(want & WANT_DB1);
+    if (want & WANT_DW2) operations += 2 + !!(want & WANT_DW1);
+    T_CHECK(lines == operations - computes, "%d operations, not %d", lines, operations - computes);
+    (void)mlp_cast(&c.d, GMM_SLOT_DY, &dy.mat, dys);
+    (void)mlp_cast(&c.d, GMM_SLOT_W2, &c.w2.mat, w2s);
+    (void)mlp_cast(&c.d, GMM_SLOT_W1, &c.w1.mat, w1s);
+    (void)mlp_cast(&c.d, GMM_SLOT_X, &c.x.mat, xs);
+    mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_DGRAD, NULL, w2s, dys, &dh.mat);
+    mlp_act_bwd(&c.d, &z, &dh.mat, &dz.mat, DPROB);
+    (void)mlp_cast(&c.d, GMM_SLOT_DZ, &dz.mat, dzs);
+    mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_DGRAD, NULL, w1s, dzs, &DX.mat);
+    t_same("dx", t_mat_bits(&dx), t_mat_bits(&DX), LIVE * HIDDEN * 2);
+    if (want & WANT_DPROB) t_same("dprob", t_get(dprob, LIVE * 4), t_get(DPROB, LIVE * 4), LIVE * 4);
+    if (want & WANT_DPROB)
+        t_bytes("tail of dprob", (char *)t_get(dprob, ROWS * 4) + LIVE * 4, tail == GMM_TAIL_ZERO ? 0 : 0xFF,
+                (ROWS - LIVE) * 4);
+    if (want & WANT_DW1) {
+        mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_WGRAD, xs, NULL, dzs, &DW1.mat);
+        t_same("dw1", t_mat_bits(&dw1), t_mat_bits(&DW1), (size_t)(G * cols * HIDDEN * 4));
+    }
+    if (want & WANT_DB1) {
+        mlp_linear(&c.d, GMM_PARAM_W1, GMM_OP_LINEAR_BGRAD, NULL, NULL, &dz.mat, &DB1.mat);
+        t_same("db1", t_mat_bits(&db1), t_mat_bits(&DB1), (size_t)(G * cols * 4));
+    }
+    if (want & WANT_DW2) {
+        mlp_act_fwd(&c.d, &z, &h.mat);
+        (void)mlp_cast(&c.d, GMM_SLOT_H, &h.mat, hs);
+        mlp_linear(&c.d, GMM_PARAM_W2, GMM_OP_LINEAR_WGRAD, hs, NULL, dys, &DW2.mat);
+        t_same("dw2", t_mat_bits(&dw2), t_mat_bits(&DW2), (size_t)(G * HIDDEN * ffn * 4));
+    }
+    if (c.recipe.grad.delayed)
+        t_same("amax", t_get(c.amax + GMM_SLOT_DZ * G, G * 4), t_get(dzs[0].amax, G * 4), G * 4);
+}
+#define compare_gradients(...) T_CALL(compare_gradients, __VA_ARGS__)
+
+/* Casts that compute dz (argument: the recipe), in layouts that they take and in others: they need 128 columns of h
+   that lie together. Rows of more than 768 columns have dprob from four warps. */
+static void computed_gradient(int recipe) {
+    static const struct { gmm_act_kind kind; int64_t ffn; int32_t blocks; int by_tensor, by_block; } layouts[] = {
+        { GMM_ACT_SWIGLU, 256, 0, 1, 1 }, { GMM_ACT_SWIGLU, 1152, 0, 1, 1 }, { GMM_ACT_SWIGLU, 384, 128, 1, 1 },
+        { GMM_ACT_SWIGLU, 256, 64, 0, 0 }, { GMM_ACT_SWIGLU, 256, 1, 0, 0 }, { GMM_ACT_GEGLU, 384, 384, 1, 1 },
+        { GMM_ACT_SWIGLU, 272, 0, 1, 0 }, { GMM_ACT_SITUGLU, 48, 0, 1, 0 }, { GMM_ACT_GELU, 208, 0, 1, 1 },
+        { GMM_ACT_RELU2, 1040, 0, 1, 1 },
+    };
+    const int by_block = recipe == REF_FP8_BLOCK;
+    for (int i = 0; i < (int)(sizeof layouts / sizeof layouts[0]); i++)
+        for (int k = 0; k < 3; k++) {
+            const int want = k == 0 ? 0 : k == 1 ? WANT_DPROB | WANT_DW1 | WANT_DB1
+                             : i % 2 ? WANT_DW2 : WANT_DW1 | WANT_DW2 | WANT_DPROB;
+            gmm_act act = GMM_ZERO;
+            act.kind = layouts[i].kind;
+            act.interleave = layouts[i].blocks;
+            if (gmm_act_gated(act.kind)) act.offset = 1.0f; /* columns beyond the row would not be zero */
+            t_about("ffn %d, blocks of %d, want %d", (int)layouts[i].ffn, (int)act.interleave, want);
+            compare_gradients(recipe, layouts[i].ffn, &act, i % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP, want,
+                              T.gpu && (by_block ? layouts[i].by_block : layouts[i].by_tensor));
+        }
+}
+
 /* ------------------------------------------------------------------------------- Activation in FC1's product --- */
 
 /* A forward. blocks: act.interleave. casts: by blocks of FP8, so that the product quantizes the activation too; bits 1
@@ -706,6 +808,8 @@ void tests_mlp_fused(void) {
     t_add(tiles, REF_FP8_CURRENT, "mlp cast joined to swiglu, columns of tiles fp8 current");
     for (int i = 0; i < 3; i++)
         t_add(gradient, (int)dtypes[i], "mlp cast joined to the gradient %s", gmm_dtype_name(dtypes[i]));
+    t_add(computed_gradient, REF_FP8_BLOCK, "mlp cast computes the gradient, fp8 block");
+    t_add(computed_gradient, REF_FP8_DELAYED, "mlp cast computes the gradient, fp8 delayed");
     t_add(product_drawn, 0, "mlp activation joined to its product, drawn at random");
     t_random(4);
     for (int i = 0; i < ref_act_count; i++)

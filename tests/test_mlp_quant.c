@@ -398,6 +398,10 @@ static void gathers(int arg) {
     }
 }
 
+/* Whether the casts of dz compute it, so that it is not stored. By blocks they would where FFN is a multiple of 128. */
+static int casts_compute_dz(const mlp_case *c) {
+    return T.gpu && c->quant.backward_override == GMM_BACKWARD_BY_RECIPE && c->recipe.grad.delayed;
+}
 /* Where backward may overwrite what is saved, gradients keep their bits, and the workspace shrinks (argument: as of
    equals_steps). */
 static void overwrites_saved(int arg) {
@@ -406,7 +410,7 @@ static void overwrites_saved(int arg) {
     for (int delay = 0; delay < 2; delay++) {
         mlp_case runs[2];
         gmm_info info[2];
-        int keeps = !mlp_saves_e4m3(policy->save) && policy->save != GMM_SAVE_NOTHING, queued;
+        int saves_preact = !mlp_saves_e4m3(policy->save) && policy->save != GMM_SAVE_NOTHING, queued, overwrites;
         memset(info, 0, sizeof info);
         for (int overwrite = 0; overwrite < 2; overwrite++) {
             gmm_wgrad_entry entries[1];
@@ -419,14 +423,15 @@ static void overwrites_saved(int arg) {
             c->config.delay_wgrad = delay;
             c->config.overwrite_saved = overwrite;
             mlp_forward(&c->d);
-            before = keeps ? t_get(c->d.saved, (size_t)preact) : NULL;
+            before = saves_preact ? t_get(c->d.saved, (size_t)preact) : NULL;
             mlp_want_gradients(c);
             T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info[overwrite]));
             gradients_of(c, delay ? &queue : NULL);
             queued = delay && (policy->override != GMM_BACKWARD_BY_RECIPE || c->recipe.grad.dtype == GMM_NONE);
-            if (keeps)
-                T_CHECK(!memcmp(before, t_get(c->d.saved, (size_t)preact), (size_t)preact) == !(overwrite && !queued),
-                        "the saved pre-activation %s", overwrite && !queued ? "remains" : "changes");
+            overwrites = overwrite && !queued && !casts_compute_dz(c);
+            if (saves_preact)
+                T_CHECK(!memcmp(before, t_get(c->d.saved, (size_t)preact), (size_t)preact) == !overwrites,
+                        "the saved pre-activation %s", overwrites ? "remains" : "changes");
         }
         same_gradients(&runs[0], &runs[1]);
         T_CHECK(info[0].workspace_bytes >= info[1].workspace_bytes && info[0].saved_bytes == info[1].saved_bytes &&
@@ -577,8 +582,8 @@ static void bias_gradients(int arg) {
     }
 }
 
-/* The column sums of bias gradients lie where they take no room from larger blocks: backward's workspace grows by them
-   alone. */
+/* The column sums of bias gradients lie where they displace no larger block: backward's workspace grows by them and by
+   their alignment alone. */
 static void bias_workspace(int arg) {
     const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL), sum = gmm_mat_packed(GMM_F32, NULL);
     const gmm_recipe recipe = ref_recipe_of(arg).recipe;
@@ -589,7 +594,8 @@ static void bias_workspace(int arg) {
     gmm_grad grad = { .mat = &sum };
     gmm_mlp d = { .config = &config, .groups = &groups, .quant = &quant, .x = &m, .w1 = &m, .w2 = &m, .b1 = &m,
                   .b2 = &m, .dy = &m, .dx = &m, .dw1 = &grad, .dw2 = &grad };
-    const size_t sums = (32768 / 128 + 32) * 2 * 2880 * sizeof(float);
+    /* of dz and, if its cast computes it while FC2's wgrad has not read dy yet, of dy */
+    const size_t sums = (32768 / 128 + 32) * (2 + (T.gpu && recipe.grad.delayed)) * 2880 * sizeof(float);
     gmm_info info = GMM_ZERO, with = GMM_ZERO;
     if (recipe.input.dtype == GMM_NONE) config.save = GMM_SAVE_PREACT;
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &d, &info));
@@ -619,7 +625,8 @@ static void casts_once(int arg) {
         lines = 0;
         T_OK_TEXT(gmm_mlp_bwd(ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
                   gmm_last_error(ctx));
-        casts = lines - (wgrads ? 7 : 5); /* lines of the MLP, its offsets, its activation, two or four products */
+        /* lines of the MLP, its offsets, its activation unless the cast of dz computes it, two or four products */
+        casts = lines - (wgrads ? 7 : 5) + casts_compute_dz(&c);
         T_CHECK(casts == 2 * (c.recipe.grad.dtype != GMM_NONE) + 2 * (c.recipe.weight.dtype != GMM_NONE) +
                              2 * (wgrads && c.recipe.input.dtype != GMM_NONE), "%d casts, wgrads %d", casts, wgrads);
     }

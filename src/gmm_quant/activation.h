@@ -63,9 +63,17 @@ GMM__HD float gmm__reciprocal(float x) {
     return 1.0f / x;
 #endif
 }
+/* -|x|; on the device it is part of the instruction that reads it. */
+GMM__HD float gmm__negative_abs(float x) {
+#ifdef __CUDA_ARCH__
+    return -fabsf(x);
+#else
+    return gmm__fselect(x < 0.0f, x, -x);
+#endif
+}
 /* The sigmoid s(x), and 1 - s(x) in *rest: neither loses digits in its tail. */
 GMM__HD float gmm_sigmoid_rest(float x, float *rest) {
-    float e = gmm__exp_nonpositive(gmm__fselect(x < 0.0f, x, -x)), r = gmm__reciprocal(1.0f + e), q = e * r;
+    float e = gmm__exp_nonpositive(gmm__negative_abs(x)), r = gmm__reciprocal(1.0f + e), q = e * r;
     *rest = gmm__fselect(x < 0.0f, r, q);
     return gmm__fselect(x < 0.0f, q, r);
 }
@@ -133,7 +141,7 @@ typedef enum gmm_gate {
        y = F(a') (U(b') + offset),  a' = min(a, limit),  b' = clamp(b, -limit, limit)
    and an ungated one y = F(a'). F of GMM_ACT_NONE is the identity; so is U, but for SiTU-GLU, where it is
    beta2 tanh(b' / beta2). A new activation is a row here and, if its F is new, a gate with its formula in
-   gmm_act_point. */
+   gmm__act_point. */
 #define GMM_ACT_LIST(X) \
     X(GMM_ACT_NONE, 0, none, GMM_GATE_MAX, 0, 0, 0) \
     X(GMM_ACT_RELU, 1, relu, GMM_GATE_RELU, 0, 0, 0) \
@@ -183,11 +191,13 @@ GMM__HD gmm_act_coef gmm_act_coefficients(const gmm_act *act) {
     return c;
 }
 
-/* One output and its derivatives dy/da, dy/db (fp32). With gated = 0, b is ignored and *db is 0.
+/* gmm_act_point; `limited` may be 0 where c.limit is infinite, which takes fewer instructions for the same bits.
    Source of the formulas: the derivatives of F and U above; GELU's tanh form is a s(2 u'), u' = 0.79788456 u
    (1 + 0.044715 u^2), which needs no tanh. */
-GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
-    float clamp_da = gmm__fselect(a > c.limit, 0.0f, 1.0f), ga = gmm__min(a, c.limit), f, fa, s, r, t, u, v;
+GMM__HD float gmm__act_point(gmm_gate gate, int gated, int limited, gmm_act_coef c, float a, float b, float *da,
+                             float *db) {
+    float clamp_da = limited ? gmm__fselect(a > c.limit, 0.0f, 1.0f) : 1.0f, ga = limited ? gmm__min(a, c.limit) : a;
+    float f, fa, s, r, t, u, v;
     switch ((int)gate) {
     case GMM_GATE_RELU: f = gmm__max(ga, 0.0f); fa = gmm__fselect(ga <= 0.0f, 0.0f, 1.0f); break;
     case GMM_GATE_RELU2: u = gmm__max(ga, 0.0f); f = u * u; fa = 2.0f * u; break;
@@ -234,14 +244,19 @@ GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, f
         return f;
     }
     {
-        float lb = gmm__max(gmm__min(b, c.limit), -c.limit), ub = 1.0f;
-        float clamp_db = gmm__fselect((b > c.limit) | (b < -c.limit), 0.0f, 1.0f);
+        float lb = limited ? gmm__max(gmm__min(b, c.limit), -c.limit) : b, ub = 1.0f;
+        float clamp_db = limited ? gmm__fselect((b > c.limit) | (b < -c.limit), 0.0f, 1.0f) : 1.0f;
         if (gate == GMM_GATE_SITU) lb = c.beta2 * gmm_tanh_slope(lb / c.beta2, &ub);
         lb += c.offset;
         *da = clamp_da * fa * lb;
         *db = clamp_db * ub * f;
         return f * lb;
     }
+}
+
+/* One output and its derivatives dy/da, dy/db (fp32). With gated = 0, b is ignored and *db is 0. */
+GMM__HD float gmm_act_point(gmm_gate gate, int gated, gmm_act_coef c, float a, float b, float *da, float *db) {
+    return gmm__act_point(gate, gated, 1, c, a, b, da, db);
 }
 
 /* Columns of the pre-activation that output column j reads: the gate's, and (gated) the linear part's. */

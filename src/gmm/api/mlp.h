@@ -51,8 +51,9 @@ typedef struct gmm_mlp_config {
     gmm_dispatcher dispatcher;
     int32_t act_input_fp8;          /* the activation's input is kept as unscaled E4M3, which `save` must say */
     int32_t act_recompute;          /* the activation is recomputed in bwd */
-    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved: it then takes less workspace by the size of
-                                       FC1's output gradient, and cannot run twice on what fwd saved */
+    int32_t overwrite_saved;        /* 1: bwd may overwrite gmm_mlp.saved, so that it cannot run twice on what fwd
+                                       saved. Where it stores FC1's output gradient in 16 or 32 bits (on GPUs with FP8
+                                       recipes it may not), its workspace is smaller by the size of that gradient */
 } gmm_mlp_config;
 
 /* Checks a configuration; pure. Every operation on an MLP makes the same checks.

@@ -58,8 +58,9 @@ typedef struct gmm__column_sums {
 /* What the operation of an MLP's step does besides its own work, or in place of another operation. Zeros: nothing, as
    in every call outside of an MLP. */
 typedef struct gmm__fusion {
-    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes.
-                              mat[GMM__SOURCE] holds the gate columns of the activation's x */
+    const gmm_activation *act_source; /* quantization: its source is y of this activation, which the cast computes, or
+                              with act_source->dy its dx, beside which it computes dprob. mat[GMM__SOURCE] holds the
+                              gate columns of the activation's x, or x */
     float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
     gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
     const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product

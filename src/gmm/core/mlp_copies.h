@@ -38,10 +38,18 @@ static int gmm__mlp_place_copy(gmm__mlp_steps *steps, int slot, gmm_direction di
 enum gmm__mlp_cast_fusion {
     GMM__CAST_ALONE,
     GMM__CAST_AFTER_AMAX, /* the activation takes the amaxes that the cast needs, while it stores the result */
-    GMM__CAST_COMPUTES_ACT /* the cast of h computes it from z, so that h is neither stored nor loaded */
+    GMM__CAST_COMPUTES_ACT /* the cast computes h from z, or dz from z and dh; it is neither stored nor loaded */
 };
-/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h serve BF16 and aligned
-   rows. */
+/* Whether the gradients of 128 columns of h are one tile of gate columns and, if the activation is gated, one of linear
+   columns. By blocks both begin at multiples of 128 columns. */
+static int gmm__mlp_gradient_tiles(const gmm__call *call, const gmm_format *f) {
+    const int64_t ffn = call->config.ffn, block = call->act.interleave;
+    if (!gmm_act_gated(call->act.kind)) return 1;
+    if (block && block != ffn) return block % GMM_TILE == 0;
+    return f->scaling == GMM_SCALING_TENSOR || ffn % GMM_TILE == 0;
+}
+/* The one place that decides it; `slot` is GMM_SLOT_H or GMM_SLOT_DZ. The kernels that compute h or dz serve BF16 and
+   aligned rows. */
 static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *steps, int slot) {
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
@@ -50,7 +58,9 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
                         call->rows <= INT32_MAX / 2;
     if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
     if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;
-    return slot == GMM_SLOT_H && steps->dtype == GMM_BF16 && aligned && call->config.save != GMM_SAVE_PREACT_AND_ACT &&
+    if (slot == GMM_SLOT_H ? call->config.save == GMM_SAVE_PREACT_AND_ACT : !gmm__mlp_gradient_tiles(call, f))
+        return GMM__CAST_ALONE;
+    return steps->dtype == GMM_BF16 && aligned &&
                    (f->scaling == GMM_SCALING_TENSOR || f->scaling == GMM_SCALING_1X128)
                ? GMM__CAST_COMPUTES_ACT : GMM__CAST_ALONE;
 }

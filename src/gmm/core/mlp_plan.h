@@ -17,7 +17,7 @@ enum gmm__mlp_owner {
     GMM__MLP_COPY,                                     /* + 2 slot + direction */
     GMM__MLP_DEQUANTIZED = GMM__MLP_COPY + 2 * GMM_SLOTS, /* + slot */
     GMM__MLP_SPLIT = GMM__MLP_DEQUANTIZED + GMM_SLOTS,
-    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS
+    GMM__MLP_Z, GMM__MLP_H, GMM__MLP_DH, GMM__MLP_DZ, GMM__MLP_AMAX, GMM__MLP_SUMS, GMM__MLP_ARRAYS = GMM__MLP_SUMS + 2
 };
 
 /* The offset behind the last block in use. */
@@ -100,11 +100,11 @@ typedef struct gmm__mlp_steps {
     int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */
     float *amax;        /* [G]: these amaxes */
     gmm_mat scaled[2];  /* the copies that this cast writes, by direction, with `amax` as their amaxes */
-    gmm__column_sums sums; /* of the cast of dy or dz, until its bias gradient is listed */
+    gmm__column_sums sums[2]; /* of the casts of dz and dy, for the bias gradients of FC1 and FC2 */
     gmm_mat z_e4m3;     /* the pre-activation as GMM_SAVE_PREACT_E4M3 keeps it */
     gmm_format z_format;
     gmm_linear fc1, fc2, dgrad2, bgrad2, wgrad2, bgrad1, wgrad1, dgrad1;
-    gmm_activation act;
+    gmm_activation act, act_again; /* act_again: of a backward whose cast computes h */
     gmm_quantization cast[GMM__MLP_CASTS];
     gmm_dequantization dequantization[GMM__MLP_DEQUANTIZATIONS];
     gmm__mlp_step step[GMM__MLP_STEPS];

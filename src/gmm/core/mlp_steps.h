@@ -150,12 +150,16 @@ static void gmm__mlp_place_product_h(gmm__mlp_steps *steps, const gmm__mlp_saved
     steps->act.y = &h->copy[GMM_ROWWISE];
 }
 
+/* Makes the gate columns of z the source of casts that compute h. */
+static void gmm__mlp_cast_from_gates(gmm__mlp_steps *steps) {
+    steps->gates = steps->z;
+    steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
+    steps->operand[GMM_SLOT_H].source = &steps->gates;
+}
 /* Adds the activation and the casts of h. */
 static void gmm__mlp_add_act_fwd(gmm__mlp_steps *steps, int saves, const gmm__mlp_saved *saved) {
     if (gmm__mlp_cast_fusion_of(steps, GMM_SLOT_H) == GMM__CAST_COMPUTES_ACT) {
-        steps->gates = steps->z;
-        steps->gates.ld = gmm__mlp_fc1_cols(steps->call);
-        steps->operand[GMM_SLOT_H].source = &steps->gates;
+        gmm__mlp_cast_from_gates(steps);
         gmm__mlp_add_forward_casts(steps, GMM_SLOT_H, saves, saved->at[GMM__SAVED_ACT]);
         steps->step[steps->count - 1].fused.act_source = &steps->act;
         gmm__arena_free(&steps->workspace, GMM__MLP_Z);
@@ -227,13 +231,13 @@ static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgr
                                         int defer) {
     const gmm__mlp_operand *o = &steps->operand[slot];
     const int cast = steps->count; /* the step, if one is added */
-    gmm__column_sums *sums = &steps->sums;
+    gmm__column_sums *sums = &steps->sums[slot == GMM_SLOT_DY];
     int directions = 0;
     if (steps->call->quant.backward_override != GMM_BACKWARD_BY_RECIPE) return;
     sums->wanted = bgrad && (dgrad || wgrad) && gmm__mlp_quantizes(o) &&
                    steps->call->ctx->config.space == GMM_SPACE_CUDA;
     if (sums->wanted) { /* they live longer than both copies, which are therefore behind them */
-        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS,
+        sums->partials = (float *)gmm__arena_alloc(&steps->workspace, GMM__MLP_SUMS + (slot == GMM_SLOT_DY),
                                                    gmm__group_strips(&steps->call->groups) * o->cols * 4);
         sums->scale = bgrad->bias_scale;
     }
@@ -243,12 +247,12 @@ static void gmm__mlp_add_gradient_casts(gmm__mlp_steps *steps, int slot, int dgr
     gmm__mlp_add_cast(steps, slot, directions, NULL);
     if (sums->wanted) steps->step[cast].fused.sums = *sums;
 }
-/* Adds a bias gradient, which reads the column sums of the cast before it if there are any. */
+/* Adds a bias gradient, which reads the column sums of the cast of dz or dy if there are any. */
 static void gmm__mlp_add_bgrad(gmm__mlp_steps *steps, const gmm_linear *bgrad, gmm_param param) {
+    const int second = param == GMM_PARAM_B2;
     gmm__mlp_add_gradient(steps, GMM_OP_LINEAR_BGRAD, bgrad, param);
-    steps->step[steps->count - 1].fused.sums = steps->sums;
-    steps->sums.wanted = 0;
-    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS);
+    steps->step[steps->count - 1].fused.sums = steps->sums[second];
+    gmm__arena_free(&steps->workspace, GMM__MLP_SUMS + second);
 }
 
 /* What a queued weight gradient reads of an operand: the copy in gmm_mlp.deferred or in `saved`, or the source and
@@ -341,12 +345,50 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
 }
 
+/* Adds the casts of dz, which FC1's gradients read. */
+static void gmm__mlp_add_dz_casts(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm_mlp *d = &steps->call->d.mlp;
+    gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
+                                wants->defer);
+}
+/* Whether an operand is quantized by casts that compute it. */
+static int gmm__mlp_is_computed(const gmm__mlp_steps *steps, int slot) {
+    return gmm__mlp_quantizes(&steps->operand[slot]) &&
+           gmm__mlp_cast_fusion_of(steps, slot) == GMM__CAST_COMPUTES_ACT;
+}
+/* Whether these casts compute dz from z and dh, and dprob with it, so that backward needs no activation. If it needs h
+   again, a cast computes h too. */
+static int gmm__mlp_casts_compute_dz(const gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm_mlp *d = &steps->call->d.mlp;
+    return steps->call->quant.backward_override == GMM_BACKWARD_BY_RECIPE && (d->dx || d->dw1) && wants->dh &&
+           gmm__mlp_is_computed(steps, GMM_SLOT_DZ) &&
+           (!gmm__mlp_computes_h(wants) || gmm__mlp_is_computed(steps, GMM_SLOT_H));
+}
+static void gmm__mlp_add_computed_casts(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    if (gmm__mlp_computes_h(wants)) {
+        steps->act_again = steps->act;
+        gmm__mlp_cast_from_gates(steps);
+        gmm__mlp_add_cast(steps, GMM_SLOT_H,
+                          gmm__mlp_place_copy(steps, GMM_SLOT_H, GMM_COLUMNWISE,
+                                              wants->defer ? &steps->deferred : &steps->workspace), NULL);
+        steps->step[steps->count - 1].fused.act_source = &steps->act_again;
+    }
+    steps->act.dy = &steps->dh;
+    steps->act.dprob = steps->call->d.mlp.dprob;
+    steps->dz = steps->z; /* the source of the cast, which has the shape of dz */
+    gmm__mlp_add_dz_casts(steps, wants);
+    steps->step[steps->count - 1].fused.act_source = &steps->act;
+    gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    gmm__arena_free(&steps->workspace, gmm__mlp_computes_h(wants) ? GMM__MLP_H : GMM__MLP_DH);
+}
+
 /* Lists the steps of backward in the workspace and in gmm_mlp.deferred. Blocks of the workspace are freed behind the
    last step that reads them, so that later ones get the same bytes. */
 static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *call, void *workspace, void *deferred) {
     const gmm_mlp *d = &call->d.mlp;
     const gmm__mlp_wants wants = gmm__mlp_wants_of(call);
     const int dw1 = d->dw1 && !wants.defer, dw2 = d->dw2 && !wants.defer;
+    int casts_compute_dz;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
     steps->deferred.memory = (char *)deferred;
@@ -359,7 +401,9 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
                                 wants.defer);
     if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
-    gmm__mlp_add_act_bwd(steps, &wants);
+    casts_compute_dz = gmm__mlp_casts_compute_dz(steps, &wants);
+    if (casts_compute_dz) gmm__mlp_add_computed_casts(steps, &wants);
+    else gmm__mlp_add_act_bwd(steps, &wants);
     if (dw2) gmm__mlp_add_wgrad(steps, &steps->wgrad2, GMM_SLOT_H, GMM_SLOT_DY, GMM_PARAM_W2);
     else if (d->dw2 && gmm__mlp_backward_reads_copies(call))
         gmm__mlp_add_cast(steps, GMM_SLOT_H,
@@ -369,9 +413,7 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (d->db2) gmm__mlp_add_bgrad(steps, &steps->bgrad2, GMM_PARAM_B2);
     else if (steps->bgrad2.d_bias_scale) gmm__mlp_add_step(steps, GMM_OP_LINEAR_BGRAD, &steps->bgrad2);
 
-    if (d->dx || d->dw1)
-        gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DZ, d->dx != NULL, d->dw1 != NULL, d->db1 ? &steps->bgrad1 : NULL,
-                                    wants.defer);
+    if (!casts_compute_dz && (d->dx || d->dw1)) gmm__mlp_add_dz_casts(steps, &wants);
     if (dw1) gmm__mlp_add_wgrad(steps, &steps->wgrad1, GMM_SLOT_X, GMM_SLOT_DZ, GMM_PARAM_W1);
     if (d->db1) gmm__mlp_add_bgrad(steps, &steps->bgrad1, GMM_PARAM_B1);
     if (d->dx) gmm__mlp_add_dgrad(steps, &steps->dgrad1, GMM_SLOT_DZ, GMM_SLOT_W1);

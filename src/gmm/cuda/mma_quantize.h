@@ -7,6 +7,7 @@ enum {
     GMM__MMA_QUANT_AMAX = GMM__TILE_SUMS + 1, /* float: the amaxes that gmm__mma_quant_amax_count counts */
     GMM__MMA_QUANT_TABLES,   /* device copies of host tables: per operand, addresses of data and of scales */
     GMM__MMA_QUANT_SUMS,     /* [strips, cols] float: partial sums of the columns, for quantization.db */
+    GMM__MMA_QUANT_DOTS,     /* [parts, rows] float: gmm__act_source.dots */
     GMM__MMA_QUANT_DB_TABLE  /* [G] device copy of a host table: addresses of db */
 };
 
@@ -23,6 +24,27 @@ static size_t gmm__mma_quant_amax_count(const gmm__call *call, size_t counts[3])
     return counts[0] + counts[1] + counts[2];
 }
 
+/* Describes the activation that the cast computes, without its memory in the workspace. */
+static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
+    const gmm_activation *d = call->fused.act_source;
+    gmm__act_source act;
+    memset(&act, 0, sizeof act);
+    if (!d) return act;
+    act.source = d->dy ? GMM__CAST_OF_GRADIENT : GMM__CAST_OF_ACT;
+    act.kind = call->act.kind;
+    act.coef = gmm_act_coefficients(&call->act);
+    act.gated = gmm_act_gated(call->act.kind);
+    act.ffn = (int32_t)d->ffn;
+    act.interleave = gmm__mma_act_interleave(call->act.interleave, d->ffn);
+    act.layout = gmm__k_act_layout(act.gated, act.interleave);
+    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : act.ffn;
+    act.prob = d->prob;
+    if (!d->dy) return act;
+    act.dy = (const uint16_t *)d->dy->data;
+    act.dy_ld = d->dy->ld ? d->dy->ld : d->ffn;
+    return act;
+}
+
 /* Checks the limits of the kernels, and reserves offsets and strips of the units. */
 static int gmm__mma_plan_quant_units(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_takes_scalings(call, plan)) return 0;
@@ -36,7 +58,15 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->fused.sums.wanted) (void)snprintf(plan->note, sizeof plan->note, "adds up columns for the bias gradient");
+    if (call->fused.act_source && call->fused.act_source->dprob)
+        gmm__reserve(plan, GMM__MMA_QUANT_DOTS,
+                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_CAST_DOT_COLS) * (size_t)call->rows *
+                         sizeof(float));
+    if (call->fused.act_source || call->fused.sums.wanted)
+        (void)snprintf(plan->note, sizeof plan->note, "%s%s%s", !call->fused.act_source ? ""
+                       : call->fused.act_source->dy ? "computes the activation's gradient" : "computes the activation",
+                       call->fused.act_source && call->fused.sums.wanted ? ", " : "",
+                       call->fused.sums.wanted ? "adds up columns for the bias gradient" : "");
     if (!call->d.quant.db) return 1;
     gmm__cuda_reserve_table(call, plan, GMM__DB, GMM__MMA_QUANT_DB_TABLE);
     return gmm__mma_reserve_partials(call, plan, call->in, GMM__MMA_QUANT_SUMS);
@@ -119,21 +149,6 @@ static void gmm__mma_quant_vectorized(const gmm__call *call, gmm__quant_args *a)
     a->amax[1] = a->columnwise.dtype != GMM_NONE && f->scaling == GMM_SCALING_NV16 ? a->columnwise.amax : a->amax[0];
 }
 
-/* Describes the activation whose result is the source. */
-static gmm__act_source gmm__mma_act_source(const gmm__call *call) {
-    gmm__act_source act;
-    memset(&act, 0, sizeof act);
-    if (!call->fused.act_source) return act;
-    act.kind = call->act.kind;
-    act.coef = gmm_act_coefficients(&call->act);
-    act.gated = gmm_act_gated(call->act.kind);
-    act.interleave = gmm__mma_act_interleave(call->act.interleave, call->in);
-    act.layout = gmm__k_act_layout(act.gated, act.interleave);
-    act.linear = act.layout == GMM__GLU_PAIRS ? 8 : act.interleave ? act.interleave : (int32_t)call->in;
-    act.prob = call->fused.act_source->prob;
-    return act;
-}
-
 /* Enqueues the kernel of the partial sums unless the cast has written them, and quantization.db, which adds them up, if
    it is wanted. */
 static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, int has_partials, gmm_stream stream) {
@@ -153,6 +168,23 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
     return gmm__mma_enqueue_bgrad(plan, &split, GMM__SOURCE, call->in, GMM__MMA_QUANT_DB_TABLE, &args, stream);
 }
 
+/* Enqueues the sum of the parts of dprob that the cast of a gradient has written. */
+static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_source *act, gmm_stream stream) {
+    const gmm__call *call = plan->call;
+    gmm_cast_dprob_args args;
+    const int64_t *offsets;
+    const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
+    if (s != GMM_OK) return s;
+    memset(&args, 0, sizeof args);
+    args.dots = act->dots;
+    args.valid_rows = offsets + call->groups.count;
+    args.rows = call->rows;
+    args.ffn = act->ffn;
+    args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
+    args.dprob = call->fused.act_source->dprob;
+    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__cuda_pdl(call), stream));
+}
+
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
 static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream stream) {
     const gmm__call *call = plan->call;
@@ -166,6 +198,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     float *partials = call->fused.sums.wanted ? call->fused.sums.partials
                       : d->db                 ? (float *)gmm__region(plan, GMM__MMA_QUANT_SUMS) : NULL;
     gmm__quant_args a;
+    gmm_status s;
     cudaError_t e;
     int k;
 
@@ -177,7 +210,9 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
     a.units = gmm__units(call);
     a.rows = call->rows;
     a.cols = call->in;
-    a.col_tiles = gmm__ceil_div(call->in, GMM_TILE);
+    a.act = gmm__mma_act_source(call);
+    if (a.act.dy && call->fused.act_source->dprob) a.act.dots = (float *)gmm__region(plan, GMM__MMA_QUANT_DOTS);
+    a.col_tiles = gmm__ceil_div(a.act.dy ? a.act.ffn : call->in, GMM_TILE);
     a.amax[0] = amax;
     a.amax[1] = amax + a.units;
     if (counts[1]) a.row_amax = amax + counts[0];
@@ -191,7 +226,6 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__ROWWISE_COPY, 2, &a.rowwise, stream);
     if (e == cudaSuccess)
         e = gmm__mma_quant_operand(plan, GMM__MMA_QUANT_TABLES, GMM__COLUMNWISE_COPY, 4, &a.columnwise, stream);
-    a.act = gmm__mma_act_source(call);
     gmm__mma_quant_vectorized(call, &a);
     if (a.vectorized) a.sums = partials;
     a.sum_scale = call->fused.sums.scale;
@@ -201,7 +235,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
                            "%d columns, ld %lld", (int)a.cols, (long long)a.src.ld);
     if (e == cudaSuccess && a.grouped && !a.warp_split) {
         gmm__cuda_split split;
-        const gmm_status s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
+        s = gmm__cuda_split_of(plan, GMM__TILES_128, NULL, &split, stream);
         if (s != GMM_OK) return s;
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
@@ -222,8 +256,10 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         if (m->dtype == GMM_NONE || (k && f->scaling != GMM_SCALING_MX32) || e != cudaSuccess) continue;
         e = gmm__mma_zero_quant_tail(plan, a.offsets, m, call->in * bits / 8, m->ld * bits / 8, d->skip, stream);
     }
-    if (e == cudaSuccess && partials) return gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
-    return gmm__cuda_status(call, e);
+    s = gmm__cuda_status(call, e);
+    if (s == GMM_OK && partials) s = gmm__mma_quant_bgrad(plan, partials, a.sums != NULL, stream);
+    if (s == GMM_OK && a.act.dots) s = gmm__mma_quant_dprob(plan, &a.act, stream);
+    return s;
 }
 
 static int gmm__mma_plan_dequantize(const gmm__call *call, gmm__plan *plan) {

@@ -1,10 +1,16 @@
 /* Eight activations at a time, which the row kernels, the casts and the epilogue of glu products compute. */
 
 /* Computes eight activations and their derivatives. `gated_only`: a constant, 1 where the kind is always gated. The
-   switch is outside of the loop, so that each case is straight-line code. */
+   switch is outside of the loop, so that each case is straight-line code. SwiGLU without a limit, which most models
+   have, takes 16 instructions per element instead of 25. */
 GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_coef c, const float a[8],
                              const float b[8], float f[8], float da[8], float db[8]) {
     int32_t i;
+    if (kind == GMM_ACT_SWIGLU && gmm_f32_bits(c.limit) == 0x7F800000u) {
+#pragma unroll
+        for (i = 0; i < 8; i++) f[i] = gmm__act_point(GMM_GATE_SILU, 1, 0, c, a[i], b[i], &da[i], &db[i]);
+        return;
+    }
     switch (kind) {
 #define GMM__X(name, value, text, gate, gated, alpha, betas) \
     case name: \

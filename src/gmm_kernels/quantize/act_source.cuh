@@ -1,10 +1,14 @@
-/* --- vectorized casts of an activation: the source h = p act(gate, linear) is computed from its inputs --- */
+/* --- vectorized casts of an activation, h = p act(gate, linear), or of the gradient of its inputs, z --- */
 
 /* h is rounded to the dtype of its inputs, as the activation kernel stores it, so that a cast has the bits of a cast of
    the stored h. A lane computes its eight rows of the tile of vectors.cuh, keeps them in slots of its own in shared
    memory, and loads them from there as if they were the source. So the loop over rows need not be unrolled, which would
    repeat the code of all activations. */
-enum { GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16 }; /* bytes: eight elements per row and thread */
+enum {
+    GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16,    /* bytes: eight elements per row and thread */
+    GMM_CAST_GRADIENT_SLOTS = 2 * GMM_CAST_ACT_SLOTS,    /* of the gradients of gate and linear inputs */
+    GMM_CAST_DOT_COLS = 64                               /* columns of a part of dprob in gmm__act_source.dots */
+};
 static_assert((int)GMM_CAST_ACT_SLOTS >= (int)GMM_CAST_FP8_CODES, "columnwise codes replace the activation's slots");
 
 /* A row of the lane's inputs: gate and linear values, which may alternate, in memory format, and the probability. */
@@ -65,4 +69,126 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
         x[i][2] = v.z;
         x[i][3] = v.w;
     }
+}
+
+/* The gradient of z is computed for 128 columns of h, from which two tiles of it follow: those of the gate columns and,
+   if the activation is gated, those of the linear columns. All 128 columns lie in one block of gate columns. As for h,
+   values are rounded as the activation kernel stores them, and lie in slots of the lane: first eight rows of the gate's
+   gradient, then those of the other. A part of dprob is the sum over a quarter of a warp. */
+
+/* Where a lane is in the rows of z, dy and prob, and the values of its row. */
+typedef struct gmm_cast_gradient_row {
+    const uint16_t *z, *dy;
+    const float *prob;
+    uint4 gate, linear, g;
+    float p;
+} gmm_cast_gradient_row;
+GMM__DEVICE void gmm_cast_gradient_load(const gmm__act_source *act, gmm_cast_gradient_row *r) {
+    r->gate = __ldg((const uint4 *)(const void *)r->z);
+    r->linear = make_uint4(0u, 0u, 0u, 0u);
+    if (act->gated) r->linear = __ldg((const uint4 *)(const void *)(r->z + act->linear));
+    r->g = __ldg((const uint4 *)(const void *)r->dy);
+    r->p = act->prob ? *r->prob : 1.0f;
+}
+GMM__DEVICE gmm_cast_gradient_row gmm_cast_gradient_begin(const gmm_cast_tile *t, int32_t h_col) {
+    const gmm__act_source *act = &t->a->act;
+    const int64_t row = t->p.source_row + t->p.row + min(t->row0, t->p.m - 1);
+    gmm_cast_gradient_row r;
+    r.z = (const uint16_t *)t->a->src.data + (row * t->a->src.ld + gmm__act_gate_column(h_col, act->interleave));
+    r.dy = act->dy + (row * act->dy_ld + h_col);
+    r.prob = act->prob + row;
+    gmm_cast_gradient_load(act, &r);
+    return r;
+}
+GMM__DEVICE void gmm_cast_unpack8(gmm_dtype dtype, uint4 v, float x[8]) {
+    const uint32_t words[4] = { v.x, v.y, v.z, v.w };
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) x[i] = gmm__word_value(dtype, words, i);
+}
+GMM__DEVICE uint4 gmm_cast_pack8(gmm_dtype dtype, const float x[8]) {
+    return make_uint4(gmm_pack2(dtype, x[0], x[1]), gmm_pack2(dtype, x[2], x[3]), gmm_pack2(dtype, x[4], x[5]),
+                      gmm_pack2(dtype, x[6], x[7]));
+}
+
+/* Computes the slots, and writes the parts of dprob, of the tile of h at which t stands. Rows behind the strip's last
+   one repeat it, and columns behind the last one repeat the first; these values are not used. */
+GMM__DEVICE void gmm_cast_compute_gradient(const gmm_cast_tile *t, uint8_t *slots) {
+    const gmm__act_source *act = &t->a->act;
+    const int32_t h_col = t->c0 + t->col0, exists = h_col < act->ffn;
+    gmm_cast_gradient_row next = gmm_cast_gradient_begin(t, exists ? h_col : 0);
+    float *dots = act->dots + ((int64_t)(h_col / GMM_CAST_DOT_COLS) * t->a->rows + t->p.source_row + t->p.row +
+                               t->row0);
+    const int32_t dot_rows = exists && (gmm__lane() & 7) == 0 ? t->valid_rows : 0; /* of which the lane writes dots */
+    uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
+    int32_t i, k;
+#pragma unroll 1
+    for (i = 0; i < 8; i++, own += GMM__QUANT_THREADS, dots++) {
+        const float p = next.p;
+        float gate[8], linear[8], g[8], h[8], d_gate[8], d_linear[8], dot = 0.0f;
+        gmm_cast_unpack8(t->source, next.gate, gate);
+        gmm_cast_unpack8(t->source, next.linear, linear);
+        gmm_cast_unpack8(t->source, next.g, g);
+        if (i + 1 < t->valid_rows) {
+            next.z += t->a->src.ld;
+            next.dy += act->dy_ld;
+            next.prob++;
+        }
+        gmm_cast_gradient_load(act, &next);
+        gmm__act_x8(act->kind, 0, act->coef, gate, linear, h, d_gate, d_linear);
+#pragma unroll
+        for (k = 0; k < 8; k++) {
+            dot = fmaf(g[k], h[k], dot);
+            d_gate[k] *= p * g[k];
+            d_linear[k] *= p * g[k];
+        }
+        own[0] = gmm_cast_pack8(t->source, d_gate);
+        if (act->gated) own[8 * GMM__QUANT_THREADS] = gmm_cast_pack8(t->source, d_linear);
+        if (!act->dots) continue;
+        dot = gmm__quarter_warp_sum(exists ? dot : 0.0f);
+        if (i < dot_rows) *dots = dot;
+    }
+}
+/* Moves from the tile of h that begins at column h0 to a tile of its gradient, `linear` 0 or 1, and loads it from the
+   slots. */
+GMM__DEVICE void gmm_cast_load_gradient(gmm_cast_tile *t, int32_t h0, int32_t linear, const uint8_t *slots,
+                                        uint32_t x[8][8]) {
+    const gmm__act_source *act = &t->a->act;
+    const uint4 *own = (const uint4 *)(const void *)slots + (8 * linear * GMM__QUANT_THREADS + (int32_t)threadIdx.x);
+    const int32_t c0 = gmm__act_gate_column(h0, act->interleave) + linear * act->linear;
+    int32_t i;
+    t->end = c0 + act->ffn - h0;
+    gmm_cast_tile_at(t, c0);
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        const uint4 v = t->in_cols && i < t->valid_rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
+
+typedef struct gmm_cast_dprob_args {
+    const float *dots;         /* gmm__act_source.dots */
+    const int64_t *valid_rows; /* device memory */
+    int64_t rows;
+    int32_t ffn, tail_zero;
+    float *dprob;
+} gmm_cast_dprob_args;
+/* dprob of a row from its parts, in the order in which gmm_act_bwd adds. */
+GMM__DEVICE float gmm_cast_dprob_of(const gmm_cast_dprob_args *a, int64_t row) {
+    const int32_t parts = (a->ffn + GMM_CAST_DOT_COLS - 1) / GMM_CAST_DOT_COLS;
+    const int32_t warps = gmm__act_warps_per_row(a->ffn), per_span = GMM__ELEM_SPAN / GMM_CAST_DOT_COLS;
+    float dprob = 0.0f;
+    int32_t warp, part, q;
+    for (warp = 0; warp < warps; warp++) {
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        for (part = warp * per_span; part < parts; part += warps * per_span)
+#pragma unroll
+            for (q = 0; q < per_span; q++)
+                if (part + q < parts) sum[q] = __fadd_rn(sum[q], a->dots[(part + q) * a->rows + row]);
+        dprob = __fadd_rn(dprob, __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
+    }
+    return dprob;
 }

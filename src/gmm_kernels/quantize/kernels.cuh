@@ -158,6 +158,15 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const _
                                        a.scale[i]);
 }
 
+/* dprob from the parts that a cast of a gradient has written; zeros behind the last group with tail_zero. One thread
+   per row. */
+GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_cast_dprob(const __grid_constant__ gmm_cast_dprob_args a) {
+    const int64_t row = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
+    gmm_pdl_wait_only();
+    if (row < *a.valid_rows) a.dprob[row] = gmm_cast_dprob_of(&a, row);
+    else if (row < a.rows && a.tail_zero) a.dprob[row] = 0.0f;
+}
+
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
@@ -235,35 +244,39 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_codes(const __grid_c
 #undef GMM__BODY
 
 #define GMM__BODY GMM__BODY_SCALED
-/* kernel, dtype of the source, scaling, the source is an activation */
-#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, 0)
+/* kernel, dtype of the source, scaling, what the source is */
+#define GMM__ROW (gmm_cast_tensor_bf16, bf16, GMM_SCALING_TENSOR, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, 0)
+#define GMM__ROW (gmm_cast_tensor_f32, f32, GMM_SCALING_TENSOR, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, 0)
+#define GMM__ROW (gmm_cast_row_bf16, bf16, GMM_SCALING_ROW, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, 0)
+#define GMM__ROW (gmm_cast_row_f32, f32, GMM_SCALING_ROW, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, 0)
+#define GMM__ROW (gmm_cast_1x128_bf16, bf16, GMM_SCALING_1X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, 0)
+#define GMM__ROW (gmm_cast_1x128_f32, f32, GMM_SCALING_1X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, 0)
+#define GMM__ROW (gmm_cast_128x128_bf16, bf16, GMM_SCALING_128X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, 0)
+#define GMM__ROW (gmm_cast_128x128_f32, f32, GMM_SCALING_128X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, 1)
+#define GMM__ROW (gmm_cast_act_tensor_bf16, bf16, GMM_SCALING_TENSOR, GMM__CAST_OF_ACT)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, 1)
+#define GMM__ROW (gmm_cast_act_1x128_bf16, bf16, GMM_SCALING_1X128, GMM__CAST_OF_ACT)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_gradient_tensor_bf16, bf16, GMM_SCALING_TENSOR, GMM__CAST_OF_GRADIENT)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_cast_gradient_1x128_bf16, bf16, GMM_SCALING_1X128, GMM__CAST_OF_GRADIENT)
 #include GMM_KERNELS_FILE
 #ifndef GMM_NO_F16
-#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, 0)
+#define GMM__ROW (gmm_cast_tensor_f16, f16, GMM_SCALING_TENSOR, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, 0)
+#define GMM__ROW (gmm_cast_row_f16, f16, GMM_SCALING_ROW, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, 0)
+#define GMM__ROW (gmm_cast_1x128_f16, f16, GMM_SCALING_1X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
-#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, 0)
+#define GMM__ROW (gmm_cast_128x128_f16, f16, GMM_SCALING_128X128, GMM__CAST_OF_MATRIX)
 #include GMM_KERNELS_FILE
 #endif
 #undef GMM__BODY

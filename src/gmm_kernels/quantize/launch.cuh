@@ -4,7 +4,8 @@ typedef struct gmm_quantize_kernel {
     gmm_dtype dtype;            /* of the source */
     gmm_scaling scaling;
     gmm__vectorized vectorized; /* at most that of the arguments */
-    int32_t act;                /* the source is an activation */
+    gmm__cast_source source;
+    int32_t smem;               /* bytes of dynamic shared memory of the cast, where the row alone says them */
     int32_t sm_kib;             /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
     const void *amax, *cast;
 } gmm_quantize_kernel;
@@ -26,14 +27,21 @@ typedef struct gmm_quantize_kernel {
 GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 GMM__DECLARE_KERNEL(gmm_cast_act_tensor_bf16, gmm__quant_args)
 GMM__DECLARE_KERNEL(gmm_cast_act_1x128_bf16, gmm__quant_args)
+GMM__DECLARE_KERNEL(gmm_cast_gradient_tensor_bf16, gmm__quant_args)
+GMM__DECLARE_KERNEL(gmm_cast_gradient_1x128_bf16, gmm__quant_args)
 #undef GMM__X
 #define GMM__X(dtype, tag, scaling, vectorized, sm_kib, amax, cast) \
-    { dtype, GMM_SCALING_##scaling, vectorized, 0, sm_kib, (const void *)amax##_##tag, (const void *)cast##_##tag },
+    { dtype, GMM_SCALING_##scaling, vectorized, GMM__CAST_OF_MATRIX, 0, sm_kib, (const void *)amax##_##tag, \
+      (const void *)cast##_##tag },
 static const gmm_quantize_kernel gmm_quantize_kernels[] = {
-    { GMM_BF16, GMM_SCALING_TENSOR, GMM__VECTORIZED, 1, GMM__SM_KIB(3, 37888), NULL,
+    { GMM_BF16, GMM_SCALING_TENSOR, GMM__VECTORIZED, GMM__CAST_OF_ACT, 0, GMM__SM_KIB(3, 37888), NULL,
       (const void *)gmm_cast_act_tensor_bf16 },
-    { GMM_BF16, GMM_SCALING_1X128, GMM__VECTORIZED, 1, GMM__SM_KIB(3, 37888), NULL,
+    { GMM_BF16, GMM_SCALING_1X128, GMM__VECTORIZED, GMM__CAST_OF_ACT, 0, GMM__SM_KIB(3, 37888), NULL,
       (const void *)gmm_cast_act_1x128_bf16 },
+    { GMM_BF16, GMM_SCALING_TENSOR, GMM__VECTORIZED, GMM__CAST_OF_GRADIENT, GMM_CAST_GRADIENT_SLOTS,
+      GMM__SM_KIB(2, GMM_CAST_GRADIENT_SLOTS + 7184), NULL, (const void *)gmm_cast_gradient_tensor_bf16 },
+    { GMM_BF16, GMM_SCALING_1X128, GMM__VECTORIZED, GMM__CAST_OF_GRADIENT, GMM_CAST_GRADIENT_SLOTS,
+      GMM__SM_KIB(2, GMM_CAST_GRADIENT_SLOTS + 7184), NULL, (const void *)gmm_cast_gradient_1x128_bf16 },
     GMM_QUANTIZE_KERNEL_LIST(GMM__X)
 };
 #undef GMM__X
@@ -69,7 +77,7 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     const gmm_dtype dtype = a->src.scaling == GMM_SCALING_NONE ? a->src.dtype : GMM_F32;
     const int mn_major = a->columnwise.dtype != GMM_NONE && a->format.scaling == GMM_SCALING_MX32;
     const int errors = a->format.square && a->format.four_over_six;
-    const int32_t cast_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED_BYTES : GMM__QUANT_TILE_BYTES;
+    const int32_t any_smem = a->vectorized ? 0 : mn_major || errors ? GMM__QUANT_SHARED_BYTES : GMM__QUANT_TILE_BYTES;
     const int mx_tiles = a->format.scaling == GMM_SCALING_MX32 && dtype != GMM_F32;
     const int64_t tiles_per_block = mx_tiles || a->format.scaling == GMM_SCALING_NV16 ? (int64_t)GMM_CAST_TILES : 1;
     dim3 grid = gmm__quant_grid(strips * a->col_tiles, max_blocks), cast_grid = grid;
@@ -79,7 +87,7 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
         grid = gmm_cast_grid(a->col_tiles, strips, limits.max_ctas);
         cast_grid = gmm_cast_grid((a->col_tiles + tiles_per_block - 1) / tiles_per_block, strips, limits.max_ctas);
     }
-    while (row->dtype != dtype || row->vectorized > a->vectorized || row->act != (a->act.kind != GMM_ACT_NONE) ||
+    while (row->dtype != dtype || row->vectorized > a->vectorized || row->source != a->act.source ||
            (row->scaling != GMM_SCALING_NONE && row->scaling != a->format.scaling))
         row++;
     forward.backward = 0;
@@ -90,7 +98,12 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
         error = gmm__quant_launch((const void *)gmm_quantize_scales, limits.pdl, gmm__quant_grid(max_blocks, 64), 0, 0,
                                   &forward, stream);
     if (error != cudaSuccess || !cast) return error;
-    return gmm__quant_launch(row->cast, limits.pdl, cast_grid, cast_smem, row->sm_kib, a, stream);
+    return gmm__quant_launch(row->cast, limits.pdl, cast_grid, row->smem + any_smem, row->sm_kib, a, stream);
+}
+static GMM__UNUSED cudaError_t gmm_launch_cast_dprob(const gmm_cast_dprob_args *a, int pdl, cudaStream_t stream) {
+    if (a->rows == 0) return cudaSuccess;
+    return gmm__quant_launch((const void *)gmm_cast_dprob, pdl, dim3((unsigned)(a->rows / GMM__QUANT_THREADS + 1)), 0,
+                             GMM__SM_KIB(8, 0), a, stream);
 }
 
 static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,

@@ -7,7 +7,8 @@ enum {
 };
 typedef float gmm_cast_fp8_scales[GMM_CAST_COL_STEP * GMM_TILE];
 typedef struct gmm_cast_fp8 {
-    gmm_scaling scaling;         /* a constant of the kernel's instance */
+    gmm_scaling scaling;         /* a constant of the kernel's instance, as `source` is */
+    gmm__cast_source source;
     gmm_cast_fp8_scales *scales; /* [2]: of rows and of columns */
     uint8_t *codes;              /* the tile's columnwise codes */
     float qmax;                  /* largest value of the dtype */
@@ -47,7 +48,7 @@ GMM__DEVICE void gmm_cast_fp8_line_scales(const gmm_cast_fp8 *c, const gmm_cast_
     if (thread >= GMM_TILE && t->columnwise) {
         const int32_t col = thread - GMM_TILE;
         c->scales[1][col * GMM_CAST_COL_STEP] = gmm__quant_scale(
-            a, c->qmax, 0, col < t->cols - t->c0 ? a->col_amax[p->unit * a->cols + t->c0 + col] : 0.0f);
+            a, c->qmax, 0, col < t->end - t->c0 ? a->col_amax[p->unit * a->cols + t->c0 + col] : 0.0f);
     }
 }
 
@@ -79,7 +80,7 @@ GMM__DEVICE void gmm_cast_fp8_1x128_scales(const gmm_cast_fp8 *c, const gmm_cast
     const gmm__quant_args *a = t->a;
     const gmm_cast_strip *p = &t->p;
     const int32_t thread = (int32_t)threadIdx.x, copy = thread >= GMM_TILE, l = thread & (GMM_TILE - 1);
-    const int32_t valid_line = l < (copy ? t->cols - t->c0 : p->m);
+    const int32_t valid_line = l < (copy ? t->end - t->c0 : p->m);
     const gmm_mat *m = copy ? &a->columnwise : &a->rowwise;
     if (m->dtype != GMM_NONE) {
         const int64_t lines = copy ? (a->cols + 3) & ~(int64_t)3 : (int64_t)((t->padded_rows + 3) & ~3);
@@ -165,4 +166,38 @@ GMM__DEVICE void gmm_cast_fp8_encode_cols(const gmm_cast_fp8 *c, const gmm_cast_
     }
     __syncthreads();
     gmm_cast_store_cols(t, thread, bytes, c->codes, dst, t->a->columnwise.ld);
+}
+
+/* Casts a tile that the lanes have loaded to x. Lanes that have computed it may still read it from c->codes.
+   sums: whether column sums are wanted; smem_sums: [GMM_CAST_SUM_PARTS][GMM_TILE] for them. */
+GMM__DEVICE void gmm_cast_fp8_tile(const gmm_cast_fp8 *c, const gmm_cast_tile *t, const uint32_t x[8][8],
+                                   const int sums, float *smem_sums) {
+    const gmm__quant_args *a = t->a;
+    float tile_scale = 1.0f;
+    uint32_t amax = 0;
+    if (sums) gmm_cast_column_sums(t, 8, 8, 8, x[0], GMM_TILE, smem_sums);
+    if (c->scaling == GMM_SCALING_TENSOR) {
+        tile_scale = c->source != GMM__CAST_OF_ACT && !a->format.delayed
+                         ? gmm__quant_scale(a, c->qmax, 0, a->amax[0][t->p.unit])
+                     : a->scale         ? a->scale[t->p.unit] : 1.0f;
+        if (a->record) amax = gmm_cast_fp8_warp_amax(c, t, x);
+        if (c->source != GMM__CAST_OF_MATRIX || sums) __syncthreads(); /* a barrier follows maxima of lines anyway */
+    } else {
+        if (c->scaling == GMM_SCALING_ROW) gmm_cast_fp8_line_scales(c, t);
+        if (c->scaling == GMM_SCALING_1X128) gmm_cast_fp8_line_maxima(c, t, x);
+        if (c->scaling == GMM_SCALING_128X128) gmm_cast_fp8_warp_amax(c, t, x);
+        __syncthreads();
+    }
+    if (sums) gmm_cast_store_sums(t, GMM_TILE, smem_sums);
+    if (c->scaling == GMM_SCALING_128X128) tile_scale = gmm_cast_fp8_128x128_scale(c, t);
+    if (c->scaling == GMM_SCALING_1X128) {
+        gmm_cast_fp8_1x128_scales(c, t);
+        __syncthreads();
+    }
+    if (t->rowwise && t->in_cols) gmm_cast_fp8_encode_rows(c, t, x, tile_scale);
+    if (t->columnwise) gmm_cast_fp8_encode_cols(c, t, x, tile_scale);
+    if (c->scaling == GMM_SCALING_TENSOR && a->record) {
+        __syncthreads();
+        gmm_cast_fp8_record_amax(c, t, amax);
+    }
 }

@@ -18,13 +18,24 @@ enum {
     GMM__TRANSPOSE_PER_SM = 4
 };
 
-/* An activation whose result is the source of a cast; gmm__quant_args.src then holds its inputs. */
+/* What the source of a cast is; a constant of each kernel. */
+typedef enum gmm__cast_source {
+    GMM__CAST_OF_MATRIX,
+    GMM__CAST_OF_ACT,      /* the result of an activation, whose inputs gmm__quant_args.src has */
+    GMM__CAST_OF_GRADIENT  /* the gradient of these inputs, which has their layout */
+} gmm__cast_source;
+/* The activation of these casts. Rows and columns are those of its result. */
 typedef struct gmm__act_source {
-    gmm_act_kind kind; /* GMM_ACT_NONE: there is none */
+    gmm__cast_source source;
+    gmm_act_kind kind;
     gmm_act_coef coef;
-    int32_t gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT or GMM__GLU_PAIRS */
+    int32_t ffn, gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT, or of GMM__CAST_OF_ACT _PAIRS */
     int32_t linear;    /* columns from gate to linear ones or, of GMM__GLU_PAIRS, to a lane's next eight elements */
-    const float *prob;                 /* [rows]; NULL: ones */
+    const float *prob; /* [rows]; NULL: ones */
+    /* the gradient of the result, [rows][ffn] with `dy_ld` elements from row to row. NULL: not GMM__CAST_OF_GRADIENT */
+    const uint16_t *dy;
+    int64_t dy_ld;
+    float *dots;       /* [parts of 64 columns][rows]: parts of the rows of dprob; NULL: not wanted */
 } gmm__act_source;
 
 /* Which kernels may serve a cast: those of the value and of the values before it. */

@@ -63,6 +63,7 @@ typedef struct gmm_cast_tile {
     int32_t rowwise, columnwise; /* the copies that the call has */
     gmm_cast_strip p;    /* the strip of rows that the tile is part of */
     int32_t c0, cols;    /* first column of the tile; columns of the matrix */
+    int32_t end;         /* the column behind the last one that the tile may have */
     int32_t row0, col0;  /* in the tile: first row and first column of the lane */
     int32_t in_cols;     /* whether the lane's columns exist */
     int32_t valid_rows;  /* rows from row0 on that exist; below 1 or above 8 where none or more than the lane's do */
@@ -84,13 +85,13 @@ GMM__DEVICE gmm_cast_tile gmm_cast_tile_init(const gmm__quant_args *a, gmm_dtype
 /* Moves to the tile that begins at column c0. */
 GMM__DEVICE void gmm_cast_tile_at(gmm_cast_tile *t, int32_t c0) {
     t->c0 = c0;
-    t->in_cols = t->col0 < t->cols - c0;
+    t->in_cols = t->col0 < t->end - c0;
 }
 /* Moves to the first of the `cta_tiles` tiles that the CTA processes of strip number `index` of its sequence. */
 GMM__DEVICE void gmm_cast_tile_move(gmm_cast_tile *t, const gmm_warp_split *w, int32_t index, int32_t cta_tiles) {
     const gmm__quant_args *a = t->a;
     const int32_t tile = a->backward ? (int32_t)(gridDim.x - 1u - blockIdx.x) : (int32_t)blockIdx.x;
-    t->cols = (int32_t)a->cols;
+    t->cols = t->end = (int32_t)a->cols;
     gmm_cast_tile_at(t, tile * cta_tiles * GMM_TILE);
     t->p = gmm_cast_strip_of(a, w, a->backward ? w->total - 1 - index : index);
     t->valid_rows = t->p.m - t->row0;
@@ -279,7 +280,7 @@ GMM__DEVICE void gmm_cast_column_sums(const gmm_cast_tile *t, int32_t rows, int3
 GMM__DEVICE void gmm_cast_store_sums(const gmm_cast_tile *t, int32_t pitch, const float *smem) {
     const int64_t strip = (t->p.padded_row + t->p.row) / GMM_TILE;
     int32_t col;
-    for (col = (int32_t)threadIdx.x; col < min(pitch, t->cols - t->c0); col += GMM__QUANT_THREADS)
+    for (col = (int32_t)threadIdx.x; col < min(pitch, t->end - t->c0); col += GMM__QUANT_THREADS)
         t->a->sums[strip * t->cols + t->c0 + col] =
             __fadd_rn(__fadd_rn(smem[col], smem[pitch + col]), __fadd_rn(smem[2 * pitch + col], smem[3 * pitch + col]));
 }
@@ -305,7 +306,7 @@ GMM__DEVICE void gmm_cast_store_cols(const gmm_cast_tile *t, int32_t thread, int
     if (thread % chunks * 16 * elements < (t->a->grouped ? (int32_t)GMM_TILE : t->p.m))
 #pragma unroll
         for (k = thread / chunks; k < GMM_TILE; k += step, dst += step * pitch)
-            if (k < t->cols - t->c0)
+            if (k < t->end - t->c0)
                 gmm_st_global_v4_b32(dst, *(const uint4 *)(const void *)(codes + gmm_cast_smem_column(bytes, k) +
                                                                          thread % chunks * 16));
 }

@@ -144,7 +144,9 @@ GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
 
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
    as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
-   dprob each span is a task of its own. */
+   dprob each span is a task of its own. The sum of a row for dprob: a lane adds up its columns of a span, then a
+   quarter of a warp its lanes, then its spans in their order; then quarters and warps are added. gmm_cast_dprob
+   (quantize/act_source.cuh) adds in the same order. */
 GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
@@ -160,17 +162,16 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
         uint32_t part, maximum = 0;
         for (part = loop.part; part < parts; part += row_warps) {
             const gmm__lane_cols cols = gmm__lane_cols_of(GMM__WIDE(a->wide), (int32_t)part, a->ffn);
-            float va[8], vb[8], f[8], da[8], db[8], g[8];
+            float va[8], vb[8], f[8], da[8], db[8], g[8], span_sum = 0.0f;
             int32_t i;
-            if (cols.n[0] <= 0) continue;
-            if (loop.row < valid_rows) {
+            if (loop.row < valid_rows && cols.n[0] > 0) {
                 gmm__act_operands in = GMM__NAME(gmm__act_load_operands)(a, loop.row, &cols);
                 GMM__NAME(gmm__act_decode)(a, &in, va, vb);
                 gmm__act_x8(a->kind, 0, a->coef, va, vb, f, da, db);
                 gmm__decode8(GMM__STATIC_DTYPE, &a->dy, &in.dy, g);
 #pragma unroll
                 for (i = 0; i < 8; i++) {
-                    if (i % 4 < cols.n[i / 4]) sum = fmaf(g[i], f[i], sum);
+                    if (i % 4 < cols.n[i / 4]) span_sum = fmaf(g[i], f[i], span_sum);
                     da[i] *= p * g[i];
                     db[i] *= p * g[i];
                     f[i] *= p;
@@ -179,13 +180,15 @@ GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_
 #pragma unroll
                 for (i = 0; i < 8; i++) f[i] = da[i] = db[i] = 0.0f;
             }
+            if (a->dprob) sum = __fadd_rn(sum, gmm__quarter_warp_sum(span_sum));
+            if (cols.n[0] <= 0) continue;
             if (takes_amax) maximum = gmm__act_max8(gmm__act_max8(maximum, &cols, da), &cols, db);
             if (a->dx.data) GMM__NAME(gmm__act_gradients)(a, loop.row, &cols, da, db);
             if (a->y.data) gmm__store8(GMM__STATIC_DTYPE, &a->y, loop.row, &cols, f);
         }
         if (takes_amax && loop.row < valid_rows) gmm__group_amax_add(a, dtype, &amax, loop.row, maximum);
         if (!a->dprob) continue;
-        sum = gmm__warp_sum(sum);
+        sum = gmm__sum_of_quarters(sum);
         if (row_warps > 1) { /* sums of the CTA's warps */
             int32_t i;
             if (gmm__lane() == 0) sums[gmm__warp()] = sum;

@@ -120,9 +120,10 @@ typedef struct gmm_shard_plan {
 
 /* Plans one shard. *plan is written on success only.
    Errors: GMM_E_NULL (shard, plan), GMM_E_VERSION, GMM_E_DTYPE (format not sharded, or dtype and scaling do not go
-       together), GMM_E_OVERFLOW; GMM_E_ARG: rows or cols below 1, a rank outside its size, a section below 1, section
-       rows that do not add up, sections without section_rows or the reverse, rows (of every section) or cols that
-       tp_size does not divide, odd local cols of a 4-bit format, odd local rows of NV16, a unit below -1;
+       together), GMM_E_OVERFLOW; GMM_E_ARG: a struct_size of 1 to 7, rows or cols below 1, a rank outside its size, a
+       section below 1, section rows that do not add up, sections without section_rows or the reverse, rows (of every
+       section) or cols that tp_size does not divide, odd local cols of a 4-bit format, odd local rows of NV16, a unit
+       below -1;
        GMM_E_CONFIG: a unit that cuts the format's blocks, unpadded rows that gtp_size does not divide (rows would be
        lost) or that cut blocks, a TP slice that breaks tp_multiple. */
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error);
@@ -747,8 +748,8 @@ typedef struct gmm_gtp_quantization {
                                    give_up is called too */
 } gmm_gtp_quantization;
 
-/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
-       without a format), GMM_E_COMM. */
+/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a
+       quantized weight without a format), GMM_E_COMM. */
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream);
 
@@ -826,7 +827,7 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
 
-/* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
 
 /* ----------------------------------------------------------------------------------------------- 11 Checkpoints --- */
@@ -918,15 +919,15 @@ extern "C" {
 /* Bytes of a descriptor that caller and implementation both know; 0 = invalid, for the reason in *status. */
 static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
                                    gmm_error *error) {
+    char rule[96];
     uint32_t stated;
     if (!desc) {
         *status = gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, name);
         return 0;
     }
     memcpy(&stated, desc, sizeof stated); /* struct_size is the first member of every descriptor */
-    if (stated > size || (stated > 0 && stated < sizeof stated)) {
-        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
-                            stated, size);
+    if ((*status = gmm__check_size(stated, size, rule)) != GMM_OK) {
+        *status = gmm__fail(error, *status, "%s: %s->%s", fn, name, rule);
         return 0;
     }
     return stated ? stated : size;

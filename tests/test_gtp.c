@@ -354,7 +354,7 @@ static const char *spoil(int change, gmm_shard *s, gmm_status *want) {
     *want = GMM_E_ARG;
     switch (change) {
     case 0: s->struct_size = (uint32_t)sizeof *s + 8; *want = GMM_E_VERSION; return "struct_size";
-    case 1: s->struct_size = 3; *want = GMM_E_VERSION; return "struct_size is 3";
+    case 1: s->struct_size = 7; return "struct_size 7 is too small";
     case 2: s->rows = 0; return "0 x 256";
     case 3: s->rows = -5; return "-5 x 256";
     case 4: s->cols = 0; return "192 x 0";
@@ -586,7 +586,7 @@ static void grid_errors(int arg) {
     T_REFUSED_TEXT(GMM_E_ARG, gmm_grid_world(&g, &out, &e), e.text, "kind is 5", NULL);
     g.kind = GMM_GRID_DENSE;
     g.struct_size = 1000;
-    T_REFUSED_TEXT(GMM_E_VERSION, gmm_grid_world(&g, &out, &e), e.text, "struct_size is 1000", NULL);
+    T_REFUSED_TEXT(GMM_E_VERSION, gmm_grid_world(&g, &out, &e), e.text, "struct_size 1000 is larger", NULL);
     T_CHECK(out == 77, "an output was written");
 
     memset(&g, 0, sizeof g); /* GTP and EGTP of different size in one job */

@@ -258,8 +258,8 @@ typedef struct gmm_gtp_quantization {
                                    give_up is called too */
 } gmm_gtp_quantization;
 
-/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a quantized weight
-       without a format), GMM_E_COMM. */
+/* Errors: as gmm_gtp_publish; GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG, GMM_E_DTYPE, GMM_E_ALIGN, GMM_E_CONFIG (a
+       quantized weight without a format), GMM_E_COMM. */
 GMMDEF gmm_status gmm_gtp_quantize(gmm_gtp *gtp, const int32_t *weights, int32_t count,
                                    const gmm_gtp_quantization *quantization, gmm_stream stream);
 
@@ -337,6 +337,6 @@ GMMDEF gmm_status gmm_gtp_capture_end(gmm_gtp *gtp, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_pre_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
 GMMDEF gmm_status gmm_gtp_post_replay(gmm_gtp *gtp, int32_t graph, gmm_stream stream);
 
-/* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION. */
+/* The counts so far. Errors: GMM_E_NULL, GMM_E_VERSION, GMM_E_ARG (struct_size). */
 GMMDEF gmm_status gmm_gtp_statistics_of(const gmm_gtp *gtp, gmm_gtp_statistics *out);
 

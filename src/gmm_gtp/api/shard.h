@@ -57,9 +57,10 @@ typedef struct gmm_shard_plan {
 
 /* Plans one shard. *plan is written on success only.
    Errors: GMM_E_NULL (shard, plan), GMM_E_VERSION, GMM_E_DTYPE (format not sharded, or dtype and scaling do not go
-       together), GMM_E_OVERFLOW; GMM_E_ARG: rows or cols below 1, a rank outside its size, a section below 1, section
-       rows that do not add up, sections without section_rows or the reverse, rows (of every section) or cols that
-       tp_size does not divide, odd local cols of a 4-bit format, odd local rows of NV16, a unit below -1;
+       together), GMM_E_OVERFLOW; GMM_E_ARG: a struct_size of 1 to 7, rows or cols below 1, a rank outside its size, a
+       section below 1, section rows that do not add up, sections without section_rows or the reverse, rows (of every
+       section) or cols that tp_size does not divide, odd local cols of a 4-bit format, odd local rows of NV16, a unit
+       below -1;
        GMM_E_CONFIG: a unit that cuts the format's blocks, unpadded rows that gtp_size does not divide (rows would be
        lost) or that cut blocks, a TP slice that breaks tp_multiple. */
 GMMDEF gmm_status gmm_gtp_plan(const gmm_shard *shard, gmm_shard_plan *plan, gmm_error *error);

@@ -25,15 +25,15 @@ extern "C" {
 /* Bytes of a descriptor that caller and implementation both know; 0 = invalid, for the reason in *status. */
 static size_t gmm__gtp_common_size(const char *fn, const char *name, const void *desc, size_t size, gmm_status *status,
                                    gmm_error *error) {
+    char rule[96];
     uint32_t stated;
     if (!desc) {
         *status = gmm__fail(error, GMM_E_NULL, "%s: %s is NULL", fn, name);
         return 0;
     }
     memcpy(&stated, desc, sizeof stated); /* struct_size is the first member of every descriptor */
-    if (stated > size || (stated > 0 && stated < sizeof stated)) {
-        *status = gmm__fail(error, GMM_E_VERSION, "%s: %s->struct_size is %u: must be 0 or at most %zu", fn, name,
-                            stated, size);
+    if ((*status = gmm__check_size(stated, size, rule)) != GMM_OK) {
+        *status = gmm__fail(error, *status, "%s: %s->%s", fn, name, rule);
         return 0;
     }
     return stated ? stated : size;

@@ -3740,6 +3740,7 @@ typedef struct gmm_sm90_operand {
     int mn_major;           /* its rows or columns are the first coordinate of its map, else the second */
     uint32_t box_bytes;     /* of 64 rows or columns */
     int32_t glu_block;      /* B of a glu product: gmm_sm90_glu.block; else 0 */
+    int32_t step;           /* from one of 64 to the next: 64, or in a glu product from gate to linear columns */
     uint32_t mask, mask16;  /* a bit for each that this CTA loads, of 64 and of 16 rows */
     int32_t multicast;      /* both CTAs of the cluster get what one of them loads */
     int32_t first, first16; /* coordinate of the first row or column; rows before those of 16 rows */
@@ -3765,7 +3766,7 @@ GMM__DEVICE void gmm_sm90_assign_b(const gmm_gemm_args *p, const gmm_sm90_tile *
     b->multicast = t->multicast == GMM_SM90_MULTICAST_B;
     b->mask = t->cols > 0 ? (1u << gmm_sm90_b_boxes(t)) - 1 : 0;
     if (b->multicast) b->mask &= of_cta;
-    b->first = t->n0;
+    b->first = b->glu_block ? gmm_sm90_glu_column(b->glu_block, t->n0) : t->n0;
     b->end = t->end;
     b->wrap = GMM_SM90_RAGGED_ROWS;
     if (!k_grouped && t->cols > 0) {
@@ -3784,8 +3785,8 @@ typedef struct gmm_sm90_load {
 /* Loads TMA box b of an operand, of `rows` rows or columns; rows: a constant, 64 or 16. */
 GMM__DEVICE void gmm_sm90_load_box(const gmm_sm90_operand *o, const CUtensorMap *map, const int rows, int b,
                                    const gmm_sm90_load *stage) {
-    const int32_t before = rows * b + (rows == 16 ? o->first16 : 0), first = o->first + before;
-    const int32_t at = o->glu_block ? gmm_sm90_glu_column(o->glu_block, first) : first;
+    const int32_t before = rows * b + (rows == 16 ? o->first16 : 0);
+    const int32_t at = o->first + (rows == 16 ? before : o->step * b);
     gmm_tma_load(stage->at + o->box_bytes / 64 * (uint32_t)before, map, stage->full, o->multicast,
                  o->mn_major ? at : stage->k, o->mn_major ? stage->k : at, o->end, o->wrap);
 }
@@ -12736,8 +12737,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
                                  *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
-    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0 };
-    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0 };
+    const int32_t glu_block = GMM__GLU ? args.glu.block : 0;
+    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 64, 0, 0, 0, 0, 0, 0, 0 };
+    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), glu_block, max(glu_block, 64), 0, 0, 0, 0, 0, 0, 0 };
     uint32_t iter = 0, k_tiles = 0, bytes = 0, stage_bytes = 0, a_offset = 0, tile_index, i;
     int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED), two_at_once = 0;
     int32_t k = 0;

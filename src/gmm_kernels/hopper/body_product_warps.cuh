@@ -129,8 +129,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
                                  *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
     const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
-    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 0, 0, 0, 0, 0, 0, 0 };
-    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), GMM__GLU ? args.glu.block : 0, 0, 0, 0, 0, 0, 0, 0 };
+    const int32_t glu_block = GMM__GLU ? args.glu.block : 0;
+    gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 64, 0, 0, 0, 0, 0, 0, 0 };
+    gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), glu_block, max(glu_block, 64), 0, 0, 0, 0, 0, 0, 0 };
     uint32_t iter = 0, k_tiles = 0, bytes = 0, stage_bytes = 0, a_offset = 0, tile_index, i;
     int early = gmm_sm90_plans_early(&args.p, args.tables, GMM__K_GROUPED), two_at_once = 0;
     int32_t k = 0;

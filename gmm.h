@@ -5645,7 +5645,8 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
     const int64_t ffn = call->config.ffn, block = call->act.interleave;
-    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
+    const int64_t cols = slot == GMM_SLOT_H ? ffn : gmm__mlp_fc1_cols(call); /* of the cast */
+    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && cols <= INT32_MAX / 2 &&
                         call->rows <= INT32_MAX / 2;
     if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
     if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;
@@ -11005,7 +11006,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm_launch_quantize_tail(&t, gmm__cuda_pdl(plan->call), stream);
+    return gmm_launch_quantize_tail(&t, gmm__mma_launch_limits(plan->call, 8), stream);
 }
 
 /* Whether an operand admits the accesses of the vectorized kernels: k 0 is the rowwise copy, 1 the columnwise one, 2
@@ -11088,7 +11089,7 @@ static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_sou
     args.ffn = act->ffn;
     args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     args.dprob = call->fused.act_source->dprob;
-    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__cuda_pdl(call), stream));
+    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
 }
 
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
@@ -11298,11 +11299,16 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
-static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
-static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
-static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */
-static const double gmm__wgmma_act_fixed = 4000.0;         /* clocks: its launch */
+/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, each with one launch and with two
+   (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store, and slows the mainloop
+   down besides. The mainloop of long contractions is not slowed down as in other ping-pong tiles. */
+static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
+static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
+static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
+static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
+static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -11321,8 +11327,8 @@ static const double gmm__wgmma_wgrad_pack = 63.0;          /* clocks per m16: ac
 static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the shorter of the two that is not hidden */
 /* FP8. Clocks of steps and tiles: gmm_fp8_stage_clocks, GMM_FP8_TILE_CLOCKS. */
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
-static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
+static const double gmm__wgmma_fp8_glu_m64 = 3800.0;       /* clocks per m64 of a glu product: its epilogue */
+static const double gmm__wgmma_fp8_glu_alone_m64 = 3300.0; /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 260e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
@@ -11404,6 +11410,7 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
 
 /* What multiplies the clocks of a mainloop of forward or dgrad. */
 static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles) {
+    if (k->op == gmm_gemm_glu) return 1.0;
     if (k->consumers != 2) return 1.0 + k_tiles / gmm__wgmma_k_tiles_scale; /* ping-pong */
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
     return k->b_format && s->rows < GMM__WGMMA_PACKED_ROWS ? gmm__wgmma_packed_slowdown : 1.0;
@@ -11413,6 +11420,7 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
 static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
     const double blocks = k->tile_n / 128.0 * m16; /* of 16 rows and 128 columns */
     const double left = k->m16 - k->deferred * k_tiles;
+    if (k->op == gmm_gemm_glu) return m16 * (s->drops_d ? gmm__wgmma_store_glu_alone : gmm__wgmma_store_glu);
     if (s->f32) return blocks * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
     if (k->deferred)
         return blocks * gmm__wgmma_store_deferred + (left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
@@ -11602,17 +11610,32 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
     return clocks;
 }
 
+/* Tiles of a 16-bit glu product are 176 x 128 and cannot be narrowed; those of FC1 alone are, where a group fits one,
+   until they fill the last wave, which its price does not count. What the price of the glu product is multiplied by
+   instead. 0: a long contraction would leave multiprocessors without work. */
+static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
+    const int32_t processors = call->ctx->device.processors;
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm_gemm_fwd, processors);
+    const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, 176, 128, processors, 0);
+    const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
+    const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
+    if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
+    return 1.0 + gmm__wgmma_glu_width * (tiles_n / (double)wide.tiles_n - 1.0);
+}
+
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
     const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
-    double act, product, fused;
+    double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
+    width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
+    if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
     act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
-    fused = gmm__wgmma_fc1_clocks(call, 1, copies);
+    fused = width * gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone",
                             call->fused.product_cast ? "act and cast" : "the act");

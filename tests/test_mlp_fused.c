@@ -685,9 +685,9 @@ static void product_late(int arg) {
 /* What the plan takes by itself: one launch where groups have few rows, two where the product is large. */
 static void product_chosen(int arg) {
     static const struct { int64_t hidden, ffn, rows; int joined, recipe; } rows[] = { { 512, 1024, 64, 1, 0 },
-                                                                                    { 7168, 2048, 4096, 0, 0 },
+                                                                                    { 768, 2688, 2225, 0, 0 },
                                                                                     { 1024, 4096, 16, 1, 1 },
-                                                                                    { 7168, 2048, 4096, 0, 1 } };
+                                                                                    { 4096, 640, 146, 0, 1 } };
     const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
     gmm_mlp_config config = { .hidden = rows[arg].hidden, .ffn = rows[arg].ffn,
                               .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
@@ -831,7 +831,7 @@ void tests_mlp_fused(void) {
     t_add(product_casts_cached, 0, "mlp activation and cast joined to a product, cached weights");
     for (int i = 0; i < 2; i++) {
         t_add(product_late, i, "mlp activation joined to its product, late weights%s", i ? " in tables" : "");
-        t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "large product" : "few rows");
-        t_add(product_chosen, 2 + i, "mlp activation and cast joined by plan, %s", i ? "large product" : "few rows");
+        t_add(product_chosen, i, "mlp activation joined by plan, %s", i ? "short contraction" : "few rows");
+        t_add(product_chosen, 2 + i, "mlp activation and cast joined by plan, %s", i ? "too few tiles" : "few rows");
     }
 }

@@ -2,10 +2,12 @@
    its own (GMM_FUSE_NEVER): microseconds of both, alternating, and whether their bits are equal. FC2 has 16 columns, so
    that FC1 and the activation are nearly all of the time. --fp8: by the recipe FP8_BLOCK, where the product quantizes
    the activation too, with weights from a cache; the time includes the cast of x. --zeros: tokens and weights are 0,
-   with which the clock is not limited by power. What it means: src/gmm_kernels/KERNELS.md. */
+   with which the clock is not limited by power. --random=SEED: 48 shapes drawn by the seed instead of those of models.
+   What it means: src/gmm_kernels/KERNELS.md. */
 #include "gmm.h"
 
 #include <cuda_runtime.h>
+#include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -13,7 +15,9 @@
 enum { TURNS = 21, REPEATS = 4, OUT = 16 };
 enum { TWO, ONE, TWO_ALONE, ONE_ALONE, WAYS }; /* launches; alone: inference, which does not keep the pre-activation */
 
-static const struct { const char *name; int groups; int64_t hidden, ffn, rows; } SHAPES[] = {
+/* rows: of all groups */
+typedef struct mlp_shape { const char *name; int groups; int64_t hidden, ffn, rows; } mlp_shape;
+static const mlp_shape SHAPES[] = {
     {"dsv3/4096", 8, 7168, 2048, 32768},     {"dsv3/512", 8, 7168, 2048, 4096}, {"mixtral/2048", 8, 4096, 14336, 16384},
     {"qwen3/512", 128, 2048, 768, 65536},    {"gptoss/1024", 32, 2880, 2880, 32768},
     {"odd/958", 24, 3072, 1408, 22992},      {"qwen3/300", 128, 2048, 768, 38400},
@@ -60,9 +64,9 @@ static int ascending(const void *a, const void *b) {
     return (p > q) - (p < q);
 }
 
-static int shape(int which) {
-    const int groups = SHAPES[which].groups;
-    const int64_t H = SHAPES[which].hidden, F = SHAPES[which].ffn, R = SHAPES[which].rows;
+static int measure(const mlp_shape *shape) {
+    const int groups = shape->groups;
+    const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows;
     int32_t *const sizes = (int32_t *)malloc((size_t)groups * 4);
     gmm_mlp_config config = GMM_ZERO;
     gmm_options options = GMM_ZERO;
@@ -132,7 +136,7 @@ static int shape(int which) {
     count_different<<<1056, 256>>>((uint16_t *)saved[0], (uint16_t *)saved[1], R * 2 * F, different);
     cuda(cudaMemcpy(&host, different, 8, cudaMemcpyDeviceToHost));
     for (int way = 0; way < WAYS; way++) qsort(t[way], TURNS, sizeof **t, ascending);
-    printf("%-16s %8.1f %8.1f  %.3f %8.1f %8.1f  %.3f  %-5s %s\n", SHAPES[which].name, t[TWO][TURNS / 2],
+    printf("%-22s %8.1f %8.1f  %.3f %8.1f %8.1f  %.3f  %-5s %s\n", shape->name, t[TWO][TURNS / 2],
            t[ONE][TURNS / 2], t[TWO][TURNS / 2] / t[ONE][TURNS / 2], t[TWO_ALONE][TURNS / 2],
            t[ONE_ALONE][TURNS / 2], t[TWO_ALONE][TURNS / 2] / t[ONE_ALONE][TURNS / 2],
            strstr(text, "with the activation") ? "one" : "two", host ? "BITS DIFFER" : "equal");
@@ -146,14 +150,33 @@ static int shape(int which) {
     return host != 0;
 }
 
+/* A shape whose product takes at most a few milliseconds: groups, rows of a group and extents by powers of two. */
+static int between(int least, int most) { return least + rand() % (most - least + 1); }
+static mlp_shape drawn(char name[64]) {
+    mlp_shape s;
+    int64_t rows;
+    do {
+        s.groups = 1 << between(2, 7);
+        s.hidden = 256 * between(2, 28);
+        s.ffn = 128 * between(2, 32);
+        rows = (int64_t)(16.0 * exp2(between(0, 800) * 0.01));
+        s.rows = s.groups * rows;
+    } while (s.rows * s.hidden * s.ffn > (int64_t)5e11 || s.groups * s.hidden * s.ffn > (int64_t)1e9);
+    snprintf(name, 64, "%dx%d %d %d", s.groups, (int)rows, (int)s.hidden, (int)s.ffn);
+    s.name = name;
+    return s;
+}
+
 int main(int argc, char **argv) {
+    enum { DRAWN = 48 };
     gmm_config config = GMM_ZERO;
     gmm_error error;
     cudaDeviceProp prop;
-    int wrong = 0;
+    int wrong = 0, random = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--zeros")) size_of_data = 0.0f;
         if (!strcmp(argv[i], "--fp8")) fp8 = 1;
+        if (!strncmp(argv[i], "--random=", 9)) srand((unsigned)atoi(argv[i] + 9)), random = 1;
     }
     cuda(cudaGetDeviceProperties(&prop, 0));
     if (prop.major != 9) {
@@ -166,10 +189,15 @@ int main(int argc, char **argv) {
         return 1;
     }
     printf("%s, us of FC1 and activation%s, two launches and one\n", prop.name, fp8 ? ", fp8-block" : "");
-    printf("%-16s %8s %8s  %5s %8s %8s  %5s  %-5s bits\n", "rows per group", "training", "joined", "ratio", "inference",
-           "joined", "ratio", "plan");
-    for (int i = 0; i < (int)(sizeof SHAPES / sizeof *SHAPES); i++)
-        if (!fp8 || SHAPES[i].ffn % 128 == 0) wrong |= shape(i); /* others are not served */
+    printf("%-22s %8s %8s  %5s %8s %8s  %5s  %-5s bits\n", random ? "groups x rows, H, ffn" : "rows per group",
+           "training", "joined", "ratio", "inference", "joined", "ratio", "plan");
+    for (int i = 0; random && i < DRAWN; i++) {
+        char name[64];
+        const mlp_shape s = drawn(name);
+        wrong |= measure(&s);
+    }
+    for (int i = 0; !random && i < (int)(sizeof SHAPES / sizeof *SHAPES); i++)
+        if (!fp8 || SHAPES[i].ffn % 128 == 0) wrong |= measure(&SHAPES[i]); /* others are not served */
     gmm_destroy(ctx);
     return wrong;
 }

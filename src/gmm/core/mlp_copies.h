@@ -54,7 +54,8 @@ static enum gmm__mlp_cast_fusion gmm__mlp_cast_fusion_of(const gmm__mlp_steps *s
     const gmm__call *call = steps->call;
     const gmm_format *f = &steps->operand[slot].format[0];
     const int64_t ffn = call->config.ffn, block = call->act.interleave;
-    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && ffn <= INT32_MAX / 2 &&
+    const int64_t cols = slot == GMM_SLOT_H ? ffn : gmm__mlp_fc1_cols(call); /* of the cast */
+    const int aligned = ffn % 8 == 0 && (block <= 1 || block % 8 == 0) && cols <= INT32_MAX / 2 &&
                         call->rows <= INT32_MAX / 2;
     if (call->ctx->config.space != GMM_SPACE_CUDA) return GMM__CAST_ALONE;
     if (f->scaling == GMM_SCALING_TENSOR && !f->delayed) return GMM__CAST_AFTER_AMAX;

@@ -99,7 +99,7 @@ static cudaError_t gmm__mma_zero_quant_tail(const gmm__plan *plan, const int64_t
     t.rows = plan->call->rows;
     t.valid_rows = offsets + plan->call->groups.count;
     t.skip = skip;
-    return gmm_launch_quantize_tail(&t, gmm__cuda_pdl(plan->call), stream);
+    return gmm_launch_quantize_tail(&t, gmm__mma_launch_limits(plan->call, 8), stream);
 }
 
 /* Whether an operand admits the accesses of the vectorized kernels: k 0 is the rowwise copy, 1 the columnwise one, 2
@@ -182,7 +182,7 @@ static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_sou
     args.ffn = act->ffn;
     args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     args.dprob = call->fused.act_source->dprob;
-    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__cuda_pdl(call), stream));
+    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
 }
 
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */

@@ -20,17 +20,32 @@ static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) 
     return clocks;
 }
 
+/* Tiles of a 16-bit glu product are 176 x 128 and cannot be narrowed; those of FC1 alone are, where a group fits one,
+   until they fill the last wave, which its price does not count. What the price of the glu product is multiplied by
+   instead. 0: a long contraction would leave multiprocessors without work. */
+static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
+    const int32_t processors = call->ctx->device.processors;
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm_gemm_fwd, processors);
+    const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, 176, 128, processors, 0);
+    const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
+    const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
+    if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
+    return 1.0 + gmm__wgmma_glu_width * (tiles_n / (double)wide.tiles_n - 1.0);
+}
+
 /* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
    The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
     const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
-    double act, product, fused;
+    double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
+    width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
+    if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
     act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
           gmm__wgmma_act_fixed;
     product = gmm__wgmma_fc1_clocks(call, 0, copies);
-    fused = gmm__wgmma_fc1_clocks(call, 1, copies);
+    fused = width * gmm__wgmma_fc1_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone",
                             call->fused.product_cast ? "act and cast" : "the act");

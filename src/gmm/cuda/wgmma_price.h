@@ -33,11 +33,16 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations. In the epilogue of glu they are not hidden: stores of h and arithmetic slow the mainloop down. */
-static const double gmm__wgmma_glu_m16 = 510.0;            /* clocks per m16 of a glu product */
-static const double gmm__wgmma_glu_alone_m16 = 310.0;      /* the same where D is not stored */
-static const double gmm__wgmma_act_rate = 2600.0;          /* bytes per clock: a kernel for the activation */
-static const double gmm__wgmma_act_fixed = 4000.0;         /* clocks: its launch */
+/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, each with one launch and with two
+   (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store, and slows the mainloop
+   down besides. The mainloop of long contractions is not slowed down as in other ping-pong tiles. */
+static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
+static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
+static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
+static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
+static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -56,8 +61,8 @@ static const double gmm__wgmma_wgrad_pack = 63.0;          /* clocks per m16: ac
 static const double gmm__wgmma_wgrad_exposed = 0.26;       /* share of the shorter of the two that is not hidden */
 /* FP8. Clocks of steps and tiles: gmm_fp8_stage_clocks, GMM_FP8_TILE_CLOCKS. */
 static const double gmm__wgmma_fp8_load_column = 7.0;      /* clocks per step and column: weights from device memory */
-static const double gmm__wgmma_fp8_glu_m64 = 3700.0;        /* clocks per m64 of a glu product: its epilogue */
-static const double gmm__wgmma_fp8_glu_alone_m64 = 2700.0;  /* the same where D is not stored */
+static const double gmm__wgmma_fp8_glu_m64 = 3800.0;       /* clocks per m64 of a glu product: its epilogue */
+static const double gmm__wgmma_fp8_glu_alone_m64 = 3300.0; /* the same where D is not stored */
 static const double gmm__wgmma_fp8_prefetch_limit = 260e3; /* clocks of a product below which prefetch pays */
 enum {
     GMM__WGMMA_CHOICE_ROWS = 256,  /* rows per group from which the device chooses between the tiles of a kernel */
@@ -139,6 +144,7 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
 
 /* What multiplies the clocks of a mainloop of forward or dgrad. */
 static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles) {
+    if (k->op == gmm_gemm_glu) return 1.0;
     if (k->consumers != 2) return 1.0 + k_tiles / gmm__wgmma_k_tiles_scale; /* ping-pong */
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
     return k->b_format && s->rows < GMM__WGMMA_PACKED_ROWS ? gmm__wgmma_packed_slowdown : 1.0;
@@ -148,6 +154,7 @@ static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_sha
 static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles, double m16) {
     const double blocks = k->tile_n / 128.0 * m16; /* of 16 rows and 128 columns */
     const double left = k->m16 - k->deferred * k_tiles;
+    if (k->op == gmm_gemm_glu) return m16 * (s->drops_d ? gmm__wgmma_store_glu_alone : gmm__wgmma_store_glu);
     if (s->f32) return blocks * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
     if (k->deferred)
         return blocks * gmm__wgmma_store_deferred + (left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);

@@ -9416,18 +9416,21 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 8) gmm_route_dense(const __grid_c
     }
 }
 
-/* The update of expert biases; see gmm_expert_bias. One warp per layer. */
+/* The update of expert biases; see gmm_expert_bias. A warp updates one layer at a time. */
 GMM__KERNEL __launch_bounds__(32, 1) gmm_route_bias(const __grid_constant__ gmm__bias_args a) {
+    int64_t layer;
     gmm_pdl_wait();
-    int64_t *counts = a.total_counts + blockIdx.x * (int64_t)a.experts, sum = 0;
-    float *bias = a.bias + blockIdx.x * (int64_t)a.experts;
-    int32_t e;
-    for (e = gmm__lane(); e < a.experts; e += 32) sum += counts[e];
-    sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
-    for (e = gmm__lane(); e < a.experts; e += 32) {
-        const int64_t above = counts[e] * a.experts; /* compared with the sum: no mean is rounded */
-        bias[e] += above < sum ? a.rate : above > sum ? -a.rate : 0.0f;
-        counts[e] = 0;
+    for (layer = blockIdx.x; layer < a.layers; layer += gridDim.x) {
+        int64_t *counts = a.total_counts + layer * a.experts, sum = 0;
+        float *bias = a.bias + layer * a.experts;
+        int32_t e;
+        for (e = gmm__lane(); e < a.experts; e += 32) sum += counts[e];
+        sum = __shfl_sync(0xFFFFFFFFu, gmm__warp_scan(sum), 31);
+        for (e = gmm__lane(); e < a.experts; e += 32) {
+            const int64_t above = counts[e] * a.experts; /* compared with the sum: no mean is rounded */
+            bias[e] += above < sum ? a.rate : above > sum ? -a.rate : 0.0f;
+            counts[e] = 0;
+        }
     }
 }
 #endif /* GMM__HOLDS(0) */

@@ -172,7 +172,7 @@ const gmm_mat *mlp_cast(const gmm_mlp *d, int slot, const gmm_mat *src, gmm_mat 
     const int64_t cols = slot == GMM_SLOT_DY ? out_cols(d) : slot == GMM_SLOT_DZ ? fc1_cols(d)
                          : slot == GMM_SLOT_X || slot == GMM_SLOT_W1 ? d->config->hidden : d->config->ffn;
     const int32_t count = d->groups->count;
-    const size_t units = weight ? (size_t)count : 1, amaxes = sizeof(float) * (size_t)d->groups->capacity;
+    const size_t units = weight ? (size_t)count : 1, amaxes = sizeof(float) * (size_t)(d->groups->capacity + count);
     const gmm_format rowwise = weight ? recipe->weight : gradient ? recipe->grad : recipe->input;
     gmm_format f[2] = { rowwise, rowwise };
     gmm_quantization q = GMM_ZERO;

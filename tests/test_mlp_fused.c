@@ -221,11 +221,12 @@ static void compare_gradients(int recipe, int64_t ffn, const gmm_act *act, gmm_t
     z = preact_of(&c);
     c.d.dy = &dy.mat;
     c.d.dx = &dx.mat;
-    if (want & WANT_DPROB) c.d.dprob = dprob;
     if (want & WANT_DW1) c.d.dw1 = &grad_w1;
     if (want & WANT_DB1) c.d.db1 = &grad_b1;
     ctx = mlp_traced(&lines);
+    c.d.dprob = NULL; /* a query need not have addresses */
     T_OK_TEXT(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &c.d, &info), gmm_last_error(ctx));
+    if (want & WANT_DPROB) c.d.dprob = dprob;
     lines = 0;
     T_OK_TEXT(gmm_mlp_bwd(ctx, &c.d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
               gmm_last_error(ctx));

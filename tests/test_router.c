@@ -533,6 +533,7 @@ static void round_trip(int arg) {
 
 static void expert_bias(int experts) {
     enum { LAYERS = 3 };
+    const gmm_options options = { .sm_limit = experts % 2 }; /* fewer multiprocessors than layers */
     const int n = LAYERS * experts;
     int64_t *counts = (int64_t *)t_host((size_t)n * sizeof *counts);
     double *bias = route_doubles(n), *want = route_doubles(n);
@@ -553,6 +554,7 @@ static void expert_bias(int experts) {
     u.experts = experts;
     u.layers = LAYERS;
     u.rate = 0.001f;
+    u.options = &options;
     u.total_counts = (int64_t *)t_alloc((size_t)n * 8);
     t_upload(u.total_counts, counts, (size_t)n * 8);
     u.bias = t_floats_out(n);

@@ -58,7 +58,8 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     if (!gmm__mma_plan_quant_units(call, plan)) return 0;
     gmm__reserve(plan, GMM__MMA_QUANT_AMAX, gmm__mma_quant_amax_count(call, counts) * sizeof(float));
     gmm__reserve(plan, GMM__MMA_QUANT_TABLES, gmm__grouped(call) ? 0 : 6 * (size_t)call->units * sizeof(void *));
-    if (call->fused.act_source && call->fused.act_source->dprob)
+    /* a query need not have the address of dprob yet */
+    if (call->fused.act_source && (call->fused.act_source->dprob || (call->query && call->fused.act_source->dy)))
         gmm__reserve(plan, GMM__MMA_QUANT_DOTS,
                      (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_CAST_DOT_COLS) * (size_t)call->rows *
                          sizeof(float));

@@ -1542,6 +1542,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t merged;         /* and those that are kept from an earlier part already: after a success, matched, kept,
+                               dropped and merged are all tensors of all parts */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
                                fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
@@ -1755,7 +1757,11 @@ typedef struct gmm_ckpt_glu {
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes, among them shared experts that
-                                the source's scheme does not have */
+                                the source's scheme does not have. Two of one part that drop_wrappers gives one name
+                                are duplicate_key. Parts that have one of the same name must have it in one shape
+                                (shape), and the first is read, as of tensors that all ranks have; but in the modules
+                                of FC1 and FC2, unless its name counts the experts of all ranks, it is ambiguous where
+                                ranks of EP or ETP differ, since each has its own */
     GMM_CKPT_EXTRA_DROP = 2,
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
@@ -14911,17 +14917,25 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text matches the pattern; reads its layer and expert. */
-static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
-    while (*pattern) {
+/* Matches the pattern up to `end` to the front of a text, and reads its layer and expert. Returns the text behind it;
+   NULL: it does not match. */
+static const char *gmm__ck_match_front(const char *pattern, const char *end, const char *text, int64_t *layer,
+                                       int64_t *expert) {
+    while (pattern < end) {
         if (*pattern == '{') {
-            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return NULL;
             pattern += 3;
         } else if (*pattern++ != *text++) {
-            return 0;
+            return NULL;
         }
     }
-    return *text == 0;
+    return text;
+}
+
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    const char *rest = gmm__ck_match_front(pattern, pattern + strlen(pattern), text, layer, expert);
+    return rest && *rest == 0;
 }
 
 static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {
@@ -17089,11 +17103,61 @@ static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t sr
     return gmm__ck_add_move(b, &m);
 }
 
+/* Whether a key stands in the module of a linear of experts, and does not say which of all experts it is of: ranks of
+   EP and ETP may have other tensors by the same name. */
+static int gmm__ck_is_of_rank(gmm__ck_builder *b, const char *name) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const size_t prefix = strlen(b->source_prefix);
+    const char *key, *dot;
+    size_t state_length;
+    int64_t layer, expert, slot_index;
+    int32_t r;
+    (void)gmm__ck_find_state(b, name, &state_length);
+    (void)gmm__ck_strip_key_wrappers(&b->source, name + state_length, b->key_buffer);
+    if (strncmp(b->key_buffer, b->source_prefix, prefix)) return 0;
+    key = b->key_buffer + prefix;
+    for (dot = strchr(key, '.'); b->slot_count && dot; dot = strchr(dot + 1, '.')) {
+        const int64_t i = gmm__ck_find_linear(b, key, (size_t)(dot - key), GMM_CKPT_SLOT_ANY, 0, &slot_index);
+        if (i >= 0 && (b->linears[i].slot == GMM_CKPT_FC1 || b->linears[i].slot == GMM_CKPT_FC2)) return 1;
+    }
+    for (r = 0; r < scheme->count; r++) {
+        const char *pattern = scheme->rows[r].pattern, *last = strrchr(pattern, '.'), *number = strstr(pattern, "{e}");
+        if ((scheme->rows[r].slot != GMM_CKPT_FC1 && scheme->rows[r].slot != GMM_CKPT_FC2) || !last ||
+            (scheme->global_index && number && number < last))
+            continue;
+        if (gmm__ck_match_front(pattern, last + 1, key, &layer, &expert)) return 1;
+    }
+    return 0;
+}
+
+/* Merges an extra tensor of part p with the target `twin` of the same name, which is a tensor of part `from`. Names of
+   one part differ, so that two of it meet only where they lose their wrapper segments. */
+static gmm_status gmm__ck_merge_extra(gmm__ck_builder *b, const gmm_ckpt_tensor *t, const char *source_name, int32_t p,
+                                      int64_t twin, int32_t from) {
+    const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
+    const gmm_ckpt_rank *r = &b->parts[p].rank, *q = &b->parts[from].rank;
+    if (p == from)
+        return gmm__ck_refuse(b, GMM_CKPT_DUPLICATE_KEY, source_name, "without wrapper segments it has the name of "
+                              "another tensor, \"%.100s\"", t->name);
+    if (k->dtype != t->dtype || k->rank != t->rank || k->bytes != t->bytes ||
+        memcmp(k->shape, t->shape, (size_t)t->rank * sizeof t->shape[0]))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "parts of the source have it in different shapes");
+    if ((r->ep_rank != q->ep_rank || r->etp_rank != q->etp_rank) && gmm__ck_is_of_rank(b, source_name))
+        return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, source_name, "parts of other EP or ETP ranks have it too, and it "
+                              "belongs to the experts of a rank: it cannot be kept under one name");
+    if (b->report) b->report->merged++;
+    return GMM_OK;
+}
+
 /* Keeps, drops or refuses the tensors that no linear uses. */
 static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
-    int64_t i;
+    int32_t *from; /* the part of each target that is kept */
+    int64_t i, n = 0;
     int32_t p;
+    for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->count;
+    from = (int32_t *)gmm__ck_alloc(&b->arena, n, sizeof *from);
+    if (!from) return gmm__ck_no_memory(b);
     for (p = 0; p < b->source.part_count; p++) {
         const gmm_ckpt_table *table = b->parts[p].table;
         for (i = 0; i < table->count; i++) {
@@ -17126,14 +17190,13 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
             }
             twin = gmm_ckpt_table_find(b->targets, t.name);
             if (twin >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
-                if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
-                    !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
-                    continue;
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
+                status = gmm__ck_merge_extra(b, &t, table->tensors[i].name, p, twin, from[twin - before]);
+                if (status) return status;
+                continue;
             }
             if (b->report) b->report->kept++;
             status = gmm__ck_add_target(b, &t, &target);
+            if (!status) from[target - before] = p;
             if (!status) status = gmm__ck_plan_copy(b, p, (int32_t)i, 0, target, 0, gmm__ck_unit_count(&t));
             if (!status) status = gmm__ck_finish_target(b, target, first);
             if (status) return status;

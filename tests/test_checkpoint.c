@@ -3723,6 +3723,71 @@ static void inner_wrappers(int arg) {
     gmm_ckpt_table_destroy(t);
 }
 
+/* Extra tensors of one name: two of one part, the same one of several parts, and those of experts, which differ between
+   ranks. Every tensor of the source is counted. */
+static void extra_names(int arg) {
+    static const char *const wrappers[] = {"module"};
+    static const struct { const char *scheme, *name; int reason; } ways[] = {
+        {"megatron", "embedding.weight", 0},
+        {"megatron", ML "linear_fc1.input_amax0", GMM_CKPT_AMBIGUOUS},
+        {"megatron", ML "linear_fc1._extra_state", GMM_CKPT_AMBIGUOUS},
+        {"megatron", ML "linear_fc1.bias0", GMM_CKPT_AMBIGUOUS},
+        {"megatron", "decoder.layers.0.mlp.router.note", 0},
+        {"sequential", ML "local_experts.1.linear_fc2.note", GMM_CKPT_AMBIGUOUS},
+        {"mixtral", HL "block_sparse_moe.experts.1.w1.note", 0},
+        {"fused", HL "mlp.experts.note", GMM_CKPT_AMBIGUOUS},
+        {"module", "fc.note", GMM_CKPT_AMBIGUOUS},
+        {"module", "other.note", 0}};
+    static const int32_t sizes[] = {1, 2};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_report report;
+    call c;
+    plan_run m;
+    (void)arg;
+    for (int shape = 2; shape < 4; shape++) {
+        add(t, "module.lm_head.weight", GMM_F32, SHAPE(2), NULL);
+        add(t, "lm_head.weight", GMM_F32, SHAPE(shape), NULL);
+        call_begin(&c, t, "module", "module");
+        c.source.wrappers = wrappers;
+        c.source.wrapper_count = 1;
+        c.source.extra = GMM_CKPT_EXTRA_KEEP;
+        m = plan_ok(&c, NULL, 0);
+        MUST(count(m.targets) == 2);
+        gmm_ckpt_plan_destroy(m.plan);
+        c.target.drop_wrappers = 1;
+        plan_refused(&c, NULL, 0, GMM_CKPT_DUPLICATE_KEY, "another tensor, \"lm_head.weight\"");
+        gmm_ckpt_table_destroy(t);
+        t = table_new();
+    }
+    for (int i = 0; i < T_COUNT(ways); i++)
+        for (int axis = 0; axis < 3; axis++) { /* the ranks of two parts differ in EP, ETP or GTP */
+            const gmm_ckpt_linear l = linear_of("fc", 2, 4, 4, 1, 0);
+            gmm_ckpt_plan *plan;
+            call_begin(&c, t, ways[i].scheme, ways[i].scheme);
+            c.source.extra = GMM_CKPT_EXTRA_KEEP;
+            c.source.skip_missing = 1;
+            c.source.part_count = 2;
+            for (int p = 0; p < 2; p++) {
+                gmm_ckpt_rank *r = &c.part[p].rank;
+                c.part[p].table = t = table_new();
+                add(t, ways[i].name, GMM_F32, SHAPE(3), NULL);
+                r->ep_size = sizes[axis == 0];
+                r->etp_size = sizes[axis == 1];
+                r->gtp_size = sizes[axis == 2];
+                *(axis == 0 ? &r->ep_rank : axis == 1 ? &r->etp_rank : &r->gtp_rank) = p;
+            }
+            if (ways[i].reason && axis < 2) {
+                plan_refused(&c, &l, 1, (gmm_ckpt_reason)ways[i].reason, ways[i].name);
+            } else {
+                T_OK_TEXT(gmm_ckpt_plan_create(&plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+                T_CHECK(report.kept == 1 && report.merged == 1 && !report.matched && !report.dropped, "%s",
+                        ways[i].name);
+                gmm_ckpt_plan_destroy(plan);
+            }
+            for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+        }
+}
+
 static void legacy_shapes(int arg) { /* shapes as Megatron declares them; [E, F, H] is read as well */
     enum { E = 3, F = 4, H = 5 };
     float w[E * F * H];
@@ -3828,6 +3893,7 @@ void tests_checkpoint(void) {
         t_add_host(model_wrapped, k, "checkpoint wrapped keys: %s, %s%s", model_kinds[k].scheme, form, bits);
     }
     t_add_host(inner_wrappers, 0, "checkpoint wrappers inside of keys");
+    t_add_host(extra_names, 0, "checkpoint extra tensors of one name");
     t_add_host(legacy_shapes, 0, "checkpoint legacy weight2 is [E F, H]");
     t_add_host(legacy_shapes, 1, "checkpoint legacy weight2 [E, F, H] is read");
     t_add_host(upstream_chains, 0, "checkpoint upstream modules meet keys of one another");

@@ -921,6 +921,7 @@ static void print_kept(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report)
                      (long long)kept, (long long)count);
     print_patterns(names, kept);
     if (report->dropped) printf("dropped: %lld tensors\n", (long long)report->dropped);
+    if (report->merged) printf("merged: %lld tensors that an earlier file has too\n", (long long)report->merged);
     free((void *)names);
 }
 

@@ -58,6 +58,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t merged;         /* and those that are kept from an earlier part already: after a success, matched, kept,
+                               dropped and merged are all tensors of all parts */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
                                fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
@@ -271,7 +273,11 @@ typedef struct gmm_ckpt_glu {
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes, among them shared experts that
-                                the source's scheme does not have */
+                                the source's scheme does not have. Two of one part that drop_wrappers gives one name
+                                are duplicate_key. Parts that have one of the same name must have it in one shape
+                                (shape), and the first is read, as of tensors that all ranks have; but in the modules
+                                of FC1 and FC2, unless its name counts the experts of all ranks, it is ambiguous where
+                                ranks of EP or ETP differ, since each has its own */
     GMM_CKPT_EXTRA_DROP = 2,
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;

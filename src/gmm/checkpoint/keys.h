@@ -95,17 +95,25 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text matches the pattern; reads its layer and expert. */
-static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
-    while (*pattern) {
+/* Matches the pattern up to `end` to the front of a text, and reads its layer and expert. Returns the text behind it;
+   NULL: it does not match. */
+static const char *gmm__ck_match_front(const char *pattern, const char *end, const char *text, int64_t *layer,
+                                       int64_t *expert) {
+    while (pattern < end) {
         if (*pattern == '{') {
-            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return NULL;
             pattern += 3;
         } else if (*pattern++ != *text++) {
-            return 0;
+            return NULL;
         }
     }
-    return *text == 0;
+    return text;
+}
+
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    const char *rest = gmm__ck_match_front(pattern, pattern + strlen(pattern), text, layer, expert);
+    return rest && *rest == 0;
 }
 
 static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {

@@ -2542,6 +2542,50 @@ static void scan(int arg) { /* extents from names and shapes */
     }
 }
 
+/* Rows are added up over GTP ranks in every form: with an extent of experts, below one another, transposed, and in
+   blocks of gpt-oss. The extents are those that a plan takes. */
+static void scan_gtp(int arg) {
+    static const struct { const char *scheme, *names[2]; int64_t shape[2][5]; gmm_dtype dtype; } ways[] = {
+        {"megatron", {ML "linear_fc1.weight0", ML "linear_fc2.weight0"}, {{256, 64, -1}, {32, 256, -1}}, GMM_F32},
+        {"megatron", {ML "linear_fc1.weight", ML "linear_fc2.weight"}, {{4, 256, 64, -1}, {4, 32, 256, -1}}, GMM_F32},
+        {"megatron", {ML "linear_fc1.weight", ML "linear_fc2.weight"}, {{4 * 256, 64, -1}, {4 * 32, 256, -1}}, GMM_F32},
+        {"legacy", {ML "weight1", ML "weight2"}, {{64, 4 * 256, -1}, {4 * 256, 32, -1}}, GMM_F32},
+        {"fused-transposed", {HL "mlp.experts.gate_up_proj", HL "mlp.experts.down_proj"},
+         {{4, 64, 256, -1}, {4, 256, 32, -1}}, GMM_F32},
+        {"gpt-oss", {HL "mlp.experts.gate_up_proj_blocks", HL "mlp.experts.down_proj_blocks"},
+         {{4, 256, 2, 16, -1}, {4, 32, 8, 16, -1}}, GMM_U8}};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(ways); i++) {
+        gmm_ckpt_report report;
+        gmm_ckpt_linear *l;
+        int64_t n;
+        call c;
+        plan_run m;
+        call_begin(&c, NULL, ways[i].scheme, ways[i].scheme);
+        c.source.part_count = 2;
+        c.source.stated.known = ways[i].scheme[0] == 'm' || ways[i].scheme[0] == 'l';
+        for (int p = 0; p < 2; p++) {
+            gmm_ckpt_table *t = table_new();
+            for (int k = 0; k < 2; k++) add(t, ways[i].names[k], ways[i].dtype, ways[i].shape[k], NULL);
+            if (ways[i].dtype == GMM_U8) {
+                add(t, HL "mlp.experts.gate_up_proj_scales", GMM_U8, SHAPE(4, 256, 2), NULL);
+                add(t, HL "mlp.experts.down_proj_scales", GMM_U8, SHAPE(4, 32, 8), NULL);
+            }
+            c.part[p].table = t;
+            c.part[p].rank.gtp_rank = p;
+            c.part[p].rank.gtp_size = 2;
+        }
+        T_OK_TEXT(gmm_ckpt_scan(&c.source, i == 2 || i == 3 ? 4 : 0, &l, &n, NULL, &report), report.error.text);
+        T_CHECK(n == 2 && l[0].experts == (i ? 4 : 1) && l[0].out == 512 && l[0].in == 64 && l[0].gated,
+                "%d: fc1 %lld x %lld", i, (long long)l[0].out, (long long)l[0].in);
+        T_CHECK(l[1].out == 64 && l[1].in == 256, "%d: fc2 %lld x %lld", i, (long long)l[1].out, (long long)l[1].in);
+        m = plan_ok(&c, l, n);
+        gmm_ckpt_plan_destroy(m.plan);
+        gmm_ckpt_linears_release(l, NULL);
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+    }
+}
+
 static void gtp_sources(int arg) { /* GTP shards of all ranks, with and without padding, are joined */
     const logical x = {2, 2, 5, 3};
     (void)arg;
@@ -3993,5 +4037,6 @@ void tests_checkpoint(void) {
     t_add_host(arguments, 0, "checkpoint arguments out of range");
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");
+    t_add_host(scan_gtp, 0, "checkpoint scan of GTP shards");
     t_add_host(shared_and_router, 0, "checkpoint shared experts and router");
 }

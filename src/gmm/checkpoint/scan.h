@@ -76,6 +76,34 @@ static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *
                           (long long)*extent, (long long)multiple);
 }
 
+/* Adds up the rows that all GTP ranks have of the tensor of a match, among the matches of its linear. */
+static gmm_status gmm__ck_scan_gtp_rows(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count,
+                                        const gmm__ck_match *match, int64_t rank_experts, int32_t dims, int64_t *rows) {
+    const gmm_ckpt_row *row = &b->source.scheme->rows[match->row];
+    const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
+    int32_t found = 0;
+    int64_t i;
+    *rows = 0;
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        int64_t n;
+        if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || matches[i].row != match->row ||
+            matches[i].expert != match->expert || other_rank->ep_rank != rank->ep_rank ||
+            other_rank->etp_rank != rank->etp_rank)
+            continue;
+        n = gmm__ck_stored_rows(row, t, rank_experts, dims);
+        if (n > INT64_MAX - *rows)
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the rows of all GTP ranks do not fit 63 bits");
+        *rows += n;
+        found++;
+    }
+    if (found == rank->gtp_size) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX,
+                          b->parts[match->part].table->tensors[match->tensor].name, "%d of %d GTP ranks have it", found,
+                          (int)rank->gtp_size);
+}
+
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
                                       int64_t count, int64_t experts) {
@@ -133,27 +161,9 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
-        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
-        int32_t found = 0;
-        l->out = 0;
-        for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
-            const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
-            const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
-                matches[i].row != match->row ||
-                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
-                    matches[i].expert != match->expert)
-                continue;
-            if (o->shape[d] > INT64_MAX - l->out)
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, o->name, "the rows of all GTP ranks do not fit 63 bits");
-            l->out += o->shape[d];
-            found++;
-        }
-        if (found != rank->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
-                                  (int)rank->gtp_size);
+    if (grouped && b->parts[0].rank.gtp_size > 1) {
+        status = gmm__ck_scan_gtp_rows(b, matches, count, match, rank_experts, matrix_rank == 1 ? 1 : 2, &l->out);
+        if (status) return status;
     }
     status = gmm__ck_scan_times(b, t, &l->out, l->slot == GMM_CKPT_FC1 ? b->parts[0].rank.etp_size : 1);
     if (!status) status = gmm__ck_scan_times(b, t, &l->in, l->slot == GMM_CKPT_FC2 ? b->parts[0].rank.etp_size : 1);

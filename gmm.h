@@ -1827,6 +1827,10 @@ typedef struct gmm_ckpt_plan gmm_ckpt_plan;
                from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
                router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   GTP         The rows of GTP ranks are added up, and their padding with them. FC1 and FC2 that have padding contradict
+               each other (shape). Where FC1 of at most 128 rows per rank may be gate and up or as many rows of padding,
+               it is gated if the layout of gate and up is known, and refused if not (glu_unknown). Nothing shows the
+               padding of FC1 or FC2 where the layer lacks the other one.
    Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
                it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    Parts       All parts that are given are read. Only gmm_ckpt_plan_create detects that a rank's part is missing
@@ -17724,6 +17728,24 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     return GMM_OK;
 }
 
+enum { GMM__CK_UNIT_ROWS = 128 }; /* the most rows to which GTP pads the shards of a format, if no unit is stated */
+
+/* Refuses an FC1 that seems to be gated where GTP ranks may hold half as many rows and as much padding: a rank then has
+   one unit of rows. */
+static gmm_status gmm__ck_check_gated(gmm__ck_builder *b, int64_t index) {
+    const gmm_ckpt_source *s = &b->source;
+    const gmm_ckpt_linear *l = &b->linears[index];
+    const gmm_ckpt_rank *size = &b->parts[0].rank;
+    const int64_t rows = l->out / size->etp_size; /* of all GTP ranks */
+    if (l->slot != GMM_CKPT_FC1 || size->gtp_size == 1 || rows % size->gtp_size ||
+        rows / size->gtp_size > GMM__CK_UNIT_ROWS || s->scheme->glu_known || s->stated.known || s->recorded.known)
+        return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, gmm__ck_first_key(b, index), "layer %lld: fc1 has twice the rows of "
+                          "fc2's in, which may be gate and up or padding of the %d GTP ranks: state the order of gate "
+                          "and up, or make the plan of linears that you state", (long long)l->layer,
+                          (int)size->gtp_size);
+}
+
 /* Extents of all linears, and which FC1 are gated. */
 static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
     int64_t i, match, pass;
@@ -17749,6 +17771,7 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
             l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
         if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated || !l->out || fc2 < 0 || !b->linears[fc2].out) continue;
         l->gated = l->out == 2 * b->linears[fc2].in;
+        if (l->gated && (status = gmm__ck_check_gated(b, i)) != GMM_OK) return status;
         if (!l->gated && l->out != b->linears[fc2].in)
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s's out %lld is neither "
                                   "once nor twice the in of its second linear, so nothing says whether it is gated",

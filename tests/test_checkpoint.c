@@ -2586,6 +2586,50 @@ static void scan_gtp(int arg) {
     }
 }
 
+/* Rows of two GTP ranks that gmm_gtp_plan pads to twice the rows of FC1 are not taken for gate and up. */
+static void scan_gtp_padding(int arg) {
+    (void)arg;
+    for (int stored = 16; stored <= 256; stored *= 2) {
+        gmm_shard shard = GMM_ZERO;
+        gmm_shard_plan plan = GMM_ZERO;
+        gmm_ckpt_report report;
+        gmm_ckpt_linear *l;
+        int64_t n;
+        call c;
+        call_begin(&c, NULL, "megatron", "megatron");
+        c.source.part_count = 2;
+        for (int p = 0; p < 2; p++) {
+            gmm_ckpt_table *t = table_new();
+            add(t, ML "linear_fc1.weight0", GMM_F32, SHAPE(stored, 32), NULL);
+            add(t, ML "linear_fc2.weight0", GMM_F32, SHAPE(16, stored), NULL);
+            c.part[p].table = t;
+            c.part[p].rank.gtp_rank = p;
+            c.part[p].rank.gtp_size = 2;
+        }
+        if (stored == 16) { /* the ranks of such an FC1 */
+            shard.dtype = GMM_F32;
+            shard.rows = 16;
+            shard.cols = 32;
+            shard.gtp_size = 2;
+            T_OK_TEXT(gmm_gtp_plan(&shard, &plan, &report.error), report.error.text);
+            MUST(plan.shard_rows == 16 && plan.pad == 16);
+        }
+        if (stored <= 128) {
+            T_REFUSED_TEXT(GMM_E_CONFIG, gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text,
+                           "linear_fc1.weight0", "padding", NULL);
+            MUST(report.reason == GMM_CKPT_GLU_UNKNOWN && !l && !n);
+        }
+        for (int known = stored <= 128; known < 3; known++) { /* nothing but extents, a statement, a record */
+            c.source.stated.known = known == 1;
+            c.source.recorded.known = known == 2;
+            T_OK_TEXT(gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text);
+            MUST(n == 2 && l[0].gated && l[0].out == 2 * stored);
+            gmm_ckpt_linears_release(l, NULL);
+        }
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+    }
+}
+
 static void gtp_sources(int arg) { /* GTP shards of all ranks, with and without padding, are joined */
     const logical x = {2, 2, 5, 3};
     (void)arg;
@@ -4038,5 +4082,6 @@ void tests_checkpoint(void) {
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");
     t_add_host(scan_gtp, 0, "checkpoint scan of GTP shards");
+    t_add_host(scan_gtp_padding, 0, "checkpoint scan of GTP shards with padding");
     t_add_host(shared_and_router, 0, "checkpoint shared experts and router");
 }

@@ -343,6 +343,10 @@ typedef struct gmm_ckpt_plan gmm_ckpt_plan;
                from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
                router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   GTP         The rows of GTP ranks are added up, and their padding with them. FC1 and FC2 that have padding contradict
+               each other (shape). Where FC1 of at most 128 rows per rank may be gate and up or as many rows of padding,
+               it is gated if the layout of gate and up is known, and refused if not (glu_unknown). Nothing shows the
+               padding of FC1 or FC2 where the layer lacks the other one.
    Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
                it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    Parts       All parts that are given are read. Only gmm_ckpt_plan_create detects that a rank's part is missing

@@ -1698,7 +1698,8 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
               every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
-              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape).
+              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
+              0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
@@ -16059,6 +16060,10 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
     t = &b->parts[part].table->tensors[src->tensor];
     gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    /* moves take a vector for one row, and several for the rows of a matrix: blocks must be alike along both */
+    if (x->dims == 1 && (block_rows != block_cols || src->experts > 1))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "vectors%s cannot be dequantized by scales of %s: keep them "
+                              "quantized", src->experts > 1 ? " of several experts" : "", gmm_scaling_name(scaling));
     if ((block_rows ? rows % block_rows : 1) && src->experts > 1 && t->rank == 2) /* a block would span two experts */
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another cannot be "
                               "dequantized in blocks of %s: give it an extent of experts", (long long)src->experts,
@@ -18573,9 +18578,11 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         return "it converts what is no float";
     if (m->kind == GMM_CKPT_DEQUANT) {
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
-        int64_t rows, cols, scale_rows, scale_cols;
+        int64_t rows, cols, scale_rows, scale_cols, block_rows, block_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        if (s->rank < 1 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        gmm__ck_block_of(m->scaling, &block_rows, &block_cols);
+        if (s->rank == 1 && block_rows != block_cols) return "no such blocks of a vector";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + gmm__ck_scale_line(m->scaling, src / cols % rows) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";

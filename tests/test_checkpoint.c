@@ -3392,6 +3392,51 @@ static void quantized_beside(int arg) {
     }
 }
 
+/* Vectors are dequantized where their scales are those of the moves: one block of 128 rows, or all. */
+static void quantized_vectors(int arg) {
+    enum { R = 200 };
+    static const struct { gmm_dtype dtype; int64_t scales; gmm_scaling scaling; int works; } ways[] = {
+        {GMM_F32, 2, GMM_SCALING_128X128, 1}, {GMM_F32, R, GMM_SCALING_ROW, 0}, {GMM_F32, 1, GMM_SCALING_TENSOR, 1},
+        {GMM_E8M0, R, GMM_SCALING_MX32, 0}};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(ways); i++)
+        for (int experts = 1; experts < 3; experts++) /* two are stacked */
+            for (int keep = 0; keep < 2; keep++) {
+                const int64_t bytes = gmm_dtype_bits(ways[i].dtype) / 8 * ways[i].scales, n = ways[i].scales;
+                gmm_ckpt_linear l = linear_of("fc", experts, R, 0, experts > 1, 0);
+                gmm_ckpt_table *t = table_new();
+                unsigned char codes[2 * R], *scales = (unsigned char *)t_host((size_t)(2 * bytes));
+                call c;
+                plan_run m;
+                memset(codes, 0x38, sizeof codes); /* 1 */
+                memset(scales, 127, (size_t)(2 * bytes));
+                for (int64_t k = 0; ways[i].dtype == GMM_F32 && k < 2 * n; k++) {
+                    const float value = (float)(k + 1);
+                    memcpy(scales + 4 * k, &value, 4);
+                }
+                if (experts == 1) add(t, "fc.weight0", GMM_E4M3, SHAPE(R), codes);
+                else add(t, "fc.weight", GMM_E4M3, SHAPE(2, R), codes);
+                if (experts == 1) add(t, "fc.weight_scale0", ways[i].dtype, SHAPE(n), scales);
+                else add(t, "fc.weight_scale", ways[i].dtype, SHAPE(2, n), scales);
+                call_begin(&c, t, "module", "module");
+                c.target.dtype = keep ? GMM_NONE : GMM_F32;
+                if (keep || (ways[i].works && experts == 1)) {
+                    m = plan_ok(&c, &l, 1);
+                    apply(&m, 0);
+                    for (int r = 0; !keep && r < R; r++) {
+                        float got;
+                        memcpy(&got, m.memory + get(m.targets, "fc.weight0")->offset + 4 * r, 4);
+                        T_CHECK(got == (float)(n == 2 ? r / 128 + 1 : 1), "%s: row %d is %g",
+                                gmm_scaling_name(ways[i].scaling), r, (double)got);
+                    }
+                    gmm_ckpt_plan_destroy(m.plan);
+                } else {
+                    plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, gmm_scaling_name(ways[i].scaling));
+                }
+                gmm_ckpt_table_destroy(t);
+            }
+}
+
 /* The value of a 4-bit code, and of a byte of exponent. */
 static double code4_value(int code) {
     static const double values[8] = {0, 0.5, 1, 1.5, 2, 3, 4, 6};
@@ -4043,6 +4088,7 @@ void tests_checkpoint(void) {
     t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
     for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
     t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
+    t_add_host(quantized_vectors, 0, "checkpoint vectors of codes");
     t_add_host(same_extent, 0, "checkpoint 2F = H");
     t_add_host(gpt_oss_bias, 0, "checkpoint gpt-oss rows and biases");
     for (int i = 0; i < 3; i++)

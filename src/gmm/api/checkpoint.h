@@ -214,7 +214,8 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
               every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
-              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape).
+              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
+              0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would

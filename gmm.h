@@ -1700,6 +1700,9 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
               stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
               0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
+   Dropped    The amax beside a TENSOR scale where codes are dequantized, and where equal_scales joins scales: amaxes
+              may differ though the scales are equal. Joined amaxes of NV16 are equal where its scales are: the first is
+              read.
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
@@ -16635,14 +16638,16 @@ static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, const gmm__ck_array *x
         }
 }
 
-/* Marks all scales of one kind, which the weight's format does not have: they are extra. */
-static void gmm__ck_mark_foreign_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale) {
+/* Marks all scales of one kind: PLAIN_SCALE where the weight's format does not have them, DROPPED where the target has
+   no use for them. */
+static void gmm__ck_mark_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale,
+                                enum gmm__ck_tensor_use use) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     int64_t i;
     int h;
     for (h = 0; h < 3; h++)
         for (i = 0; scale[h].row && i < b->source.part_count * part_experts; i++)
-            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
+            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = (uint8_t)use;
 }
 
 /* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
@@ -16767,7 +16772,7 @@ static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x
     for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++) {
         const gmm__ck_row_tensors *of = scales->of[kind];
         if (g->format->beside >> kind & 1) beside |= of[0].row || of[1].row || of[2].row;
-        else gmm__ck_mark_foreign_scales(b, x, of);
+        else gmm__ck_mark_scales(b, x, of, GMM__CK_PLAIN_SCALE);
     }
     if (g->format->needs_beside && !beside)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
@@ -16847,13 +16852,14 @@ static gmm_status gmm__ck_check_blocks(gmm__ck_builder *b, const gmm__ck_array *
 }
 
 /* The ETP rank whose scales a target takes where ETP cuts weights inside blocks, as it does within a row or a matrix.
-   Several ranks of the source may have one each. */
+   Several ranks of the source may have one each: *joined is then 1. */
 static gmm_status gmm__ck_choose_etp(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                     int32_t *part) {
+                                     int32_t *part, int *joined) {
     const int64_t from = b->parts[0].rank.etp_size, to = b->target.rank.etp_size, rank = b->target.rank.etp_rank;
     const int64_t first = rank * from / to, last = gmm__ceil_div((rank + 1) * from, to) - 1;
     *part = (int32_t)first;
-    if (first == last || b->source.equal_scales) return GMM_OK;
+    *joined = first != last;
+    if (!*joined || b->source.equal_scales) return GMM_OK;
     return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g->codes, "the source's ETP rank %lld begins at %s %lld inside a "
                           "block (%s), and every rank has a scale of the block: state equal_scales if they are equal",
                           (long long)first + 1, x->cols_sharded ? "column" : "row",
@@ -16882,7 +16888,7 @@ static int32_t gmm__ck_single_dims(const gmm__ck_builder *b, const gmm__ck_array
 static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g, gmm_ckpt_kind kind,
                                       gmm__ck_row_tensors *tensors) {
     int64_t br = 0, bc = 0;
-    int half;
+    int half, joined = 0;
     gmm_status status = GMM_OK;
     if (kind == GMM_CKPT_SCALE) gmm__ck_block_of(g.format->scaling, &br, &bc);
     for (half = 0; half < 3; half++)
@@ -16890,7 +16896,8 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
             return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, g.codes, "the source has %s of one of gate and up alone",
                                   kind == GMM_CKPT_SCALE ? "scales" : kind == GMM_CKPT_AMAX ? "an amax"
                                                                                             : "a tensor scale");
-    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part);
+    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part,
+                                                                                      &joined);
     if (status) return status;
     x.kind = kind;
     x.dims = g.scale_dims;
@@ -16914,12 +16921,19 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
         g.dtypes = 1u << GMM_F32;
         x.dims = gmm__ck_single_dims(b, &x, tensors);
     }
-    if (!status && x.single && tensors[GMM_CKPT_GATE].row && !b->source.equal_scales &&
-        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL))
-        status = gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block (%s) "
-                                "of the target, and gate and up have a scale each: state equal_scales if they are "
-                                "equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
-    return status ? status : gmm__ck_plan_array(b, &x, &g);
+    if (x.single && tensors[GMM_CKPT_GATE].row &&
+        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL)) {
+        joined = 1;
+        if (!b->source.equal_scales)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block "
+                                  "(%s) of the target, and gate and up have a scale each: state equal_scales if they "
+                                  "are equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
+    }
+    if (joined && kind == GMM_CKPT_AMAX && !g.format->needs_beside) { /* scales may be equal though amaxes are not */
+        gmm__ck_mark_scales(b, &x, tensors, GMM__CK_DROPPED);
+        return GMM_OK;
+    }
+    return gmm__ck_plan_array(b, &x, &g);
 }
 
 /* Plans quantized weights that stay quantized, and then their scales. */
@@ -17017,6 +17031,8 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
     if (!g->format->dequantized)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, codes->name, "codes of %s cannot become %s here: keep them quantized",
                               gmm_scaling_name(g->format->scaling), gmm_dtype_name(g->dtype));
+    for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++)
+        if (g->format->beside >> kind & 1) gmm__ck_mark_scales(b, x, scales.of[kind], GMM__CK_DROPPED);
     g->scale = scales.of[GMM_CKPT_SCALE];
     g->blocks = 0;
     return gmm__ck_plan_array(b, x, g);

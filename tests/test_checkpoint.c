@@ -2952,6 +2952,8 @@ static void quantized(int arg) {
                 const int gtp = p % to.gtp, etp = p / to.gtp % to.etp, ep = p / to.gtp / to.etp;
                 const qshard s = qshard_of(&w, &to, fc2, ep, etp, gtp);
                 gmm_ckpt_cut cut = GMM_ZERO;
+                qformat alone;
+                qweight want;
                 plan_run m;
                 c.target.rank.ep_rank = ep;
                 c.target.rank.etp_rank = etp;
@@ -2961,15 +2963,19 @@ static void quantized(int arg) {
                 cut.rows = cut.stored_rows = s.n;
                 c.target.cuts = to.gtp > 1 ? &cut : NULL;
                 c.source.equal_scales = 0;
+                alone = *w.f;
+                want = w;
+                want.f = &alone;
                 if (needs_equal(w.f, &from, &to, fc2, etp)) {
                     plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "equal_scales");
                     c.source.equal_scales = 1;
+                    if (w.f->scaling == GMM_SCALING_TENSOR) alone.beside = 0; /* amaxes are not joined */
                 }
                 snprintf(what, sizeof what, "%d/%d/%d/%d to %d/%d/%d/%d, rank %d, form %d", from.ep, from.etp, from.gtp,
                          from.glu, to.ep, to.etp, to.gtp, to.glu, p, from.form);
                 m = plan_ok(&c, &l, 1);
                 apply(&m, (a + b) % 3 ? 0 : -1);
-                qweight_check(&m, &w, l.grouped_weight, &s, what);
+                qweight_check(&m, &want, l.grouped_weight, &s, what);
                 gmm_ckpt_plan_destroy(m.plan);
             }
             for (int p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
@@ -3008,6 +3014,66 @@ static void quantized_own_scales(int format) {
                 gmm_ckpt_plan_destroy(m.plan);
                 for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
             }
+}
+
+/* Amaxes differ though scales are equal: those of TENSOR scales are dropped where ETP ranks or gate and up are joined,
+   and where codes are dequantized. Those of NV16 are read. */
+static void quantized_amaxes(int arg) {
+    static const struct { int nv16, halves, to, dequantize, amaxes, dropped; } ways[] = {
+        {0, 0, 1, 0, 0, 2}, {0, 0, 2, 0, 1, 0}, {0, 0, 2, 1, 0, 2}, {0, 1, 1, 0, 0, 2}, {0, 1, 1, 1, 0, 2},
+        {1, 0, 1, 0, 1, 0}, {1, 0, 2, 0, 1, 0}, {1, 1, 1, 0, 1, 0}};
+    static const float amaxes[2] = {3, 7}, ones[2] = {1, 1};
+    gmm_ckpt_row rows[6];
+    const gmm_ckpt_scheme scheme = {"own", rows, 6, 1, 0, 0};
+    (void)arg;
+    for (int i = 0; i < 6; i++) { /* gate and up apart */
+        static const char *const names[] = {"{p}.g.weight{e}", "{p}.u.weight{e}", "{p}.g.scale{e}", "{p}.u.scale{e}",
+                                            "{p}.g.amax{e}", "{p}.u.amax{e}"};
+        rows[i] = (gmm_ckpt_row){names[i], GMM_CKPT_SLOT_ANY, (gmm_ckpt_kind)(i < 2 ? 0 : i < 4 ? 2 : 4),
+                                 i % 2 ? GMM_CKPT_UP : GMM_CKPT_GATE, GMM_CKPT_EACH, 0, GMM_SCALING_128X128};
+    }
+    for (int i = 0; i < T_COUNT(ways); i++) {
+        const int halves = ways[i].halves, nv16 = ways[i].nv16;
+        gmm_ckpt_linear l = linear_of("fc", 1, 256, 256, 0, 0);
+        gmm_ckpt_table *t[2] = {table_new(), table_new()};
+        gmm_ckpt_report report;
+        call c;
+        plan_run m;
+        memset(&m, 0, sizeof m);
+        call_begin(&c, NULL, "module", "module");
+        for (int p = 0; p < 2; p++) { /* halves of columns on two ETP ranks, or gate and up rows */
+            const int n = nv16 ? 16 : 1, cols = halves ? 256 : 128;
+            char name[3][40];
+            snprintf(name[0], sizeof name[0], "fc.%sweight0", !halves ? "" : p ? "u." : "g.");
+            snprintf(name[1], sizeof name[1], "fc.%s0", !halves ? "weight_scale" : p ? "u.scale" : "g.scale");
+            snprintf(name[2], sizeof name[2], "fc.%s0", !halves ? "weight_amax" : p ? "u.amax" : "g.amax");
+            add(t[halves ? 0 : p], name[0], nv16 ? GMM_E2M1 : GMM_E4M3, SHAPE(halves ? 128 : 256, cols), NULL);
+            if (nv16) add(t[halves ? 0 : p], name[1], GMM_E4M3, SHAPE(halves ? 128 : 256, cols / n), NULL);
+            else add(t[halves ? 0 : p], name[1], GMM_F32, SCALAR, ones);
+            add(t[halves ? 0 : p], name[2], GMM_F32, SHAPE(1), &amaxes[p]);
+            c.part[p].table = t[p];
+            if (halves) continue;
+            c.part[p].rank.etp_rank = p;
+            c.part[p].rank.etp_size = 2;
+        }
+        if (halves) c.source.scheme = &scheme;
+        c.source.part_count = halves ? 1 : 2;
+        c.source.equal_scales = 1;
+        c.target.rank.etp_size = ways[i].to;
+        c.target.dtype = ways[i].dequantize ? GMM_F32 : GMM_NONE;
+        l.slot = halves ? GMM_CKPT_FC1 : GMM_CKPT_FC2;
+        l.gated = halves;
+        T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+        m.targets = gmm_ckpt_plan_targets(m.plan);
+        m.parts = c.part;
+        T_CHECK((gmm_ckpt_table_find(m.targets, "fc.weight_amax0") >= 0) == ways[i].amaxes, "%d: amax", i);
+        T_CHECK(report.dropped == ways[i].dropped && report.matched == 6 - report.dropped, "%d: %lld dropped", i,
+                (long long)report.dropped);
+        apply(&m, 0);
+        if (ways[i].amaxes) t_same("amax", m.memory + get(m.targets, "fc.weight_amax0")->offset, amaxes, 4);
+        gmm_ckpt_plan_destroy(m.plan);
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy(t[p]);
+    }
 }
 
 /* Both normalizers, in both modes and directions; weights below one another split too. */
@@ -4088,6 +4154,7 @@ void tests_checkpoint(void) {
     t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
     for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
     t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
+    t_add_host(quantized_amaxes, 0, "checkpoint amaxes that are not joined");
     t_add_host(quantized_vectors, 0, "checkpoint vectors of codes");
     t_add_host(same_extent, 0, "checkpoint 2F = H");
     t_add_host(gpt_oss_bias, 0, "checkpoint gpt-oss rows and biases");

@@ -216,6 +216,9 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
               stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
               0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
+   Dropped    The amax beside a TENSOR scale where codes are dequantized, and where equal_scales joins scales: amaxes
+              may differ though the scales are equal. Joined amaxes of NV16 are equal where its scales are: the first is
+              read.
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would

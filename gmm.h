@@ -1790,7 +1790,8 @@ typedef struct gmm_ckpt_source {
     const char *prefix;            /* "model." or ""; NULL = found by the rule above */
     const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
-                                      "" alone. A state without any key is absent */
+                                      "" alone. "" is the model, whose keys are missing if there are none; any other
+                                      state without a key is absent, unless all are */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
@@ -1816,7 +1817,7 @@ typedef struct gmm_ckpt_target {
     int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
                                       source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors keep the dtype of the source */
+                                      States but "", routers and kept tensors keep the dtype of the source */
     int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
     int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
                                       segments in front of it; keys of one linear with different wrappers are
@@ -14870,7 +14871,7 @@ typedef struct gmm__ck_builder {
     gmm_ckpt_source source;
     gmm_ckpt_target target;
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
-    const char *const *states;   /* [source.state_count] */
+    const char *const *states;   /* [source.state_count]; "", the model's, is the first if it is one of them */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
@@ -14878,7 +14879,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    uint8_t *state_present;      /* [source.state_count] states that have a match, and the model's */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */
@@ -15213,6 +15214,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     b->match_count = n;
     b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
     if (!b->state_present) return gmm__ck_no_memory(b);
+    if (!n || !*b->states[0]) b->state_present[0] = 1; /* where it has no key, its keys are missing */
     for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
     if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;
@@ -16548,7 +16550,7 @@ static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
@@ -17042,7 +17044,7 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+    const int converted = !*b->states[state] && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                           l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
     gmm__ck_row_tensors weight[3];
@@ -17093,7 +17095,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < end && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
@@ -17376,10 +17378,43 @@ static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Copies a list of states with the one at `first` in front. */
+static const char *const *gmm__ck_copy_states(gmm__ck_builder *b, const char *const *states, int32_t count,
+                                              int32_t first) {
+    const char **copy = (const char **)gmm__ck_alloc(&b->arena, count, sizeof *copy);
+    int32_t i, n = 1;
+    if (!copy) return NULL;
+    copy[0] = states[first];
+    for (i = 0; i < count; i++)
+        if (i != first) copy[n++] = states[i];
+    return copy;
+}
+
+/* Checks and copies the states of the source and of the target. That of the model, which has no prefix, comes first. */
+static gmm_status gmm__ck_read_states(gmm__ck_builder *b) {
+    static const char *const model[] = {""};
+    int32_t first = 0, i;
+    gmm_status s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count);
+    if (s) return s;
+    if (!b->source.states || !b->source.state_count) {
+        b->source.states = model;
+        b->source.state_count = 1;
+    }
+    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
+                              b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
+    for (i = 0; i < b->source.state_count && *b->source.states[first]; i++)
+        if (!*b->source.states[i]) first = i;
+    b->states = gmm__ck_copy_states(b, b->source.states, b->source.state_count, first);
+    if (b->target.state_count)
+        b->target.states = gmm__ck_copy_states(b, b->target.states, b->target.state_count, first);
+    return b->states && (b->target.states || !b->target.state_count) ? GMM_OK : gmm__ck_no_memory(b);
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
-    static const char *const all = "";
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
@@ -17418,20 +17453,8 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
-        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+        (s = gmm__ck_read_states(b)) != GMM_OK)
         return s;
-    b->states = b->source.states;
-    if (!b->source.states || !b->source.state_count) {
-        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
-        if (!state) return gmm__ck_no_memory(b);
-        state[0] = all;
-        b->states = state;
-        b->source.state_count = 1;
-    }
-    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              b->target.state_count, b->source.state_count);
-    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))

@@ -1685,6 +1685,40 @@ static void states(int arg) { /* optimizer moments are converted as their weight
     gmm_ckpt_table_destroy(t);
 }
 
+/* The model is the state "" wherever it stands: it alone is converted, and may not be absent. */
+static void states_in_any_order(int arg) {
+    static const char *const orders[2][2] = {{"", "optimizer.exp_avg."}, {"optimizer.exp_avg.", ""}};
+    static const char *const renamed[2][2] = {{"", "moment."}, {"moment.", ""}};
+    (void)arg;
+    for (int order = 0; order < 2; order++)
+        for (int held = 1; held < 8; held++) { /* 1: the model's key, 2: the moment's; 4: the moment alone is stated */
+            const gmm_ckpt_linear l = linear_of("fc", 1, 4, 4, 0, 0);
+            gmm_ckpt_table *t = table_new();
+            call c;
+            plan_run m;
+            if (held & 1) add(t, "fc.weight0", GMM_F32, SHAPE(4, 4), NULL);
+            if (held & 2) add(t, "optimizer.exp_avg.fc.weight0", GMM_F32, SHAPE(4, 4), NULL);
+            call_begin(&c, t, "module", "module");
+            c.source.extra = GMM_CKPT_EXTRA_DROP;
+            c.source.states = held & 4 ? &orders[0][1] : orders[order];
+            c.target.states = held & 4 ? &renamed[0][1] : renamed[order];
+            c.source.state_count = c.target.state_count = held & 4 ? 1 : 2;
+            c.target.dtype = GMM_BF16;
+            if (!(held & (held & 4 ? 2 : 1))) {
+                plan_refused(&c, &l, 1, GMM_CKPT_MISSING_INDEX,
+                             held & 4 ? "lacks optimizer.exp_avg.fc.weight0" : "lacks fc.weight0");
+            } else {
+                m = plan_ok(&c, &l, 1);
+                apply(&m, 0);
+                MUST(count(m.targets) == (held == 3 ? 2 : 1));
+                if (!(held & 4)) MUST(get(m.targets, "fc.weight0")->dtype == GMM_BF16);
+                if (held & 2) MUST(get(m.targets, "moment.fc.weight0")->dtype == GMM_F32);
+                gmm_ckpt_plan_destroy(m.plan);
+            }
+            gmm_ckpt_table_destroy(t);
+        }
+}
+
 static void shard_members(int arg) {
     static const struct { int64_t numel[3]; int members; int64_t start, length, want[3][3]; int ok; } cases[] = {
         {{3, 5, 2}, 3, 2, 6, {{0, 2, 1}, {1, 0, 5}, {-1, -1, 0}}, 1},
@@ -4165,6 +4199,7 @@ void tests_checkpoint(void) {
     t_add_host(stored_keys, 0, "checkpoint stored keys");
     t_add_host(stored_keys, 1, "checkpoint singleton halves");
     t_add_host(states, 0, "checkpoint optimizer state moves alike");
+    t_add_host(states_in_any_order, 0, "checkpoint states in any order");
     t_add_host(shard_members, 0, "checkpoint shard to members");
     t_add_host(views, 0, "checkpoint views alias");
     t_add_host(resume, 0, "checkpoint stop and resume after any move");

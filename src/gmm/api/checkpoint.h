@@ -306,7 +306,8 @@ typedef struct gmm_ckpt_source {
     const char *prefix;            /* "model." or ""; NULL = found by the rule above */
     const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
-                                      "" alone. A state without any key is absent */
+                                      "" alone. "" is the model, whose keys are missing if there are none; any other
+                                      state without a key is absent, unless all are */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
@@ -332,7 +333,7 @@ typedef struct gmm_ckpt_target {
     int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
                                       source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors keep the dtype of the source */
+                                      States but "", routers and kept tensors keep the dtype of the source */
     int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
     int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
                                       segments in front of it; keys of one linear with different wrappers are

@@ -40,7 +40,7 @@ typedef struct gmm__ck_builder {
     gmm_ckpt_source source;
     gmm_ckpt_target target;
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
-    const char *const *states;   /* [source.state_count] */
+    const char *const *states;   /* [source.state_count]; "", the model's, is the first if it is one of them */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
@@ -48,7 +48,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    uint8_t *state_present;      /* [source.state_count] states that have a match, and the model's */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */
@@ -383,6 +383,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     b->match_count = n;
     b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
     if (!b->state_present) return gmm__ck_no_memory(b);
+    if (!n || !*b->states[0]) b->state_present[0] = 1; /* where it has no key, its keys are missing */
     for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
     if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;

@@ -485,7 +485,7 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+    const int converted = !*b->states[state] && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                           l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
     gmm__ck_row_tensors weight[3];
@@ -536,7 +536,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < end && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }

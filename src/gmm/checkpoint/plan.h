@@ -273,10 +273,43 @@ static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Copies a list of states with the one at `first` in front. */
+static const char *const *gmm__ck_copy_states(gmm__ck_builder *b, const char *const *states, int32_t count,
+                                              int32_t first) {
+    const char **copy = (const char **)gmm__ck_alloc(&b->arena, count, sizeof *copy);
+    int32_t i, n = 1;
+    if (!copy) return NULL;
+    copy[0] = states[first];
+    for (i = 0; i < count; i++)
+        if (i != first) copy[n++] = states[i];
+    return copy;
+}
+
+/* Checks and copies the states of the source and of the target. That of the model, which has no prefix, comes first. */
+static gmm_status gmm__ck_read_states(gmm__ck_builder *b) {
+    static const char *const model[] = {""};
+    int32_t first = 0, i;
+    gmm_status s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count);
+    if (s) return s;
+    if (!b->source.states || !b->source.state_count) {
+        b->source.states = model;
+        b->source.state_count = 1;
+    }
+    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
+                              b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
+    for (i = 0; i < b->source.state_count && *b->source.states[first]; i++)
+        if (!*b->source.states[i]) first = i;
+    b->states = gmm__ck_copy_states(b, b->source.states, b->source.state_count, first);
+    if (b->target.state_count)
+        b->target.states = gmm__ck_copy_states(b, b->target.states, b->target.state_count, first);
+    return b->states && (b->target.states || !b->target.state_count) ? GMM_OK : gmm__ck_no_memory(b);
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
-    static const char *const all = "";
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
@@ -315,20 +348,8 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
     if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
-        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+        (s = gmm__ck_read_states(b)) != GMM_OK)
         return s;
-    b->states = b->source.states;
-    if (!b->source.states || !b->source.state_count) {
-        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
-        if (!state) return gmm__ck_no_memory(b);
-        state[0] = all;
-        b->states = state;
-        b->source.state_count = 1;
-    }
-    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              b->target.state_count, b->source.state_count);
-    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))

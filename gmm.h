@@ -15061,18 +15061,24 @@ static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, s
     return -1;
 }
 
+/* Enters all linears into slots that are all free. */
+static void gmm__ck_hash_linears(gmm__ck_builder *b) {
+    int64_t slot_index = 0, i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+        b->slots[slot_index] = (int32_t)(i + 1);
+    }
+}
+
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t slot_index = 0, i;
+    int64_t slot_index = 0;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
-        for (i = 0; i < b->linear_count; i++) {
-            const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
-            b->slots[slot_index] = (int32_t)(i + 1);
-        }
+        gmm__ck_hash_linears(b);
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &slot_index) >= 0)
@@ -16686,7 +16692,16 @@ static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *ran
     return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
 }
 
-/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+/* Checks that EP divides the experts on both sides: other checks take the experts of a rank for granted. */
+static gmm_status gmm__ck_check_experts(gmm__ck_builder *b, const gmm__ck_array *x) {
+    gmm_status status;
+    if (!x->grouped) return GMM_OK;
+    status = gmm__ck_check_multiple(b, x->linear, x->experts, b->parts[0].rank.ep_size, "experts", "the source's EP");
+    if (status) return status;
+    return gmm__ck_check_multiple(b, x->linear, x->experts, b->target.rank.ep_size, "experts", "the target's EP");
+}
+
+/* Checks that ETP and the blocks of gate and up rows divide a weight on both sides. */
 static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
     const gmm_ckpt_linear *l = x->linear;
     const gmm_ckpt_rank *ranks[2];
@@ -16695,8 +16710,6 @@ static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array 
     int i;
     ranks[0] = &b->parts[0].rank;
     ranks[1] = &b->target.rank;
-    for (i = 0; !status && x->grouped && i < 2; i++)
-        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
     for (i = 0; !status && i < 2; i++)
         status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
                                         "the cut extent", "ETP");
@@ -17064,7 +17077,8 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
                                   b->source.scheme->name, (int)l->slot);
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
-    status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    status = gmm__ck_check_experts(b, &x);
+    if (!status) status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
     if (!status) status = gmm__ck_check_halves(b, &x, weight);
     if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
     if (!status) status = gmm__ck_check_extents(b, &x, &g);
@@ -17604,6 +17618,20 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
+/* Removes the linears that keys of other prefixes have added: these keys are extra. Matches are sorted by linear. */
+static void gmm__ck_remove_unmatched(gmm__ck_builder *b) {
+    int64_t i = 0, n = 0;
+    for (; i < b->match_count; n++) {
+        const int64_t linear = b->matches[i].linear;
+        b->linears[n] = b->linears[linear];
+        for (; i < b->match_count && b->matches[i].linear == linear; i++) b->matches[i].linear = n;
+    }
+    if (n == b->linear_count) return;
+    b->linear_count = n;
+    memset(b->slots, 0, (size_t)b->slot_count * sizeof *b->slots);
+    gmm__ck_hash_linears(b);
+}
+
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
@@ -17736,7 +17764,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
-    if (l->experts < 1 || (grouped && l->experts % ep_size))
+    if (grouped && l->experts % ep_size)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, t->name, "experts %lld is no multiple of EP %d",
+                              (long long)l->experts, (int)ep_size);
+    if (l->experts < 1)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
     rank_experts = l->experts / (grouped ? ep_size : 1);
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
@@ -17933,6 +17964,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) gmm__ck_remove_unmatched(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);

@@ -2576,6 +2576,75 @@ static void scan(int arg) { /* extents from names and shapes */
     }
 }
 
+/* Layers of another prefix are extra: a scan neither reports nor misses them. */
+static void scan_prefix(int arg) {
+    static const char *const fronts[] = {"", "draft."};
+    (void)arg;
+    for (int stated = 0; stated < 2; stated++)
+        for (int other = 0; other < 9; other++) { /* the layer of the other prefix */
+            gmm_ckpt_table *t = table_new();
+            gmm_ckpt_report report;
+            gmm_ckpt_linear *l;
+            gmm_ckpt_plan *plan;
+            int64_t n;
+            call c;
+            for (int first = 0; first < 2; first++)
+                for (int layer = 0; layer < 2; layer++)
+                    for (int k = 0; k < 4; k++) {
+                        static const char *const keys[] = {"gate", "experts.0.gate_proj", "experts.0.up_proj",
+                                                           "experts.0.down_proj"};
+                        const int draft = first == other % 2; /* each of the prefixes comes first */
+                        char name[100];
+                        if (draft && layer) continue;
+                        snprintf(name, sizeof name, "%smodel.layers.%d.mlp.%s.weight", fronts[draft],
+                                 draft ? other : layer, keys[k]);
+                        add(t, name, GMM_F32, k == 3 ? SHAPE(8, 4) : SHAPE(k ? 4 : 1, 8), NULL);
+                    }
+            call_begin(&c, t, "qwen3-moe", "qwen3-moe");
+            c.source.prefix = stated ? "" : NULL;
+            c.source.extra = GMM_CKPT_EXTRA_KEEP;
+            T_OK_TEXT(gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text);
+            MUST(n == 6 && l[5].layer == 1 && report.missing == 0);
+            T_OK_TEXT(gmm_ckpt_plan_create(&plan, &c.source, &c.target, l, n, NULL, &report), report.error.text);
+            MUST(report.matched == 8 && report.kept == 4);
+            gmm_ckpt_plan_destroy(plan);
+            gmm_ckpt_linears_release(l, NULL);
+            gmm_ckpt_table_destroy(t);
+        }
+}
+
+/* Experts that EP does not divide are refused for that, in the source as in the target, by plans and scans. */
+static void experts_of_ranks(int arg) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_report report;
+    gmm_ckpt_linear *l, five = linear_of("a", 5, 4, 4, 0, 0);
+    int64_t n;
+    call c;
+    (void)arg;
+    for (int e = 0; e < 5; e++) {
+        char name[80];
+        snprintf(name, sizeof name, "a.weight%d", e);
+        add(t, name, GMM_F32, SHAPE(4, 4), NULL);
+        snprintf(name, sizeof name, ML "linear_fc1.weight%d", e);
+        add(t, name, GMM_F32, SHAPE(4, 4), NULL);
+    }
+    call_begin(&c, t, "module", "module");
+    c.source.extra = GMM_CKPT_EXTRA_DROP;
+    c.target.rank.ep_size = 2;
+    plan_refused(&c, &five, 1, GMM_CKPT_NOT_DIVISIBLE, "experts 5 is no multiple of the target's EP 2");
+    c.target.rank.ep_size = 1;
+    for (int ep = 2; ep < 9; ep += 2) {
+        c.source.scheme = gmm_ckpt_scheme_of("module");
+        c.part[0].rank.ep_size = ep;
+        plan_refused(&c, &five, 1, GMM_CKPT_NOT_DIVISIBLE, "experts 5 is no multiple of the source's EP");
+        c.source.scheme = gmm_ckpt_scheme_of("megatron");
+        T_REFUSED_TEXT(GMM_E_CONFIG, gmm_ckpt_scan(&c.source, 5, &l, &n, NULL, &report), report.error.text,
+                       "linear_fc1", "experts 5 is no multiple of EP", NULL);
+        MUST(report.reason == GMM_CKPT_NOT_DIVISIBLE);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
 /* Rows are added up over GTP ranks in every form: with an extent of experts, below one another, transposed, and in
    blocks of gpt-oss. The extents are those that a plan takes. */
 static void scan_gtp(int arg) {
@@ -4229,6 +4298,8 @@ void tests_checkpoint(void) {
     t_add_host(arguments, 0, "checkpoint arguments out of range");
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");
+    t_add_host(scan_prefix, 0, "checkpoint scan beside another prefix");
+    t_add_host(experts_of_ranks, 0, "checkpoint experts that EP does not divide");
     t_add_host(scan_gtp, 0, "checkpoint scan of GTP shards");
     t_add_host(scan_gtp_padding, 0, "checkpoint scan of GTP shards with padding");
     t_add_host(shared_and_router, 0, "checkpoint shared experts and router");

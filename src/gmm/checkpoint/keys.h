@@ -230,18 +230,24 @@ static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, s
     return -1;
 }
 
+/* Enters all linears into slots that are all free. */
+static void gmm__ck_hash_linears(gmm__ck_builder *b) {
+    int64_t slot_index = 0, i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+        b->slots[slot_index] = (int32_t)(i + 1);
+    }
+}
+
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t slot_index = 0, i;
+    int64_t slot_index = 0;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
-        for (i = 0; i < b->linear_count; i++) {
-            const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
-            b->slots[slot_index] = (int32_t)(i + 1);
-        }
+        gmm__ck_hash_linears(b);
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &slot_index) >= 0)

@@ -127,7 +127,16 @@ static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *ran
     return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
 }
 
-/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+/* Checks that EP divides the experts on both sides: other checks take the experts of a rank for granted. */
+static gmm_status gmm__ck_check_experts(gmm__ck_builder *b, const gmm__ck_array *x) {
+    gmm_status status;
+    if (!x->grouped) return GMM_OK;
+    status = gmm__ck_check_multiple(b, x->linear, x->experts, b->parts[0].rank.ep_size, "experts", "the source's EP");
+    if (status) return status;
+    return gmm__ck_check_multiple(b, x->linear, x->experts, b->target.rank.ep_size, "experts", "the target's EP");
+}
+
+/* Checks that ETP and the blocks of gate and up rows divide a weight on both sides. */
 static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
     const gmm_ckpt_linear *l = x->linear;
     const gmm_ckpt_rank *ranks[2];
@@ -136,8 +145,6 @@ static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array 
     int i;
     ranks[0] = &b->parts[0].rank;
     ranks[1] = &b->target.rank;
-    for (i = 0; !status && x->grouped && i < 2; i++)
-        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
     for (i = 0; !status && i < 2; i++)
         status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
                                         "the cut extent", "ETP");
@@ -505,7 +512,8 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
                                   b->source.scheme->name, (int)l->slot);
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
-    status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    status = gmm__ck_check_experts(b, &x);
+    if (!status) status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
     if (!status) status = gmm__ck_check_halves(b, &x, weight);
     if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
     if (!status) status = gmm__ck_check_extents(b, &x, &g);

@@ -6,6 +6,20 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
+/* Removes the linears that keys of other prefixes have added: these keys are extra. Matches are sorted by linear. */
+static void gmm__ck_remove_unmatched(gmm__ck_builder *b) {
+    int64_t i = 0, n = 0;
+    for (; i < b->match_count; n++) {
+        const int64_t linear = b->matches[i].linear;
+        b->linears[n] = b->linears[linear];
+        for (; i < b->match_count && b->matches[i].linear == linear; i++) b->matches[i].linear = n;
+    }
+    if (n == b->linear_count) return;
+    b->linear_count = n;
+    memset(b->slots, 0, (size_t)b->slot_count * sizeof *b->slots);
+    gmm__ck_hash_linears(b);
+}
+
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
@@ -138,7 +152,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
-    if (l->experts < 1 || (grouped && l->experts % ep_size))
+    if (grouped && l->experts % ep_size)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, t->name, "experts %lld is no multiple of EP %d",
+                              (long long)l->experts, (int)ep_size);
+    if (l->experts < 1)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
     rank_experts = l->experts / (grouped ? ep_size : 1);
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
@@ -335,6 +352,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) gmm__ck_remove_unmatched(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);

@@ -2492,6 +2492,61 @@ static void own_scheme(int arg) {
     }
 }
 
+/* Rows of a caller's scheme that are out of range, and patterns that are none, are refused with the value. */
+static void own_scheme_refused(int arg) {
+    static const char *const patterns[] = {NULL, "a.{", "a.{e", "a.{L}.{x}", "a.{p}.w", "{p}w", "{", "a.{ee}"};
+    static const struct { const char *field; int slot, kind, half, form, transposed; } fields[] = {
+        {"slot is 7", 7, 0, 0, 0, 0}, {"slot is -1", -1, 0, 0, 0, 0}, {"kind is 5", 0, 5, 0, 0, 0},
+        {"kind is -2", 0, -2, 0, 0, 0}, {"half is 3", 0, 0, 3, 0, 0}, {"half is -1", 0, 0, -1, 0, 0},
+        {"form is 4", 0, 0, 0, 4, 0}, {"transposed is 2", 0, 0, 0, 0, 2}};
+    const gmm_ckpt_row good = {"{p}.w{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0,
+                               GMM_SCALING_NONE};
+    gmm_ckpt_table *t = table_new();
+    const gmm_ckpt_linear l = linear_of("fc", 1, 4, 4, 0, 0);
+    (void)arg;
+    add(t, "fc.w0", GMM_F32, SHAPE(4, 4), NULL);
+    for (int i = 0; i < T_COUNT(patterns) + T_COUNT(fields) + 5; i++)
+        for (int target = 0; target < 2; target++) {
+            const int f = i - T_COUNT(patterns), n = f - T_COUNT(fields);
+            gmm_ckpt_row rows[2] = {good, good};
+            gmm_ckpt_scheme own = {"own", rows, 2, 0, 0, 0};
+            const gmm_ckpt_scheme fine = {"fine", &good, 1, 0, 0, 0};
+            gmm_ckpt_linear *found = NULL;
+            gmm_ckpt_report report;
+            int64_t count;
+            call c;
+            plan_run m;
+            if (f < 0) {
+                rows[1].pattern = patterns[i];
+            } else if (n < 0) {
+                rows[1].slot = (gmm_ckpt_slot)fields[f].slot;
+                rows[1].kind = (gmm_ckpt_kind)fields[f].kind;
+                rows[1].half = (gmm_ckpt_half)fields[f].half;
+                rows[1].form = (gmm_ckpt_form)fields[f].form;
+                rows[1].transposed = fields[f].transposed;
+            } else {
+                own.count = n == 0 ? -1 : 1;
+                if (n == 1) own.rows = NULL;
+                if (n == 2) own.name = NULL;
+                if (n == 3) own.glu_block = -1;
+            }
+            call_begin(&c, t, "module", "module");
+            c.source.scheme = target ? &fine : &own;
+            c.target.scheme = target ? &own : &fine;
+            if (n == 4) { /* nothing is wrong */
+                m = plan_ok(&c, &l, 1);
+                gmm_ckpt_plan_destroy(m.plan);
+                continue;
+            }
+            plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT,
+                         f < 0 ? "rows[1].pattern is " : n < 0 ? fields[f].field : "NULL");
+            plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT, target ? "target.scheme: " : "source.scheme: ");
+            if (!target) T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_scan(&c.source, 0, &found, &count, NULL, &report),
+                                        report.error.text, "source.scheme: ", NULL);
+        }
+    gmm_ckpt_table_destroy(t);
+}
+
 /* Two targets of one name: of a caller's, of shards, and of a plan whose kept tensor has the name of a weight. */
 static void same_names(int arg) {
     const gmm_ckpt_tensor twice[2] = {shaped("fc.weight", GMM_BF16, SHAPE(4)), shaped("fc.weight", GMM_BF16, SHAPE(4))};
@@ -4294,6 +4349,7 @@ void tests_checkpoint(void) {
     t_add_host(own_moves, 0, "checkpoint moves of the caller");
     t_add_host(tags, 0, "checkpoint tags of kept tensors");
     t_add_host(own_scheme, 0, "checkpoint tensor scales and amaxes of an own scheme");
+    t_add_host(own_scheme_refused, 0, "checkpoint own schemes out of range");
     t_add_host(same_names, 0, "checkpoint two tensors of one name");
     t_add_host(arguments, 0, "checkpoint arguments out of range");
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");

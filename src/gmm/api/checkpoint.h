@@ -151,7 +151,8 @@ typedef enum gmm_ckpt_form {
 } gmm_ckpt_form;
 
 /* One kind of tensor in a scheme. Patterns consist of dotted segments; {p} at the front is the linear's path, {L} its
-   layer and {e} the expert, both integers without leading zeros. */
+   layer and {e} the expert, both integers without leading zeros. Rows that break this, or have a value that is none of
+   its type, are an argument error of plans and scans. */
 typedef struct gmm_ckpt_row {
     const char *pattern;
     gmm_ckpt_slot slot;

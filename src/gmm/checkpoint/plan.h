@@ -273,6 +273,41 @@ static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Whether a pattern's placeholders are known ones, {p} at the front alone, and closed. */
+static int gmm__ck_is_pattern(const char *pattern) {
+    const char *p;
+    for (p = strchr(pattern, '{'); p; p = strchr(p + 3, '{')) {
+        if ((p[1] != 'p' && p[1] != 'L' && p[1] != 'e') || p[2] != '}') return 0;
+        if (p[1] == 'p' && (p != pattern || p[3] != '.')) return 0;
+    }
+    return 1;
+}
+
+/* Checks a scheme, which may be the caller's: its rows are used as indices. */
+static gmm_status gmm__ck_check_scheme(gmm__ck_builder *b, const char *argument, const gmm_ckpt_scheme *scheme) {
+    int32_t i, k;
+    if (!scheme->name || scheme->count < 0 || (!scheme->rows && scheme->count) || scheme->glu_block < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: name or rows is NULL, or count %d or glu_block %d is "
+                              "negative", argument, (int)scheme->count, (int)scheme->glu_block);
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        const struct { const char *name; int value, end; } fields[] = {
+            {"slot", r->slot == GMM_CKPT_SLOT_ANY ? 0 : (int)r->slot, GMM_CKPT_SLOT_COUNT},
+            {"kind", (int)r->kind, GMM_CKPT_KIND_COUNT}, {"half", (int)r->half, GMM_CKPT_UP + 1},
+            {"form", (int)r->form, GMM_CKPT_TALL + 1}, {"transposed", r->transposed, 2}};
+        if (!r->pattern || !gmm__ck_is_pattern(r->pattern))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].pattern is %s%.80s: must be segments with "
+                                  "{L}, {e} and, at the front, {p} and a dot", argument, (int)i,
+                                  r->pattern ? "" : "NULL", r->pattern ? r->pattern : "");
+        for (k = 0; k < (int32_t)(sizeof fields / sizeof fields[0]); k++)
+            if (fields[k].value < 0 || fields[k].value >= fields[k].end)
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].%s is %d: must be 0 to %d%s", argument,
+                                      (int)i, fields[k].name, fields[k].value, fields[k].end - 1,
+                                      k ? "" : ", or GMM_CKPT_SLOT_ANY");
+    }
+    return GMM_OK;
+}
+
 /* Copies a list of states with the one at `first` in front. */
 static const char *const *gmm__ck_copy_states(gmm__ck_builder *b, const char *const *states, int32_t count,
                                               int32_t first) {
@@ -347,7 +382,9 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
-    if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
+    if ((s = gmm__ck_check_scheme(b, "source.scheme", b->source.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_scheme(b, "target.scheme", b->target.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
         (s = gmm__ck_read_states(b)) != GMM_OK)
         return s;
     for (i = 0; i < 2; i++) {

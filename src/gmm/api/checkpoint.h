@@ -268,7 +268,8 @@ typedef struct gmm_ckpt_part {
     gmm_ckpt_rank rank;
 } gmm_ckpt_part;
 
-/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. */
+/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. To gmm_ckpt_scan
+   it also says that an FC1 of GTP ranks has them, where its rows could be padding. */
 typedef struct gmm_ckpt_glu {
     int32_t known;
     int32_t block; /* 0 = halves */

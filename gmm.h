@@ -1542,6 +1542,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t merged;         /* and those that are kept from an earlier part already: after a success, matched, kept,
+                               dropped and merged are all tensors of all parts */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
                                fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
@@ -1633,7 +1635,8 @@ typedef enum gmm_ckpt_form {
 } gmm_ckpt_form;
 
 /* One kind of tensor in a scheme. Patterns consist of dotted segments; {p} at the front is the linear's path, {L} its
-   layer and {e} the expert, both integers without leading zeros. */
+   layer and {e} the expert, both integers without leading zeros. Rows that break this, or have a value that is none of
+   its type, are an argument error of plans and scans. */
 typedef struct gmm_ckpt_row {
     const char *pattern;
     gmm_ckpt_slot slot;
@@ -1696,7 +1699,11 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
               every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
-              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape).
+              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
+              0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
+   Dropped    The amax beside a TENSOR scale where codes are dequantized, and where equal_scales joins scales: amaxes
+              may differ though the scales are equal. Joined amaxes of NV16 are equal where its scales are: the first is
+              read.
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
@@ -1745,7 +1752,8 @@ typedef struct gmm_ckpt_part {
     gmm_ckpt_rank rank;
 } gmm_ckpt_part;
 
-/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. */
+/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. To gmm_ckpt_scan
+   it also says that an FC1 of GTP ranks has them, where its rows could be padding. */
 typedef struct gmm_ckpt_glu {
     int32_t known;
     int32_t block; /* 0 = halves */
@@ -1755,7 +1763,11 @@ typedef struct gmm_ckpt_glu {
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes, among them shared experts that
-                                the source's scheme does not have */
+                                the source's scheme does not have. Two of one part that drop_wrappers gives one name
+                                are duplicate_key. Parts that have one of the same name must have it in one shape
+                                (shape), and the first is read, as of tensors that all ranks have; but in the modules
+                                of FC1 and FC2, unless its name counts the experts of all ranks, it is ambiguous where
+                                ranks of EP or ETP differ, since each has its own */
     GMM_CKPT_EXTRA_DROP = 2,
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
@@ -1780,7 +1792,8 @@ typedef struct gmm_ckpt_source {
     const char *prefix;            /* "model." or ""; NULL = found by the rule above */
     const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
-                                      "" alone. A state without any key is absent */
+                                      "" alone. "" is the model, whose keys are missing if there are none; any other
+                                      state without a key is absent, unless all are */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
@@ -1806,7 +1819,7 @@ typedef struct gmm_ckpt_target {
     int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
                                       source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors keep the dtype of the source */
+                                      States but "", routers and kept tensors keep the dtype of the source */
     int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
     int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
                                       segments in front of it; keys of one linear with different wrappers are
@@ -1821,6 +1834,10 @@ typedef struct gmm_ckpt_plan gmm_ckpt_plan;
                from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
                router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   GTP         The rows of GTP ranks are added up, and their padding with them. FC1 and FC2 that have padding contradict
+               each other (shape). Where FC1 of at most 128 rows per rank may be gate and up or as many rows of padding,
+               it is gated if the layout of gate and up is known, and refused if not (glu_unknown). Nothing shows the
+               padding of FC1 or FC2 where the layer lacks the other one.
    Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
                it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    Parts       All parts that are given are read. Only gmm_ckpt_plan_create detects that a rank's part is missing
@@ -14880,7 +14897,7 @@ typedef struct gmm__ck_builder {
     gmm_ckpt_source source;
     gmm_ckpt_target target;
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
-    const char *const *states;   /* [source.state_count] */
+    const char *const *states;   /* [source.state_count]; "", the model's, is the first if it is one of them */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
@@ -14888,7 +14905,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    uint8_t *state_present;      /* [source.state_count] states that have a match, and the model's */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */
@@ -14935,17 +14952,25 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text matches the pattern; reads its layer and expert. */
-static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
-    while (*pattern) {
+/* Matches the pattern up to `end` to the front of a text, and reads its layer and expert. Returns the text behind it;
+   NULL: it does not match. */
+static const char *gmm__ck_match_front(const char *pattern, const char *end, const char *text, int64_t *layer,
+                                       int64_t *expert) {
+    while (pattern < end) {
         if (*pattern == '{') {
-            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return NULL;
             pattern += 3;
         } else if (*pattern++ != *text++) {
-            return 0;
+            return NULL;
         }
     }
-    return *text == 0;
+    return text;
+}
+
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    const char *rest = gmm__ck_match_front(pattern, pattern + strlen(pattern), text, layer, expert);
+    return rest && *rest == 0;
 }
 
 static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {
@@ -15062,18 +15087,24 @@ static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, s
     return -1;
 }
 
+/* Enters all linears into slots that are all free. */
+static void gmm__ck_hash_linears(gmm__ck_builder *b) {
+    int64_t slot_index = 0, i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+        b->slots[slot_index] = (int32_t)(i + 1);
+    }
+}
+
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t slot_index = 0, i;
+    int64_t slot_index = 0;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
-        for (i = 0; i < b->linear_count; i++) {
-            const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
-            b->slots[slot_index] = (int32_t)(i + 1);
-        }
+        gmm__ck_hash_linears(b);
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &slot_index) >= 0)
@@ -15215,6 +15246,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     b->match_count = n;
     b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
     if (!b->state_present) return gmm__ck_no_memory(b);
+    if (!n || !*b->states[0]) b->state_present[0] = 1; /* where it has no key, its keys are missing */
     for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
     if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;
@@ -15564,19 +15596,24 @@ static void gmm__ck_shape_text(char *text, size_t capacity, int32_t rank, const 
     (void)snprintf(text + n, capacity - n, rank ? "]" : "[]");
 }
 
+/* The rows of a tensor's matrices, from the extent that counts them; 0 if there is none. `dims` are the dimensions of
+   one matrix. */
+static int64_t gmm__ck_stored_rows(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t, int64_t experts, int32_t dims) {
+    const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
+    const int32_t d = split + transposed;
+    const int64_t rows = d < t->rank ? t->shape[d] : 0;
+    if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
+        return rows / experts;
+    return rows;
+}
+
 /* Checks a tensor's shape. *rows < 0 is read from it. */
 static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
                                       int64_t experts, int64_t *rows, int64_t cols, int32_t dims) {
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
-    int32_t rank[2], d;
+    int32_t rank[2];
     char actual[160], expected[160];
-    if (r < 0) {
-        const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
-        d = split + transposed;
-        r = d < t->rank ? t->shape[d] : 0;
-        if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
-            r /= experts;
-    }
+    if (r < 0) r = gmm__ck_stored_rows(row, t, experts, dims);
     if (gmm__ck_shape_index(row, t, experts, r, cols, dims) >= 0) {
         *rows = r;
         return GMM_OK;
@@ -16060,6 +16097,10 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
     t = &b->parts[part].table->tensors[src->tensor];
     gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    /* moves take a vector for one row, and several for the rows of a matrix: blocks must be alike along both */
+    if (x->dims == 1 && (block_rows != block_cols || src->experts > 1))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "vectors%s cannot be dequantized by scales of %s: keep them "
+                              "quantized", src->experts > 1 ? " of several experts" : "", gmm_scaling_name(scaling));
     if ((block_rows ? rows % block_rows : 1) && src->experts > 1 && t->rank == 2) /* a block would span two experts */
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another cannot be "
                               "dequantized in blocks of %s: give it an extent of experts", (long long)src->experts,
@@ -16541,7 +16582,7 @@ static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
@@ -16631,14 +16672,16 @@ static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, const gmm__ck_array *x
         }
 }
 
-/* Marks all scales of one kind, which the weight's format does not have: they are extra. */
-static void gmm__ck_mark_foreign_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale) {
+/* Marks all scales of one kind: PLAIN_SCALE where the weight's format does not have them, DROPPED where the target has
+   no use for them. */
+static void gmm__ck_mark_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale,
+                                enum gmm__ck_tensor_use use) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     int64_t i;
     int h;
     for (h = 0; h < 3; h++)
         for (i = 0; scale[h].row && i < b->source.part_count * part_experts; i++)
-            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
+            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = (uint8_t)use;
 }
 
 /* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
@@ -16675,7 +16718,16 @@ static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *ran
     return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
 }
 
-/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+/* Checks that EP divides the experts on both sides: other checks take the experts of a rank for granted. */
+static gmm_status gmm__ck_check_experts(gmm__ck_builder *b, const gmm__ck_array *x) {
+    gmm_status status;
+    if (!x->grouped) return GMM_OK;
+    status = gmm__ck_check_multiple(b, x->linear, x->experts, b->parts[0].rank.ep_size, "experts", "the source's EP");
+    if (status) return status;
+    return gmm__ck_check_multiple(b, x->linear, x->experts, b->target.rank.ep_size, "experts", "the target's EP");
+}
+
+/* Checks that ETP and the blocks of gate and up rows divide a weight on both sides. */
 static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
     const gmm_ckpt_linear *l = x->linear;
     const gmm_ckpt_rank *ranks[2];
@@ -16684,8 +16736,6 @@ static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array 
     int i;
     ranks[0] = &b->parts[0].rank;
     ranks[1] = &b->target.rank;
-    for (i = 0; !status && x->grouped && i < 2; i++)
-        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
     for (i = 0; !status && i < 2; i++)
         status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
                                         "the cut extent", "ETP");
@@ -16763,7 +16813,7 @@ static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x
     for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++) {
         const gmm__ck_row_tensors *of = scales->of[kind];
         if (g->format->beside >> kind & 1) beside |= of[0].row || of[1].row || of[2].row;
-        else gmm__ck_mark_foreign_scales(b, x, of);
+        else gmm__ck_mark_scales(b, x, of, GMM__CK_PLAIN_SCALE);
     }
     if (g->format->needs_beside && !beside)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
@@ -16843,13 +16893,14 @@ static gmm_status gmm__ck_check_blocks(gmm__ck_builder *b, const gmm__ck_array *
 }
 
 /* The ETP rank whose scales a target takes where ETP cuts weights inside blocks, as it does within a row or a matrix.
-   Several ranks of the source may have one each. */
+   Several ranks of the source may have one each: *joined is then 1. */
 static gmm_status gmm__ck_choose_etp(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                     int32_t *part) {
+                                     int32_t *part, int *joined) {
     const int64_t from = b->parts[0].rank.etp_size, to = b->target.rank.etp_size, rank = b->target.rank.etp_rank;
     const int64_t first = rank * from / to, last = gmm__ceil_div((rank + 1) * from, to) - 1;
     *part = (int32_t)first;
-    if (first == last || b->source.equal_scales) return GMM_OK;
+    *joined = first != last;
+    if (!*joined || b->source.equal_scales) return GMM_OK;
     return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g->codes, "the source's ETP rank %lld begins at %s %lld inside a "
                           "block (%s), and every rank has a scale of the block: state equal_scales if they are equal",
                           (long long)first + 1, x->cols_sharded ? "column" : "row",
@@ -16878,7 +16929,7 @@ static int32_t gmm__ck_single_dims(const gmm__ck_builder *b, const gmm__ck_array
 static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g, gmm_ckpt_kind kind,
                                       gmm__ck_row_tensors *tensors) {
     int64_t br = 0, bc = 0;
-    int half;
+    int half, joined = 0;
     gmm_status status = GMM_OK;
     if (kind == GMM_CKPT_SCALE) gmm__ck_block_of(g.format->scaling, &br, &bc);
     for (half = 0; half < 3; half++)
@@ -16886,7 +16937,8 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
             return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, g.codes, "the source has %s of one of gate and up alone",
                                   kind == GMM_CKPT_SCALE ? "scales" : kind == GMM_CKPT_AMAX ? "an amax"
                                                                                             : "a tensor scale");
-    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part);
+    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part,
+                                                                                      &joined);
     if (status) return status;
     x.kind = kind;
     x.dims = g.scale_dims;
@@ -16910,12 +16962,19 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
         g.dtypes = 1u << GMM_F32;
         x.dims = gmm__ck_single_dims(b, &x, tensors);
     }
-    if (!status && x.single && tensors[GMM_CKPT_GATE].row && !b->source.equal_scales &&
-        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL))
-        status = gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block (%s) "
-                                "of the target, and gate and up have a scale each: state equal_scales if they are "
-                                "equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
-    return status ? status : gmm__ck_plan_array(b, &x, &g);
+    if (x.single && tensors[GMM_CKPT_GATE].row &&
+        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL)) {
+        joined = 1;
+        if (!b->source.equal_scales)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block "
+                                  "(%s) of the target, and gate and up have a scale each: state equal_scales if they "
+                                  "are equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
+    }
+    if (joined && kind == GMM_CKPT_AMAX && !g.format->needs_beside) { /* scales may be equal though amaxes are not */
+        gmm__ck_mark_scales(b, &x, tensors, GMM__CK_DROPPED);
+        return GMM_OK;
+    }
+    return gmm__ck_plan_array(b, &x, &g);
 }
 
 /* Plans quantized weights that stay quantized, and then their scales. */
@@ -17013,6 +17072,8 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
     if (!g->format->dequantized)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, codes->name, "codes of %s cannot become %s here: keep them quantized",
                               gmm_scaling_name(g->format->scaling), gmm_dtype_name(g->dtype));
+    for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++)
+        if (g->format->beside >> kind & 1) gmm__ck_mark_scales(b, x, scales.of[kind], GMM__CK_DROPPED);
     g->scale = scales.of[GMM_CKPT_SCALE];
     g->blocks = 0;
     return gmm__ck_plan_array(b, x, g);
@@ -17022,7 +17083,7 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+    const int converted = !*b->states[state] && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                           l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
     gmm__ck_row_tensors weight[3];
@@ -17042,7 +17103,8 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
                                   b->source.scheme->name, (int)l->slot);
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
-    status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    status = gmm__ck_check_experts(b, &x);
+    if (!status) status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
     if (!status) status = gmm__ck_check_halves(b, &x, weight);
     if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
     if (!status) status = gmm__ck_check_extents(b, &x, &g);
@@ -17073,7 +17135,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < end && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }
@@ -17113,11 +17175,61 @@ static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t sr
     return gmm__ck_add_move(b, &m);
 }
 
+/* Whether a key stands in the module of a linear of experts, and does not say which of all experts it is of: ranks of
+   EP and ETP may have other tensors by the same name. */
+static int gmm__ck_is_of_rank(gmm__ck_builder *b, const char *name) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const size_t prefix = strlen(b->source_prefix);
+    const char *key, *dot;
+    size_t state_length;
+    int64_t layer, expert, slot_index;
+    int32_t r;
+    (void)gmm__ck_find_state(b, name, &state_length);
+    (void)gmm__ck_strip_key_wrappers(&b->source, name + state_length, b->key_buffer);
+    if (strncmp(b->key_buffer, b->source_prefix, prefix)) return 0;
+    key = b->key_buffer + prefix;
+    for (dot = strchr(key, '.'); b->slot_count && dot; dot = strchr(dot + 1, '.')) {
+        const int64_t i = gmm__ck_find_linear(b, key, (size_t)(dot - key), GMM_CKPT_SLOT_ANY, 0, &slot_index);
+        if (i >= 0 && (b->linears[i].slot == GMM_CKPT_FC1 || b->linears[i].slot == GMM_CKPT_FC2)) return 1;
+    }
+    for (r = 0; r < scheme->count; r++) {
+        const char *pattern = scheme->rows[r].pattern, *last = strrchr(pattern, '.'), *number = strstr(pattern, "{e}");
+        if ((scheme->rows[r].slot != GMM_CKPT_FC1 && scheme->rows[r].slot != GMM_CKPT_FC2) || !last ||
+            (scheme->global_index && number && number < last))
+            continue;
+        if (gmm__ck_match_front(pattern, last + 1, key, &layer, &expert)) return 1;
+    }
+    return 0;
+}
+
+/* Merges an extra tensor of part p with the target `twin` of the same name, which is a tensor of part `from`. Names of
+   one part differ, so that two of it meet only where they lose their wrapper segments. */
+static gmm_status gmm__ck_merge_extra(gmm__ck_builder *b, const gmm_ckpt_tensor *t, const char *source_name, int32_t p,
+                                      int64_t twin, int32_t from) {
+    const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
+    const gmm_ckpt_rank *r = &b->parts[p].rank, *q = &b->parts[from].rank;
+    if (p == from)
+        return gmm__ck_refuse(b, GMM_CKPT_DUPLICATE_KEY, source_name, "without wrapper segments it has the name of "
+                              "another tensor, \"%.100s\"", t->name);
+    if (k->dtype != t->dtype || k->rank != t->rank || k->bytes != t->bytes ||
+        memcmp(k->shape, t->shape, (size_t)t->rank * sizeof t->shape[0]))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "parts of the source have it in different shapes");
+    if ((r->ep_rank != q->ep_rank || r->etp_rank != q->etp_rank) && gmm__ck_is_of_rank(b, source_name))
+        return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, source_name, "parts of other EP or ETP ranks have it too, and it "
+                              "belongs to the experts of a rank: it cannot be kept under one name");
+    if (b->report) b->report->merged++;
+    return GMM_OK;
+}
+
 /* Keeps, drops or refuses the tensors that no linear uses. */
 static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
-    int64_t i;
+    int32_t *from; /* the part of each target that is kept */
+    int64_t i, n = 0;
     int32_t p;
+    for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->count;
+    from = (int32_t *)gmm__ck_alloc(&b->arena, n, sizeof *from);
+    if (!from) return gmm__ck_no_memory(b);
     for (p = 0; p < b->source.part_count; p++) {
         const gmm_ckpt_table *table = b->parts[p].table;
         for (i = 0; i < table->count; i++) {
@@ -17150,14 +17262,13 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
             }
             twin = gmm_ckpt_table_find(b->targets, t.name);
             if (twin >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
-                if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
-                    !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
-                    continue;
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
+                status = gmm__ck_merge_extra(b, &t, table->tensors[i].name, p, twin, from[twin - before]);
+                if (status) return status;
+                continue;
             }
             if (b->report) b->report->kept++;
             status = gmm__ck_add_target(b, &t, &target);
+            if (!status) from[target - before] = p;
             if (!status) status = gmm__ck_plan_copy(b, p, (int32_t)i, 0, target, 0, gmm__ck_unit_count(&t));
             if (!status) status = gmm__ck_finish_target(b, target, first);
             if (status) return status;
@@ -17307,10 +17418,78 @@ static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Whether a pattern's placeholders are known ones, {p} at the front alone, and closed. */
+static int gmm__ck_is_pattern(const char *pattern) {
+    const char *p;
+    for (p = strchr(pattern, '{'); p; p = strchr(p + 3, '{')) {
+        if ((p[1] != 'p' && p[1] != 'L' && p[1] != 'e') || p[2] != '}') return 0;
+        if (p[1] == 'p' && (p != pattern || p[3] != '.')) return 0;
+    }
+    return 1;
+}
+
+/* Checks a scheme, which may be the caller's: its rows are used as indices. */
+static gmm_status gmm__ck_check_scheme(gmm__ck_builder *b, const char *argument, const gmm_ckpt_scheme *scheme) {
+    int32_t i, k;
+    if (!scheme->name || scheme->count < 0 || (!scheme->rows && scheme->count) || scheme->glu_block < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: name or rows is NULL, or count %d or glu_block %d is "
+                              "negative", argument, (int)scheme->count, (int)scheme->glu_block);
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        const struct { const char *name; int value, end; } fields[] = {
+            {"slot", r->slot == GMM_CKPT_SLOT_ANY ? 0 : (int)r->slot, GMM_CKPT_SLOT_COUNT},
+            {"kind", (int)r->kind, GMM_CKPT_KIND_COUNT}, {"half", (int)r->half, GMM_CKPT_UP + 1},
+            {"form", (int)r->form, GMM_CKPT_TALL + 1}, {"transposed", r->transposed, 2}};
+        if (!r->pattern || !gmm__ck_is_pattern(r->pattern))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].pattern is %s%.80s: must be segments with "
+                                  "{L}, {e} and, at the front, {p} and a dot", argument, (int)i,
+                                  r->pattern ? "" : "NULL", r->pattern ? r->pattern : "");
+        for (k = 0; k < (int32_t)(sizeof fields / sizeof fields[0]); k++)
+            if (fields[k].value < 0 || fields[k].value >= fields[k].end)
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].%s is %d: must be 0 to %d%s", argument,
+                                      (int)i, fields[k].name, fields[k].value, fields[k].end - 1,
+                                      k ? "" : ", or GMM_CKPT_SLOT_ANY");
+    }
+    return GMM_OK;
+}
+
+/* Copies a list of states with the one at `first` in front. */
+static const char *const *gmm__ck_copy_states(gmm__ck_builder *b, const char *const *states, int32_t count,
+                                              int32_t first) {
+    const char **copy = (const char **)gmm__ck_alloc(&b->arena, count, sizeof *copy);
+    int32_t i, n = 1;
+    if (!copy) return NULL;
+    copy[0] = states[first];
+    for (i = 0; i < count; i++)
+        if (i != first) copy[n++] = states[i];
+    return copy;
+}
+
+/* Checks and copies the states of the source and of the target. That of the model, which has no prefix, comes first. */
+static gmm_status gmm__ck_read_states(gmm__ck_builder *b) {
+    static const char *const model[] = {""};
+    int32_t first = 0, i;
+    gmm_status s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count);
+    if (s) return s;
+    if (!b->source.states || !b->source.state_count) {
+        b->source.states = model;
+        b->source.state_count = 1;
+    }
+    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
+                              b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
+    for (i = 0; i < b->source.state_count && *b->source.states[first]; i++)
+        if (!*b->source.states[i]) first = i;
+    b->states = gmm__ck_copy_states(b, b->source.states, b->source.state_count, first);
+    if (b->target.state_count)
+        b->target.states = gmm__ck_copy_states(b, b->target.states, b->target.state_count, first);
+    return b->states && (b->target.states || !b->target.state_count) ? GMM_OK : gmm__ck_no_memory(b);
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
-    static const char *const all = "";
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
@@ -17348,21 +17527,11 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
-    if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
-        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+    if ((s = gmm__ck_check_scheme(b, "source.scheme", b->source.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_scheme(b, "target.scheme", b->target.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
+        (s = gmm__ck_read_states(b)) != GMM_OK)
         return s;
-    b->states = b->source.states;
-    if (!b->source.states || !b->source.state_count) {
-        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
-        if (!state) return gmm__ck_no_memory(b);
-        state[0] = all;
-        b->states = state;
-        b->source.state_count = 1;
-    }
-    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              b->target.state_count, b->source.state_count);
-    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))
@@ -17512,6 +17681,20 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
+/* Removes the linears that keys of other prefixes have added: these keys are extra. Matches are sorted by linear. */
+static void gmm__ck_remove_unmatched(gmm__ck_builder *b) {
+    int64_t i = 0, n = 0;
+    for (; i < b->match_count; n++) {
+        const int64_t linear = b->matches[i].linear;
+        b->linears[n] = b->linears[linear];
+        for (; i < b->match_count && b->matches[i].linear == linear; i++) b->matches[i].linear = n;
+    }
+    if (n == b->linear_count) return;
+    b->linear_count = n;
+    memset(b->slots, 0, (size_t)b->slot_count * sizeof *b->slots);
+    gmm__ck_hash_linears(b);
+}
+
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
@@ -17582,6 +17765,34 @@ static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *
                           (long long)*extent, (long long)multiple);
 }
 
+/* Adds up the rows that all GTP ranks have of the tensor of a match, among the matches of its linear. */
+static gmm_status gmm__ck_scan_gtp_rows(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count,
+                                        const gmm__ck_match *match, int64_t rank_experts, int32_t dims, int64_t *rows) {
+    const gmm_ckpt_row *row = &b->source.scheme->rows[match->row];
+    const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
+    int32_t found = 0;
+    int64_t i;
+    *rows = 0;
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        int64_t n;
+        if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || matches[i].row != match->row ||
+            matches[i].expert != match->expert || other_rank->ep_rank != rank->ep_rank ||
+            other_rank->etp_rank != rank->etp_rank)
+            continue;
+        n = gmm__ck_stored_rows(row, t, rank_experts, dims);
+        if (n > INT64_MAX - *rows)
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the rows of all GTP ranks do not fit 63 bits");
+        *rows += n;
+        found++;
+    }
+    if (found == rank->gtp_size) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX,
+                          b->parts[match->part].table->tensors[match->tensor].name, "%d of %d GTP ranks have it", found,
+                          (int)rank->gtp_size);
+}
+
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
                                       int64_t count, int64_t experts) {
@@ -17616,7 +17827,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
-    if (l->experts < 1 || (grouped && l->experts % ep_size))
+    if (grouped && l->experts % ep_size)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, t->name, "experts %lld is no multiple of EP %d",
+                              (long long)l->experts, (int)ep_size);
+    if (l->experts < 1)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
     rank_experts = l->experts / (grouped ? ep_size : 1);
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
@@ -17639,27 +17853,9 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
-        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
-        int32_t found = 0;
-        l->out = 0;
-        for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
-            const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
-            const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
-                matches[i].row != match->row ||
-                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
-                    matches[i].expert != match->expert)
-                continue;
-            if (o->shape[d] > INT64_MAX - l->out)
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, o->name, "the rows of all GTP ranks do not fit 63 bits");
-            l->out += o->shape[d];
-            found++;
-        }
-        if (found != rank->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
-                                  (int)rank->gtp_size);
+    if (grouped && b->parts[0].rank.gtp_size > 1) {
+        status = gmm__ck_scan_gtp_rows(b, matches, count, match, rank_experts, matrix_rank == 1 ? 1 : 2, &l->out);
+        if (status) return status;
     }
     status = gmm__ck_scan_times(b, t, &l->out, l->slot == GMM_CKPT_FC1 ? b->parts[0].rank.etp_size : 1);
     if (!status) status = gmm__ck_scan_times(b, t, &l->in, l->slot == GMM_CKPT_FC2 ? b->parts[0].rank.etp_size : 1);
@@ -17668,6 +17864,24 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     if (l->out < 1)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
     return GMM_OK;
+}
+
+enum { GMM__CK_UNIT_ROWS = 128 }; /* the most rows to which GTP pads the shards of a format, if no unit is stated */
+
+/* Refuses an FC1 that seems to be gated where GTP ranks may hold half as many rows and as much padding: a rank then has
+   one unit of rows. */
+static gmm_status gmm__ck_check_gated(gmm__ck_builder *b, int64_t index) {
+    const gmm_ckpt_source *s = &b->source;
+    const gmm_ckpt_linear *l = &b->linears[index];
+    const gmm_ckpt_rank *size = &b->parts[0].rank;
+    const int64_t rows = l->out / size->etp_size; /* of all GTP ranks */
+    if (l->slot != GMM_CKPT_FC1 || size->gtp_size == 1 || rows % size->gtp_size ||
+        rows / size->gtp_size > GMM__CK_UNIT_ROWS || s->scheme->glu_known || s->stated.known || s->recorded.known)
+        return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, gmm__ck_first_key(b, index), "layer %lld: fc1 has twice the rows of "
+                          "fc2's in, which may be gate and up or padding of the %d GTP ranks: state the order of gate "
+                          "and up, or make the plan of linears that you state", (long long)l->layer,
+                          (int)size->gtp_size);
 }
 
 /* Extents of all linears, and which FC1 are gated. */
@@ -17695,6 +17909,7 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
             l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
         if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated || !l->out || fc2 < 0 || !b->linears[fc2].out) continue;
         l->gated = l->out == 2 * b->linears[fc2].in;
+        if (l->gated && (status = gmm__ck_check_gated(b, i)) != GMM_OK) return status;
         if (!l->gated && l->out != b->linears[fc2].in)
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s's out %lld is neither "
                                   "once nor twice the in of its second linear, so nothing says whether it is gated",
@@ -17812,6 +18027,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) gmm__ck_remove_unmatched(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);
@@ -18496,9 +18712,11 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         return "it converts what is no float";
     if (m->kind == GMM_CKPT_DEQUANT) {
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
-        int64_t rows, cols, scale_rows, scale_cols;
+        int64_t rows, cols, scale_rows, scale_cols, block_rows, block_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        if (s->rank < 1 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        gmm__ck_block_of(m->scaling, &block_rows, &block_cols);
+        if (s->rank == 1 && block_rows != block_cols) return "no such blocks of a vector";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + gmm__ck_scale_line(m->scaling, src / cols % rows) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";

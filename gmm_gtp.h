@@ -671,7 +671,8 @@ typedef struct gmm_gtp_statistics {
     int64_t exposed;            /* acquires that gathered */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
-    int64_t outdated;           /* prefetches discarded because newer shards were published */
+    int64_t outdated;           /* prefetches discarded because newer shards were published; those that an acquire of
+                                   another bundle discards, out of the chain's order, are not counted */
     int64_t busy;               /* prefetches skipped because the slot was in use */
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;
@@ -1554,7 +1555,7 @@ static void gmm__gtp_foresee_gather(gmm_gtp_forecast *f, const gmm_gtp_stage *st
 
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
-    gmm_gtp_forecast f;
+    gmm_gtp_forecast f, stated;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times when a slot is free, by position in the pass */
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0, ready[GMM__GTP_MAX_TOGETHER];
@@ -1567,6 +1568,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
+    stated = f;
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
@@ -1624,6 +1626,10 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
+    f.wire = stated.wire; /* the caller's fields have no defaults written into them */
+    f.main_grad = stated.main_grad;
+    f.wgrad_slots = stated.wgrad_slots;
+    f.together = stated.together;
     memcpy(forecast, &f, common);
     return GMM_OK;
 }
@@ -5554,6 +5560,11 @@ static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* Whether the slot contains weights that were prefetched, and have been published again since. */
+static int gmm__gtp_is_outdated(const gmm_gtp *g, const gmm__gtp_slot *s) {
+    return s->pending == 1 && s->bundle >= 0 && s->version != g->bundles[s->bundle].version;
+}
+
 /* How a graph uses a bundle (GMM__GRAPH_*). */
 static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bundle) {
     return &g->graph_usage[(size_t)graph * (size_t)g->bundle_count + (size_t)bundle];
@@ -5829,7 +5840,7 @@ static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass
         g->stats.busy++;
         return 0;
     }
-    g->stats.outdated += slot->pending == 1;
+    g->stats.outdated += gmm__gtp_is_outdated(g, slot);
     g->stats.prefetches++;
     return 1;
 }
@@ -6000,7 +6011,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
             else gtp->stats.resident++;
         } else {
             gtp->stats.exposed++;
-            gtp->stats.outdated += slot->pending == 1;
+            gtp->stats.outdated += gmm__gtp_is_outdated(gtp, slot);
             s = gmm__gtp_gather_together(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__gtp_event_wait(gtp, &slot->ready, stream);

@@ -1685,6 +1685,40 @@ static void states(int arg) { /* optimizer moments are converted as their weight
     gmm_ckpt_table_destroy(t);
 }
 
+/* The model is the state "" wherever it stands: it alone is converted, and may not be absent. */
+static void states_in_any_order(int arg) {
+    static const char *const orders[2][2] = {{"", "optimizer.exp_avg."}, {"optimizer.exp_avg.", ""}};
+    static const char *const renamed[2][2] = {{"", "moment."}, {"moment.", ""}};
+    (void)arg;
+    for (int order = 0; order < 2; order++)
+        for (int held = 1; held < 8; held++) { /* 1: the model's key, 2: the moment's; 4: the moment alone is stated */
+            const gmm_ckpt_linear l = linear_of("fc", 1, 4, 4, 0, 0);
+            gmm_ckpt_table *t = table_new();
+            call c;
+            plan_run m;
+            if (held & 1) add(t, "fc.weight0", GMM_F32, SHAPE(4, 4), NULL);
+            if (held & 2) add(t, "optimizer.exp_avg.fc.weight0", GMM_F32, SHAPE(4, 4), NULL);
+            call_begin(&c, t, "module", "module");
+            c.source.extra = GMM_CKPT_EXTRA_DROP;
+            c.source.states = held & 4 ? &orders[0][1] : orders[order];
+            c.target.states = held & 4 ? &renamed[0][1] : renamed[order];
+            c.source.state_count = c.target.state_count = held & 4 ? 1 : 2;
+            c.target.dtype = GMM_BF16;
+            if (!(held & (held & 4 ? 2 : 1))) {
+                plan_refused(&c, &l, 1, GMM_CKPT_MISSING_INDEX,
+                             held & 4 ? "lacks optimizer.exp_avg.fc.weight0" : "lacks fc.weight0");
+            } else {
+                m = plan_ok(&c, &l, 1);
+                apply(&m, 0);
+                MUST(count(m.targets) == (held == 3 ? 2 : 1));
+                if (!(held & 4)) MUST(get(m.targets, "fc.weight0")->dtype == GMM_BF16);
+                if (held & 2) MUST(get(m.targets, "moment.fc.weight0")->dtype == GMM_F32);
+                gmm_ckpt_plan_destroy(m.plan);
+            }
+            gmm_ckpt_table_destroy(t);
+        }
+}
+
 static void shard_members(int arg) {
     static const struct { int64_t numel[3]; int members; int64_t start, length, want[3][3]; int ok; } cases[] = {
         {{3, 5, 2}, 3, 2, 6, {{0, 2, 1}, {1, 0, 5}, {-1, -1, 0}}, 1},
@@ -2458,6 +2492,61 @@ static void own_scheme(int arg) {
     }
 }
 
+/* Rows of a caller's scheme that are out of range, and patterns that are none, are refused with the value. */
+static void own_scheme_refused(int arg) {
+    static const char *const patterns[] = {NULL, "a.{", "a.{e", "a.{L}.{x}", "a.{p}.w", "{p}w", "{", "a.{ee}"};
+    static const struct { const char *field; int slot, kind, half, form, transposed; } fields[] = {
+        {"slot is 7", 7, 0, 0, 0, 0}, {"slot is -1", -1, 0, 0, 0, 0}, {"kind is 5", 0, 5, 0, 0, 0},
+        {"kind is -2", 0, -2, 0, 0, 0}, {"half is 3", 0, 0, 3, 0, 0}, {"half is -1", 0, 0, -1, 0, 0},
+        {"form is 4", 0, 0, 0, 4, 0}, {"transposed is 2", 0, 0, 0, 0, 2}};
+    const gmm_ckpt_row good = {"{p}.w{e}", GMM_CKPT_SLOT_ANY, GMM_CKPT_WEIGHT, GMM_CKPT_BOTH, GMM_CKPT_EACH, 0,
+                               GMM_SCALING_NONE};
+    gmm_ckpt_table *t = table_new();
+    const gmm_ckpt_linear l = linear_of("fc", 1, 4, 4, 0, 0);
+    (void)arg;
+    add(t, "fc.w0", GMM_F32, SHAPE(4, 4), NULL);
+    for (int i = 0; i < T_COUNT(patterns) + T_COUNT(fields) + 5; i++)
+        for (int target = 0; target < 2; target++) {
+            const int f = i - T_COUNT(patterns), n = f - T_COUNT(fields);
+            gmm_ckpt_row rows[2] = {good, good};
+            gmm_ckpt_scheme own = {"own", rows, 2, 0, 0, 0};
+            const gmm_ckpt_scheme fine = {"fine", &good, 1, 0, 0, 0};
+            gmm_ckpt_linear *found = NULL;
+            gmm_ckpt_report report;
+            int64_t count;
+            call c;
+            plan_run m;
+            if (f < 0) {
+                rows[1].pattern = patterns[i];
+            } else if (n < 0) {
+                rows[1].slot = (gmm_ckpt_slot)fields[f].slot;
+                rows[1].kind = (gmm_ckpt_kind)fields[f].kind;
+                rows[1].half = (gmm_ckpt_half)fields[f].half;
+                rows[1].form = (gmm_ckpt_form)fields[f].form;
+                rows[1].transposed = fields[f].transposed;
+            } else {
+                own.count = n == 0 ? -1 : 1;
+                if (n == 1) own.rows = NULL;
+                if (n == 2) own.name = NULL;
+                if (n == 3) own.glu_block = -1;
+            }
+            call_begin(&c, t, "module", "module");
+            c.source.scheme = target ? &fine : &own;
+            c.target.scheme = target ? &own : &fine;
+            if (n == 4) { /* nothing is wrong */
+                m = plan_ok(&c, &l, 1);
+                gmm_ckpt_plan_destroy(m.plan);
+                continue;
+            }
+            plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT,
+                         f < 0 ? "rows[1].pattern is " : n < 0 ? fields[f].field : "NULL");
+            plan_refused(&c, &l, 1, GMM_CKPT_ARGUMENT, target ? "target.scheme: " : "source.scheme: ");
+            if (!target) T_REFUSED_TEXT(GMM_E_ARG, gmm_ckpt_scan(&c.source, 0, &found, &count, NULL, &report),
+                                        report.error.text, "source.scheme: ", NULL);
+        }
+    gmm_ckpt_table_destroy(t);
+}
+
 /* Two targets of one name: of a caller's, of shards, and of a plan whose kept tensor has the name of a weight. */
 static void same_names(int arg) {
     const gmm_ckpt_tensor twice[2] = {shaped("fc.weight", GMM_BF16, SHAPE(4)), shaped("fc.weight", GMM_BF16, SHAPE(4))};
@@ -2539,6 +2628,163 @@ static void scan(int arg) { /* extents from names and shapes */
         T_CHECK(l[1].experts == 4 && l[1].out == 5 && l[1].in == 6 && !l[1].gated, "%s", want[i]);
         gmm_ckpt_linears_release(l, NULL);
         for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)part[p].table);
+    }
+}
+
+/* Layers of another prefix are extra: a scan neither reports nor misses them. */
+static void scan_prefix(int arg) {
+    static const char *const fronts[] = {"", "draft."};
+    (void)arg;
+    for (int stated = 0; stated < 2; stated++)
+        for (int other = 0; other < 9; other++) { /* the layer of the other prefix */
+            gmm_ckpt_table *t = table_new();
+            gmm_ckpt_report report;
+            gmm_ckpt_linear *l;
+            gmm_ckpt_plan *plan;
+            int64_t n;
+            call c;
+            for (int first = 0; first < 2; first++)
+                for (int layer = 0; layer < 2; layer++)
+                    for (int k = 0; k < 4; k++) {
+                        static const char *const keys[] = {"gate", "experts.0.gate_proj", "experts.0.up_proj",
+                                                           "experts.0.down_proj"};
+                        const int draft = first == other % 2; /* each of the prefixes comes first */
+                        char name[100];
+                        if (draft && layer) continue;
+                        snprintf(name, sizeof name, "%smodel.layers.%d.mlp.%s.weight", fronts[draft],
+                                 draft ? other : layer, keys[k]);
+                        add(t, name, GMM_F32, k == 3 ? SHAPE(8, 4) : SHAPE(k ? 4 : 1, 8), NULL);
+                    }
+            call_begin(&c, t, "qwen3-moe", "qwen3-moe");
+            c.source.prefix = stated ? "" : NULL;
+            c.source.extra = GMM_CKPT_EXTRA_KEEP;
+            T_OK_TEXT(gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text);
+            MUST(n == 6 && l[5].layer == 1 && report.missing == 0);
+            T_OK_TEXT(gmm_ckpt_plan_create(&plan, &c.source, &c.target, l, n, NULL, &report), report.error.text);
+            MUST(report.matched == 8 && report.kept == 4);
+            gmm_ckpt_plan_destroy(plan);
+            gmm_ckpt_linears_release(l, NULL);
+            gmm_ckpt_table_destroy(t);
+        }
+}
+
+/* Experts that EP does not divide are refused for that, in the source as in the target, by plans and scans. */
+static void experts_of_ranks(int arg) {
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_report report;
+    gmm_ckpt_linear *l, five = linear_of("a", 5, 4, 4, 0, 0);
+    int64_t n;
+    call c;
+    (void)arg;
+    for (int e = 0; e < 5; e++) {
+        char name[80];
+        snprintf(name, sizeof name, "a.weight%d", e);
+        add(t, name, GMM_F32, SHAPE(4, 4), NULL);
+        snprintf(name, sizeof name, ML "linear_fc1.weight%d", e);
+        add(t, name, GMM_F32, SHAPE(4, 4), NULL);
+    }
+    call_begin(&c, t, "module", "module");
+    c.source.extra = GMM_CKPT_EXTRA_DROP;
+    c.target.rank.ep_size = 2;
+    plan_refused(&c, &five, 1, GMM_CKPT_NOT_DIVISIBLE, "experts 5 is no multiple of the target's EP 2");
+    c.target.rank.ep_size = 1;
+    for (int ep = 2; ep < 9; ep += 2) {
+        c.source.scheme = gmm_ckpt_scheme_of("module");
+        c.part[0].rank.ep_size = ep;
+        plan_refused(&c, &five, 1, GMM_CKPT_NOT_DIVISIBLE, "experts 5 is no multiple of the source's EP");
+        c.source.scheme = gmm_ckpt_scheme_of("megatron");
+        T_REFUSED_TEXT(GMM_E_CONFIG, gmm_ckpt_scan(&c.source, 5, &l, &n, NULL, &report), report.error.text,
+                       "linear_fc1", "experts 5 is no multiple of EP", NULL);
+        MUST(report.reason == GMM_CKPT_NOT_DIVISIBLE);
+    }
+    gmm_ckpt_table_destroy(t);
+}
+
+/* Rows are added up over GTP ranks in every form: with an extent of experts, below one another, transposed, and in
+   blocks of gpt-oss. The extents are those that a plan takes. */
+static void scan_gtp(int arg) {
+    static const struct { const char *scheme, *names[2]; int64_t shape[2][5]; gmm_dtype dtype; } ways[] = {
+        {"megatron", {ML "linear_fc1.weight0", ML "linear_fc2.weight0"}, {{256, 64, -1}, {32, 256, -1}}, GMM_F32},
+        {"megatron", {ML "linear_fc1.weight", ML "linear_fc2.weight"}, {{4, 256, 64, -1}, {4, 32, 256, -1}}, GMM_F32},
+        {"megatron", {ML "linear_fc1.weight", ML "linear_fc2.weight"}, {{4 * 256, 64, -1}, {4 * 32, 256, -1}}, GMM_F32},
+        {"legacy", {ML "weight1", ML "weight2"}, {{64, 4 * 256, -1}, {4 * 256, 32, -1}}, GMM_F32},
+        {"fused-transposed", {HL "mlp.experts.gate_up_proj", HL "mlp.experts.down_proj"},
+         {{4, 64, 256, -1}, {4, 256, 32, -1}}, GMM_F32},
+        {"gpt-oss", {HL "mlp.experts.gate_up_proj_blocks", HL "mlp.experts.down_proj_blocks"},
+         {{4, 256, 2, 16, -1}, {4, 32, 8, 16, -1}}, GMM_U8}};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(ways); i++) {
+        gmm_ckpt_report report;
+        gmm_ckpt_linear *l;
+        int64_t n;
+        call c;
+        plan_run m;
+        call_begin(&c, NULL, ways[i].scheme, ways[i].scheme);
+        c.source.part_count = 2;
+        c.source.stated.known = ways[i].scheme[0] == 'm' || ways[i].scheme[0] == 'l';
+        for (int p = 0; p < 2; p++) {
+            gmm_ckpt_table *t = table_new();
+            for (int k = 0; k < 2; k++) add(t, ways[i].names[k], ways[i].dtype, ways[i].shape[k], NULL);
+            if (ways[i].dtype == GMM_U8) {
+                add(t, HL "mlp.experts.gate_up_proj_scales", GMM_U8, SHAPE(4, 256, 2), NULL);
+                add(t, HL "mlp.experts.down_proj_scales", GMM_U8, SHAPE(4, 32, 8), NULL);
+            }
+            c.part[p].table = t;
+            c.part[p].rank.gtp_rank = p;
+            c.part[p].rank.gtp_size = 2;
+        }
+        T_OK_TEXT(gmm_ckpt_scan(&c.source, i == 2 || i == 3 ? 4 : 0, &l, &n, NULL, &report), report.error.text);
+        T_CHECK(n == 2 && l[0].experts == (i ? 4 : 1) && l[0].out == 512 && l[0].in == 64 && l[0].gated,
+                "%d: fc1 %lld x %lld", i, (long long)l[0].out, (long long)l[0].in);
+        T_CHECK(l[1].out == 64 && l[1].in == 256, "%d: fc2 %lld x %lld", i, (long long)l[1].out, (long long)l[1].in);
+        m = plan_ok(&c, l, n);
+        gmm_ckpt_plan_destroy(m.plan);
+        gmm_ckpt_linears_release(l, NULL);
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+    }
+}
+
+/* Rows of two GTP ranks that gmm_gtp_plan pads to twice the rows of FC1 are not taken for gate and up. */
+static void scan_gtp_padding(int arg) {
+    (void)arg;
+    for (int stored = 16; stored <= 256; stored *= 2) {
+        gmm_shard shard = GMM_ZERO;
+        gmm_shard_plan plan = GMM_ZERO;
+        gmm_ckpt_report report;
+        gmm_ckpt_linear *l;
+        int64_t n;
+        call c;
+        call_begin(&c, NULL, "megatron", "megatron");
+        c.source.part_count = 2;
+        for (int p = 0; p < 2; p++) {
+            gmm_ckpt_table *t = table_new();
+            add(t, ML "linear_fc1.weight0", GMM_F32, SHAPE(stored, 32), NULL);
+            add(t, ML "linear_fc2.weight0", GMM_F32, SHAPE(16, stored), NULL);
+            c.part[p].table = t;
+            c.part[p].rank.gtp_rank = p;
+            c.part[p].rank.gtp_size = 2;
+        }
+        if (stored == 16) { /* the ranks of such an FC1 */
+            shard.dtype = GMM_F32;
+            shard.rows = 16;
+            shard.cols = 32;
+            shard.gtp_size = 2;
+            T_OK_TEXT(gmm_gtp_plan(&shard, &plan, &report.error), report.error.text);
+            MUST(plan.shard_rows == 16 && plan.pad == 16);
+        }
+        if (stored <= 128) {
+            T_REFUSED_TEXT(GMM_E_CONFIG, gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text,
+                           "linear_fc1.weight0", "padding", NULL);
+            MUST(report.reason == GMM_CKPT_GLU_UNKNOWN && !l && !n);
+        }
+        for (int known = stored <= 128; known < 3; known++) { /* nothing but extents, a statement, a record */
+            c.source.stated.known = known == 1;
+            c.source.recorded.known = known == 2;
+            T_OK_TEXT(gmm_ckpt_scan(&c.source, 0, &l, &n, NULL, &report), report.error.text);
+            MUST(n == 2 && l[0].gated && l[0].out == 2 * stored);
+            gmm_ckpt_linears_release(l, NULL);
+        }
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
     }
 }
 
@@ -2864,6 +3110,8 @@ static void quantized(int arg) {
                 const int gtp = p % to.gtp, etp = p / to.gtp % to.etp, ep = p / to.gtp / to.etp;
                 const qshard s = qshard_of(&w, &to, fc2, ep, etp, gtp);
                 gmm_ckpt_cut cut = GMM_ZERO;
+                qformat alone;
+                qweight want;
                 plan_run m;
                 c.target.rank.ep_rank = ep;
                 c.target.rank.etp_rank = etp;
@@ -2873,15 +3121,19 @@ static void quantized(int arg) {
                 cut.rows = cut.stored_rows = s.n;
                 c.target.cuts = to.gtp > 1 ? &cut : NULL;
                 c.source.equal_scales = 0;
+                alone = *w.f;
+                want = w;
+                want.f = &alone;
                 if (needs_equal(w.f, &from, &to, fc2, etp)) {
                     plan_refused(&c, &l, 1, GMM_CKPT_NOT_DIVISIBLE, "equal_scales");
                     c.source.equal_scales = 1;
+                    if (w.f->scaling == GMM_SCALING_TENSOR) alone.beside = 0; /* amaxes are not joined */
                 }
                 snprintf(what, sizeof what, "%d/%d/%d/%d to %d/%d/%d/%d, rank %d, form %d", from.ep, from.etp, from.gtp,
                          from.glu, to.ep, to.etp, to.gtp, to.glu, p, from.form);
                 m = plan_ok(&c, &l, 1);
                 apply(&m, (a + b) % 3 ? 0 : -1);
-                qweight_check(&m, &w, l.grouped_weight, &s, what);
+                qweight_check(&m, &want, l.grouped_weight, &s, what);
                 gmm_ckpt_plan_destroy(m.plan);
             }
             for (int p = 0; p < parts; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
@@ -2920,6 +3172,66 @@ static void quantized_own_scales(int format) {
                 gmm_ckpt_plan_destroy(m.plan);
                 for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
             }
+}
+
+/* Amaxes differ though scales are equal: those of TENSOR scales are dropped where ETP ranks or gate and up are joined,
+   and where codes are dequantized. Those of NV16 are read. */
+static void quantized_amaxes(int arg) {
+    static const struct { int nv16, halves, to, dequantize, amaxes, dropped; } ways[] = {
+        {0, 0, 1, 0, 0, 2}, {0, 0, 2, 0, 1, 0}, {0, 0, 2, 1, 0, 2}, {0, 1, 1, 0, 0, 2}, {0, 1, 1, 1, 0, 2},
+        {1, 0, 1, 0, 1, 0}, {1, 0, 2, 0, 1, 0}, {1, 1, 1, 0, 1, 0}};
+    static const float amaxes[2] = {3, 7}, ones[2] = {1, 1};
+    gmm_ckpt_row rows[6];
+    const gmm_ckpt_scheme scheme = {"own", rows, 6, 1, 0, 0};
+    (void)arg;
+    for (int i = 0; i < 6; i++) { /* gate and up apart */
+        static const char *const names[] = {"{p}.g.weight{e}", "{p}.u.weight{e}", "{p}.g.scale{e}", "{p}.u.scale{e}",
+                                            "{p}.g.amax{e}", "{p}.u.amax{e}"};
+        rows[i] = (gmm_ckpt_row){names[i], GMM_CKPT_SLOT_ANY, (gmm_ckpt_kind)(i < 2 ? 0 : i < 4 ? 2 : 4),
+                                 i % 2 ? GMM_CKPT_UP : GMM_CKPT_GATE, GMM_CKPT_EACH, 0, GMM_SCALING_128X128};
+    }
+    for (int i = 0; i < T_COUNT(ways); i++) {
+        const int halves = ways[i].halves, nv16 = ways[i].nv16;
+        gmm_ckpt_linear l = linear_of("fc", 1, 256, 256, 0, 0);
+        gmm_ckpt_table *t[2] = {table_new(), table_new()};
+        gmm_ckpt_report report;
+        call c;
+        plan_run m;
+        memset(&m, 0, sizeof m);
+        call_begin(&c, NULL, "module", "module");
+        for (int p = 0; p < 2; p++) { /* halves of columns on two ETP ranks, or gate and up rows */
+            const int n = nv16 ? 16 : 1, cols = halves ? 256 : 128;
+            char name[3][40];
+            snprintf(name[0], sizeof name[0], "fc.%sweight0", !halves ? "" : p ? "u." : "g.");
+            snprintf(name[1], sizeof name[1], "fc.%s0", !halves ? "weight_scale" : p ? "u.scale" : "g.scale");
+            snprintf(name[2], sizeof name[2], "fc.%s0", !halves ? "weight_amax" : p ? "u.amax" : "g.amax");
+            add(t[halves ? 0 : p], name[0], nv16 ? GMM_E2M1 : GMM_E4M3, SHAPE(halves ? 128 : 256, cols), NULL);
+            if (nv16) add(t[halves ? 0 : p], name[1], GMM_E4M3, SHAPE(halves ? 128 : 256, cols / n), NULL);
+            else add(t[halves ? 0 : p], name[1], GMM_F32, SCALAR, ones);
+            add(t[halves ? 0 : p], name[2], GMM_F32, SHAPE(1), &amaxes[p]);
+            c.part[p].table = t[p];
+            if (halves) continue;
+            c.part[p].rank.etp_rank = p;
+            c.part[p].rank.etp_size = 2;
+        }
+        if (halves) c.source.scheme = &scheme;
+        c.source.part_count = halves ? 1 : 2;
+        c.source.equal_scales = 1;
+        c.target.rank.etp_size = ways[i].to;
+        c.target.dtype = ways[i].dequantize ? GMM_F32 : GMM_NONE;
+        l.slot = halves ? GMM_CKPT_FC1 : GMM_CKPT_FC2;
+        l.gated = halves;
+        T_OK_TEXT(gmm_ckpt_plan_create(&m.plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+        m.targets = gmm_ckpt_plan_targets(m.plan);
+        m.parts = c.part;
+        T_CHECK((gmm_ckpt_table_find(m.targets, "fc.weight_amax0") >= 0) == ways[i].amaxes, "%d: amax", i);
+        T_CHECK(report.dropped == ways[i].dropped && report.matched == 6 - report.dropped, "%d: %lld dropped", i,
+                (long long)report.dropped);
+        apply(&m, 0);
+        if (ways[i].amaxes) t_same("amax", m.memory + get(m.targets, "fc.weight_amax0")->offset, amaxes, 4);
+        gmm_ckpt_plan_destroy(m.plan);
+        for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy(t[p]);
+    }
 }
 
 /* Both normalizers, in both modes and directions; weights below one another split too. */
@@ -3302,6 +3614,51 @@ static void quantized_beside(int arg) {
         }
         gmm_ckpt_table_destroy(t);
     }
+}
+
+/* Vectors are dequantized where their scales are those of the moves: one block of 128 rows, or all. */
+static void quantized_vectors(int arg) {
+    enum { R = 200 };
+    static const struct { gmm_dtype dtype; int64_t scales; gmm_scaling scaling; int works; } ways[] = {
+        {GMM_F32, 2, GMM_SCALING_128X128, 1}, {GMM_F32, R, GMM_SCALING_ROW, 0}, {GMM_F32, 1, GMM_SCALING_TENSOR, 1},
+        {GMM_E8M0, R, GMM_SCALING_MX32, 0}};
+    (void)arg;
+    for (int i = 0; i < T_COUNT(ways); i++)
+        for (int experts = 1; experts < 3; experts++) /* two are stacked */
+            for (int keep = 0; keep < 2; keep++) {
+                const int64_t bytes = gmm_dtype_bits(ways[i].dtype) / 8 * ways[i].scales, n = ways[i].scales;
+                gmm_ckpt_linear l = linear_of("fc", experts, R, 0, experts > 1, 0);
+                gmm_ckpt_table *t = table_new();
+                unsigned char codes[2 * R], *scales = (unsigned char *)t_host((size_t)(2 * bytes));
+                call c;
+                plan_run m;
+                memset(codes, 0x38, sizeof codes); /* 1 */
+                memset(scales, 127, (size_t)(2 * bytes));
+                for (int64_t k = 0; ways[i].dtype == GMM_F32 && k < 2 * n; k++) {
+                    const float value = (float)(k + 1);
+                    memcpy(scales + 4 * k, &value, 4);
+                }
+                if (experts == 1) add(t, "fc.weight0", GMM_E4M3, SHAPE(R), codes);
+                else add(t, "fc.weight", GMM_E4M3, SHAPE(2, R), codes);
+                if (experts == 1) add(t, "fc.weight_scale0", ways[i].dtype, SHAPE(n), scales);
+                else add(t, "fc.weight_scale", ways[i].dtype, SHAPE(2, n), scales);
+                call_begin(&c, t, "module", "module");
+                c.target.dtype = keep ? GMM_NONE : GMM_F32;
+                if (keep || (ways[i].works && experts == 1)) {
+                    m = plan_ok(&c, &l, 1);
+                    apply(&m, 0);
+                    for (int r = 0; !keep && r < R; r++) {
+                        float got;
+                        memcpy(&got, m.memory + get(m.targets, "fc.weight0")->offset + 4 * r, 4);
+                        T_CHECK(got == (float)(n == 2 ? r / 128 + 1 : 1), "%s: row %d is %g",
+                                gmm_scaling_name(ways[i].scaling), r, (double)got);
+                    }
+                    gmm_ckpt_plan_destroy(m.plan);
+                } else {
+                    plan_refused(&c, &l, 1, GMM_CKPT_SHAPE, gmm_scaling_name(ways[i].scaling));
+                }
+                gmm_ckpt_table_destroy(t);
+            }
 }
 
 /* The value of a 4-bit code, and of a byte of exponent. */
@@ -3723,6 +4080,71 @@ static void inner_wrappers(int arg) {
     gmm_ckpt_table_destroy(t);
 }
 
+/* Extra tensors of one name: two of one part, the same one of several parts, and those of experts, which differ between
+   ranks. Every tensor of the source is counted. */
+static void extra_names(int arg) {
+    static const char *const wrappers[] = {"module"};
+    static const struct { const char *scheme, *name; int reason; } ways[] = {
+        {"megatron", "embedding.weight", 0},
+        {"megatron", ML "linear_fc1.input_amax0", GMM_CKPT_AMBIGUOUS},
+        {"megatron", ML "linear_fc1._extra_state", GMM_CKPT_AMBIGUOUS},
+        {"megatron", ML "linear_fc1.bias0", GMM_CKPT_AMBIGUOUS},
+        {"megatron", "decoder.layers.0.mlp.router.note", 0},
+        {"sequential", ML "local_experts.1.linear_fc2.note", GMM_CKPT_AMBIGUOUS},
+        {"mixtral", HL "block_sparse_moe.experts.1.w1.note", 0},
+        {"fused", HL "mlp.experts.note", GMM_CKPT_AMBIGUOUS},
+        {"module", "fc.note", GMM_CKPT_AMBIGUOUS},
+        {"module", "other.note", 0}};
+    static const int32_t sizes[] = {1, 2};
+    gmm_ckpt_table *t = table_new();
+    gmm_ckpt_report report;
+    call c;
+    plan_run m;
+    (void)arg;
+    for (int shape = 2; shape < 4; shape++) {
+        add(t, "module.lm_head.weight", GMM_F32, SHAPE(2), NULL);
+        add(t, "lm_head.weight", GMM_F32, SHAPE(shape), NULL);
+        call_begin(&c, t, "module", "module");
+        c.source.wrappers = wrappers;
+        c.source.wrapper_count = 1;
+        c.source.extra = GMM_CKPT_EXTRA_KEEP;
+        m = plan_ok(&c, NULL, 0);
+        MUST(count(m.targets) == 2);
+        gmm_ckpt_plan_destroy(m.plan);
+        c.target.drop_wrappers = 1;
+        plan_refused(&c, NULL, 0, GMM_CKPT_DUPLICATE_KEY, "another tensor, \"lm_head.weight\"");
+        gmm_ckpt_table_destroy(t);
+        t = table_new();
+    }
+    for (int i = 0; i < T_COUNT(ways); i++)
+        for (int axis = 0; axis < 3; axis++) { /* the ranks of two parts differ in EP, ETP or GTP */
+            const gmm_ckpt_linear l = linear_of("fc", 2, 4, 4, 1, 0);
+            gmm_ckpt_plan *plan;
+            call_begin(&c, t, ways[i].scheme, ways[i].scheme);
+            c.source.extra = GMM_CKPT_EXTRA_KEEP;
+            c.source.skip_missing = 1;
+            c.source.part_count = 2;
+            for (int p = 0; p < 2; p++) {
+                gmm_ckpt_rank *r = &c.part[p].rank;
+                c.part[p].table = t = table_new();
+                add(t, ways[i].name, GMM_F32, SHAPE(3), NULL);
+                r->ep_size = sizes[axis == 0];
+                r->etp_size = sizes[axis == 1];
+                r->gtp_size = sizes[axis == 2];
+                *(axis == 0 ? &r->ep_rank : axis == 1 ? &r->etp_rank : &r->gtp_rank) = p;
+            }
+            if (ways[i].reason && axis < 2) {
+                plan_refused(&c, &l, 1, (gmm_ckpt_reason)ways[i].reason, ways[i].name);
+            } else {
+                T_OK_TEXT(gmm_ckpt_plan_create(&plan, &c.source, &c.target, &l, 1, NULL, &report), report.error.text);
+                T_CHECK(report.kept == 1 && report.merged == 1 && !report.matched && !report.dropped, "%s",
+                        ways[i].name);
+                gmm_ckpt_plan_destroy(plan);
+            }
+            for (int p = 0; p < 2; p++) gmm_ckpt_table_destroy((gmm_ckpt_table *)(uintptr_t)c.part[p].table);
+        }
+}
+
 static void legacy_shapes(int arg) { /* shapes as Megatron declares them; [E, F, H] is read as well */
     enum { E = 3, F = 4, H = 5 };
     float w[E * F * H];
@@ -3828,6 +4250,7 @@ void tests_checkpoint(void) {
         t_add_host(model_wrapped, k, "checkpoint wrapped keys: %s, %s%s", model_kinds[k].scheme, form, bits);
     }
     t_add_host(inner_wrappers, 0, "checkpoint wrappers inside of keys");
+    t_add_host(extra_names, 0, "checkpoint extra tensors of one name");
     t_add_host(legacy_shapes, 0, "checkpoint legacy weight2 is [E F, H]");
     t_add_host(legacy_shapes, 1, "checkpoint legacy weight2 [E, F, H] is read");
     t_add_host(upstream_chains, 0, "checkpoint upstream modules meet keys of one another");
@@ -3889,6 +4312,8 @@ void tests_checkpoint(void) {
     t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
     for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
     t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
+    t_add_host(quantized_amaxes, 0, "checkpoint amaxes that are not joined");
+    t_add_host(quantized_vectors, 0, "checkpoint vectors of codes");
     t_add_host(same_extent, 0, "checkpoint 2F = H");
     t_add_host(gpt_oss_bias, 0, "checkpoint gpt-oss rows and biases");
     for (int i = 0; i < 3; i++)
@@ -3898,6 +4323,7 @@ void tests_checkpoint(void) {
     t_add_host(stored_keys, 0, "checkpoint stored keys");
     t_add_host(stored_keys, 1, "checkpoint singleton halves");
     t_add_host(states, 0, "checkpoint optimizer state moves alike");
+    t_add_host(states_in_any_order, 0, "checkpoint states in any order");
     t_add_host(shard_members, 0, "checkpoint shard to members");
     t_add_host(views, 0, "checkpoint views alias");
     t_add_host(resume, 0, "checkpoint stop and resume after any move");
@@ -3923,9 +4349,14 @@ void tests_checkpoint(void) {
     t_add_host(own_moves, 0, "checkpoint moves of the caller");
     t_add_host(tags, 0, "checkpoint tags of kept tensors");
     t_add_host(own_scheme, 0, "checkpoint tensor scales and amaxes of an own scheme");
+    t_add_host(own_scheme_refused, 0, "checkpoint own schemes out of range");
     t_add_host(same_names, 0, "checkpoint two tensors of one name");
     t_add_host(arguments, 0, "checkpoint arguments out of range");
     t_add_host(far_extents, 0, "checkpoint extents and loops that do not fit 63 bits");
     t_add_host(scan, 0, "checkpoint scan");
+    t_add_host(scan_prefix, 0, "checkpoint scan beside another prefix");
+    t_add_host(experts_of_ranks, 0, "checkpoint experts that EP does not divide");
+    t_add_host(scan_gtp, 0, "checkpoint scan of GTP shards");
+    t_add_host(scan_gtp_padding, 0, "checkpoint scan of GTP shards with padding");
     t_add_host(shared_and_router, 0, "checkpoint shared experts and router");
 }

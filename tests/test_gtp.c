@@ -837,6 +837,10 @@ static void foresee(int arg) {
     s.gtp_size = 1;
     T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
     T_CHECK(f.step == f.compute && f.gather == 0 && f.reduce == 0, "one rank has nothing to wait for");
+    f.wire = f.main_grad = GMM_NONE;
+    f.wgrad_slots = f.together = 0;
+    T_OK_TEXT(gmm_gtp_foresee(&f, x, &e), e.text);
+    T_CHECK(f.wire == GMM_NONE && f.main_grad == GMM_NONE && !f.wgrad_slots && !f.together, "defaults are written");
     f.struct_size = (uint32_t)offsetof(gmm_gtp_forecast, gathered_bytes); /* an older one, without the last fields */
     f.step = 0;
     f.gathered_bytes = f.reduced_bytes = 77;

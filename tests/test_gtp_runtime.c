@@ -3234,6 +3234,50 @@ static void circles(int arg) {
     close_world();
 }
 
+/* A prefetch is outdated by a publication alone, not by an acquire of another bundle that takes its slot. */
+static void outdated(int published) {
+    open_world(2, 17, 500);
+    for (int i = 0; i < 2; i++) {
+        rank *r = &W.r[i];
+        const gmm_gtp_config config = config_of(r);
+        const gmm_gtp_domain d = domain_of(r, 0, 1);
+        const gmm_shard s = {.dtype = GMM_F32, .rows = 8, .cols = 4, .gtp_size = 2, .gtp_rank = i, .unit = 2};
+        gmm_gtp_chain c = GMM_ZERO;
+        int32_t chain;
+        begin(r, &config);
+        GTP_OK(r, gmm_gtp_add_domain(r->gtp, &d, &r->domain[0]));
+        for (int l = 0; l < 3; l++) {
+            const gmm_gtp_weight w = weight_of(&s, 0, "layer");
+            GTP_OK(r, gmm_gtp_add_weight(r->gtp, &w, &r->weight[l]));
+            GTP_OK(r, gmm_gtp_add_bundle(r->gtp, 0, &r->weight[l], 1, w.name, &r->bundle[l]));
+        }
+        c.bundles = r->bundle;
+        c.count = 3;
+        c.prefetch = 1;
+        GTP_OK(r, gmm_gtp_add_chain(r->gtp, &c, &chain));
+        bind(r, 1);
+        T_CHECK(r->need[0].gather_slots == 2, "%d slots", (int)r->need[0].gather_slots);
+    }
+    for (int step = 0; step < 4; step++) /* 0 and 2 have one slot */
+        for (int i = 0; i < 2; i++) {
+            rank *r = &W.r[i];
+            gmm_gtp_view v = GMM_ZERO;
+            if (step == 1) GTP_OK(r, gmm_gtp_prefetch(r->gtp, r->bundle[2], GMM_GTP_FORWARD));
+            if (step == 2 && published) GTP_OK(r, gmm_gtp_publish(r->gtp, &r->weight[2], 1, r->compute));
+            if (step % 3) continue;
+            GTP_OK(r, gmm_gtp_acquire(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute, &v));
+            GTP_OK(r, gmm_gtp_release(r->gtp, r->bundle[0], GMM_GTP_FORWARD, r->compute));
+        }
+    for (int i = 0; i < 2; i++) {
+        gmm_gtp_statistics got = GMM_ZERO;
+        GTP_OK(&W.r[i], gmm_gtp_statistics_of(W.r[i].gtp, &got));
+        T_CHECK(got.exposed == 2 && got.outdated == published, "%lld exposed, %lld outdated", (long long)got.exposed,
+                (long long)got.outdated);
+    }
+    finish();
+    close_world();
+}
+
 void tests_gtp_runtime(void) {
     static const int sizes[] = {1, 2, 4};
     static const char *const modes[] = {"none", "one graph", "two graphs", "a graph, then none"};
@@ -3243,6 +3287,8 @@ void tests_gtp_runtime(void) {
                        gmm_dtype_name(formats[i].dtype), gmm_scaling_name(formats[i].scaling),
                        (long long)formats[i].rows, (long long)formats[i].cols, sizes[k]);
     for (int i = 0; i < 4; i++) t_add_host(scales, i, "gtp runtime scale %d", i);
+    t_add_host(outdated, 0, "gtp runtime prefetch whose slot another bundle takes");
+    t_add_host(outdated, 1, "gtp runtime prefetch that a publication outdates");
     t_add_host(amax, 0, "gtp runtime amax of all shards");
     t_add_host(ordered_callers, 0, "gtp runtime shards published from two streams");
     t_add_host(ordered_callers, 1, "gtp runtime a synchronous submit needs no fence");

@@ -171,6 +171,7 @@ typedef struct input {
     int64_t tensor_count, bytes;
     int32_t count;
     gmm_ckpt_glu recorded;
+    int gated;                   /* 1: an FC1 has gate and up rows, whose order the output records */
 } input;
 
 /* The pattern with {ep}, {etp}, {gtp} filled in. */
@@ -614,7 +615,7 @@ static st_pair *metadata_of(const input *in, char (*text)[32], int64_t *count) {
         if (strncmp(first->metadata[i].key, "gmm.", 4)) pairs[(*count)++] = first->metadata[i];
     snprintf(text[0], sizeof text[0], "%d", to->glu_known ? (int)to->glu_block : (int)opt.glu_block);
     for (int i = 0; i < 5; i++)
-        if (i < 2 || strcmp(own[i].value, "0/1")) pairs[(*count)++] = own[i];
+        if (i == 1 ? in->gated : i == 0 || strcmp(own[i].value, "0/1")) pairs[(*count)++] = own[i];
     return pairs;
 }
 
@@ -921,6 +922,7 @@ static void print_kept(const gmm_ckpt_plan *plan, const gmm_ckpt_report *report)
                      (long long)kept, (long long)count);
     print_patterns(names, kept);
     if (report->dropped) printf("dropped: %lld tensors\n", (long long)report->dropped);
+    if (report->merged) printf("merged: %lld tensors that an earlier file has too\n", (long long)report->merged);
     free((void *)names);
 }
 
@@ -1144,8 +1146,10 @@ int main(int argc, char **argv) {
     target.dtype = dtype_of(opt.dtype);
     target.bias_dtype = dtype_of(opt.bias_dtype);
     target.drop_wrappers = (int32_t)opt.drop_wrappers;
-    for (int64_t i = 0; i < count; i++)
+    for (int64_t i = 0; i < count; i++) {
         linears[i].grouped_weight = linears[i].grouped_bias = !strcmp(opt.to, "grouped");
+        in.gated |= linears[i].slot == GMM_CKPT_FC1 && linears[i].gated;
+    }
     cuts = cuts_of(linears, count, &target.rank,
                    target.scheme->glu_known ? target.scheme->glu_block : target.glu_block);
     target.cuts = cuts;

@@ -58,6 +58,8 @@ typedef struct gmm_ckpt_report {
     char key[252];          /* the key concerned, truncated to fit; "" if none */
     int64_t matched;        /* source tensors that a linear used */
     int64_t kept, dropped;  /* other source tensors */
+    int64_t merged;         /* and those that are kept from an earlier part already: after a success, matched, kept,
+                               dropped and merged are all tensors of all parts */
     int64_t missing;        /* tensors and whole layers that the source lacks; error.text lists them, as far as they
                                fit, as names with sets: "model.layers.{3,5-7}.mlp.experts.{0-3}.up_proj.weight" */
 } gmm_ckpt_report;
@@ -149,7 +151,8 @@ typedef enum gmm_ckpt_form {
 } gmm_ckpt_form;
 
 /* One kind of tensor in a scheme. Patterns consist of dotted segments; {p} at the front is the linear's path, {L} its
-   layer and {e} the expert, both integers without leading zeros. */
+   layer and {e} the expert, both integers without leading zeros. Rows that break this, or have a value that is none of
+   its type, are an argument error of plans and scans. */
 typedef struct gmm_ckpt_row {
     const char *pattern;
     gmm_ckpt_slot slot;
@@ -212,7 +215,11 @@ GMMDEF const gmm_ckpt_scheme *gmm_ckpt_scheme_at(int32_t index);
               interleaved as the rows and columns of their blocks. Scales of one value, of a row or of a matrix, go to
               every target that has a part of their block. Dequantizing is for all formats but NV16 (dtype); to
               dequantize several experts, weights and scales must both be EACH or both not EACH (shape). Codes that are
-              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape).
+              stored in x out are dequantized by TENSOR scales alone, and do not lie two in a byte (shape). Vectors (in
+              0) are dequantized by 128X128 and TENSOR scales alone, and not where a tensor has several experts (shape).
+   Dropped    The amax beside a TENSOR scale where codes are dequantized, and where equal_scales joins scales: amaxes
+              may differ though the scales are equal. Joined amaxes of NV16 are equal where its scales are: the first is
+              read.
    Refused    not_divisible, with the weight's key, the block and the row or column: a boundary of an ETP rank, of gate
               and up rows or of their blocks inside a block; a boundary of GTP at no multiple of its unit for the format
               (128 rows for 128X128, 32 for MX32, 16 for NV16, any for ROW and TENSOR); scales of one value that would
@@ -261,7 +268,8 @@ typedef struct gmm_ckpt_part {
     gmm_ckpt_rank rank;
 } gmm_ckpt_part;
 
-/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. */
+/* The layout of gate and up rows in one tensor, if known: the block B in [gate:B | up:B | gate:B ...]. To gmm_ckpt_scan
+   it also says that an FC1 of GTP ranks has them, where its rows could be padding. */
 typedef struct gmm_ckpt_glu {
     int32_t known;
     int32_t block; /* 0 = halves */
@@ -271,7 +279,11 @@ typedef struct gmm_ckpt_glu {
 typedef enum gmm_ckpt_extra {
     GMM_CKPT_EXTRA_REFUSE = 0,
     GMM_CKPT_EXTRA_KEEP = 1, /* they become targets of the same name, shape and bytes, among them shared experts that
-                                the source's scheme does not have */
+                                the source's scheme does not have. Two of one part that drop_wrappers gives one name
+                                are duplicate_key. Parts that have one of the same name must have it in one shape
+                                (shape), and the first is read, as of tensors that all ranks have; but in the modules
+                                of FC1 and FC2, unless its name counts the experts of all ranks, it is ambiguous where
+                                ranks of EP or ETP differ, since each has its own */
     GMM_CKPT_EXTRA_DROP = 2,
     GMM_CKPT_EXTRA_MAX = 0x7fffffff
 } gmm_ckpt_extra;
@@ -296,7 +308,8 @@ typedef struct gmm_ckpt_source {
     const char *prefix;            /* "model." or ""; NULL = found by the rule above */
     const char *const *wrappers;   /* [wrapper_count] segments ignored in keys and paths, such as "module" */
     const char *const *states;     /* [state_count] prefixes of equal trees, such as "" and "optimizer.exp_avg."; NULL =
-                                      "" alone. A state without any key is absent */
+                                      "" alone. "" is the model, whose keys are missing if there are none; any other
+                                      state without a key is absent, unless all are */
     int32_t wrapper_count, state_count;
     gmm_ckpt_glu stated, recorded;
     gmm_ckpt_extra extra;
@@ -322,7 +335,7 @@ typedef struct gmm_ckpt_target {
     int32_t glu_block;             /* of BOTH rows of FC1; 0 = the scheme's, or halves. Shared experts have halves in
                                       source and target, whatever is stated or recorded */
     gmm_dtype dtype, bias_dtype;   /* F32, F16, BF16: of experts, converted or dequantized. NONE: as in the source.
-                                      States, routers and kept tensors keep the dtype of the source */
+                                      States but "", routers and kept tensors keep the dtype of the source */
     int32_t views;                 /* 1: a target whose bytes are contiguous in the source becomes a view of it */
     int32_t drop_wrappers;         /* 0: a wrapper segment keeps its place where the target's name begins with the
                                       segments in front of it; keys of one linear with different wrappers are
@@ -337,6 +350,10 @@ typedef struct gmm_ckpt_plan gmm_ckpt_plan;
                from names and shapes of FC1 and FC2 (two-dimensional tensors of all experts do not give it), and the
                router must have as many rows.
    Gated       Whether a BOTH row of FC1 is gated follows from FC2's in.
+   GTP         The rows of GTP ranks are added up, and their padding with them. FC1 and FC2 that have padding contradict
+               each other (shape). Where FC1 of at most 128 rows per rank may be gate and up or as many rows of padding,
+               it is gated if the layout of gate and up is known, and refused if not (glu_unknown). Nothing shows the
+               padding of FC1 or FC2 where the layer lacks the other one.
    Complete    Unless skip_missing is 1, layers are numbered from 0 without a gap (a layer is present if any key names
                it), and all layers of experts have the same linears: FC1, FC2, router, shared experts, biases.
    Parts       All parts that are given are read. Only gmm_ckpt_plan_create detects that a rank's part is missing

@@ -16,19 +16,24 @@ static void gmm__ck_shape_text(char *text, size_t capacity, int32_t rank, const 
     (void)snprintf(text + n, capacity - n, rank ? "]" : "[]");
 }
 
+/* The rows of a tensor's matrices, from the extent that counts them; 0 if there is none. `dims` are the dimensions of
+   one matrix. */
+static int64_t gmm__ck_stored_rows(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t, int64_t experts, int32_t dims) {
+    const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
+    const int32_t d = split + transposed;
+    const int64_t rows = d < t->rank ? t->shape[d] : 0;
+    if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
+        return rows / experts;
+    return rows;
+}
+
 /* Checks a tensor's shape. *rows < 0 is read from it. */
 static gmm_status gmm__ck_check_shape(gmm__ck_builder *b, const gmm_ckpt_row *row, const gmm_ckpt_tensor *t,
                                       int64_t experts, int64_t *rows, int64_t cols, int32_t dims) {
     int64_t shape[2][GMM_CKPT_RANK], r = *rows;
-    int32_t rank[2], d;
+    int32_t rank[2];
     char actual[160], expected[160];
-    if (r < 0) {
-        const int split = t->rank > gmm__ck_dimensions(row, dims), transposed = row->transposed && dims == 2;
-        d = split + transposed;
-        r = d < t->rank ? t->shape[d] : 0;
-        if (!split && (row->form == GMM_CKPT_WIDE ? transposed : row->form != GMM_CKPT_EACH && !transposed))
-            r /= experts;
-    }
+    if (r < 0) r = gmm__ck_stored_rows(row, t, experts, dims);
     if (gmm__ck_shape_index(row, t, experts, r, cols, dims) >= 0) {
         *rows = r;
         return GMM_OK;

@@ -40,7 +40,7 @@ typedef struct gmm__ck_builder {
     gmm_ckpt_source source;
     gmm_ckpt_target target;
     gmm_ckpt_part *parts;        /* sizes of 0 are 1 */
-    const char *const *states;   /* [source.state_count] */
+    const char *const *states;   /* [source.state_count]; "", the model's, is the first if it is one of them */
     gmm_ckpt_linear *linears;    /* copies; canonical paths */
     int64_t linear_count, linear_capacity;
     int32_t *slots;              /* hash of linears: index + 1 */
@@ -48,7 +48,7 @@ typedef struct gmm__ck_builder {
     int scan;                    /* 1: unknown (slot, layer) pairs become linears */
     gmm__ck_match *matches;
     int64_t match_count, match_capacity;
-    uint8_t *state_present;      /* [source.state_count] states that have a match */
+    uint8_t *state_present;      /* [source.state_count] states that have a match, and the model's */
     gmm__ck_missing_range *missing_ranges;
     int64_t missing_range_count, missing_range_capacity, missing; /* missing: tensors and layers */
     /* scan: a router with more rows than experts have keys; 0 rows = none */
@@ -95,17 +95,25 @@ static int gmm__ck_parse_number(const char **text, int64_t *value) {
     return 1;
 }
 
-/* Whether the whole text matches the pattern; reads its layer and expert. */
-static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
-    while (*pattern) {
+/* Matches the pattern up to `end` to the front of a text, and reads its layer and expert. Returns the text behind it;
+   NULL: it does not match. */
+static const char *gmm__ck_match_front(const char *pattern, const char *end, const char *text, int64_t *layer,
+                                       int64_t *expert) {
+    while (pattern < end) {
         if (*pattern == '{') {
-            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return 0;
+            if (!gmm__ck_parse_number(&text, pattern[1] == 'L' ? layer : expert)) return NULL;
             pattern += 3;
         } else if (*pattern++ != *text++) {
-            return 0;
+            return NULL;
         }
     }
-    return *text == 0;
+    return text;
+}
+
+/* Whether the whole text matches the pattern; reads its layer and expert. */
+static int gmm__ck_match_pattern(const char *pattern, const char *text, int64_t *layer, int64_t *expert) {
+    const char *rest = gmm__ck_match_front(pattern, pattern + strlen(pattern), text, layer, expert);
+    return rest && *rest == 0;
 }
 
 static int gmm__ck_is_wrapper(const gmm_ckpt_source *source, const char *segment, size_t length) {
@@ -222,18 +230,24 @@ static int64_t gmm__ck_find_linear(const gmm__ck_builder *b, const char *path, s
     return -1;
 }
 
+/* Enters all linears into slots that are all free. */
+static void gmm__ck_hash_linears(gmm__ck_builder *b) {
+    int64_t slot_index = 0, i;
+    for (i = 0; i < b->linear_count; i++) {
+        const gmm_ckpt_linear *l = &b->linears[i];
+        (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
+        b->slots[slot_index] = (int32_t)(i + 1);
+    }
+}
+
 static gmm_status gmm__ck_add_linear(gmm__ck_builder *b, const gmm_ckpt_linear *linear) {
     void *array = b->linears;
-    int64_t slot_index = 0, i;
+    int64_t slot_index = 0;
     if (2 * (b->linear_count + 1) > b->slot_count) {
         b->slot_count = b->slot_count ? b->slot_count * 2 : 64;
         b->slots = (int32_t *)gmm__ck_alloc(&b->arena, b->slot_count, sizeof *b->slots);
         if (!b->slots) return gmm__ck_no_memory(b);
-        for (i = 0; i < b->linear_count; i++) {
-            const gmm_ckpt_linear *l = &b->linears[i];
-            (void)gmm__ck_find_linear(b, l->path, l->path ? strlen(l->path) : 0, l->slot, l->layer, &slot_index);
-            b->slots[slot_index] = (int32_t)(i + 1);
-        }
+        gmm__ck_hash_linears(b);
     }
     if (gmm__ck_find_linear(b, linear->path, linear->path ? strlen(linear->path) : 0, linear->slot, linear->layer,
                             &slot_index) >= 0)
@@ -375,6 +389,7 @@ static gmm_status gmm__ck_read_keys(gmm__ck_builder *b) {
     b->match_count = n;
     b->state_present = (uint8_t *)gmm__ck_alloc(&b->arena, b->source.state_count, 1);
     if (!b->state_present) return gmm__ck_no_memory(b);
+    if (!n || !*b->states[0]) b->state_present[0] = 1; /* where it has no key, its keys are missing */
     for (i = 0; i < n; i++) b->state_present[b->matches[i].state] = 1;
     if (n) qsort(b->matches, (size_t)n, sizeof *b->matches, gmm__ck_compare_matches);
     return GMM_OK;

@@ -81,14 +81,16 @@ static void gmm__ck_mark_plain_scales(gmm__ck_builder *b, const gmm__ck_array *x
         }
 }
 
-/* Marks all scales of one kind, which the weight's format does not have: they are extra. */
-static void gmm__ck_mark_foreign_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale) {
+/* Marks all scales of one kind: PLAIN_SCALE where the weight's format does not have them, DROPPED where the target has
+   no use for them. */
+static void gmm__ck_mark_scales(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_row_tensors *scale,
+                                enum gmm__ck_tensor_use use) {
     const int64_t part_experts = gmm__ck_part_experts(b, x);
     int64_t i;
     int h;
     for (h = 0; h < 3; h++)
         for (i = 0; scale[h].row && i < b->source.part_count * part_experts; i++)
-            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = GMM__CK_PLAIN_SCALE;
+            if (scale[h].tensor[i] >= 0) b->uses[i / part_experts][scale[h].tensor[i]] = (uint8_t)use;
 }
 
 /* Checks that all keys of a linear in one state have the same wrapper segments, unless names lose them. */
@@ -125,7 +127,16 @@ static int64_t gmm__ck_etp_size(const gmm__ck_array *x, const gmm_ckpt_rank *ran
     return x->rows_sharded || x->cols_sharded ? rank->etp_size : 1;
 }
 
-/* Checks that EP, ETP and the blocks of gate and up rows divide a weight on both sides. */
+/* Checks that EP divides the experts on both sides: other checks take the experts of a rank for granted. */
+static gmm_status gmm__ck_check_experts(gmm__ck_builder *b, const gmm__ck_array *x) {
+    gmm_status status;
+    if (!x->grouped) return GMM_OK;
+    status = gmm__ck_check_multiple(b, x->linear, x->experts, b->parts[0].rank.ep_size, "experts", "the source's EP");
+    if (status) return status;
+    return gmm__ck_check_multiple(b, x->linear, x->experts, b->target.rank.ep_size, "experts", "the target's EP");
+}
+
+/* Checks that ETP and the blocks of gate and up rows divide a weight on both sides. */
 static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g) {
     const gmm_ckpt_linear *l = x->linear;
     const gmm_ckpt_rank *ranks[2];
@@ -134,8 +145,6 @@ static gmm_status gmm__ck_check_extents(gmm__ck_builder *b, const gmm__ck_array 
     int i;
     ranks[0] = &b->parts[0].rank;
     ranks[1] = &b->target.rank;
-    for (i = 0; !status && x->grouped && i < 2; i++)
-        status = gmm__ck_check_multiple(b, l, x->experts, ranks[i]->ep_size, "experts", "EP");
     for (i = 0; !status && i < 2; i++)
         status = gmm__ck_check_multiple(b, l, x->rows_sharded ? x->f : x->k, gmm__ck_etp_size(x, ranks[i]),
                                         "the cut extent", "ETP");
@@ -213,7 +222,7 @@ static gmm_status gmm__ck_read_format(gmm__ck_builder *b, const gmm__ck_array *x
     for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++) {
         const gmm__ck_row_tensors *of = scales->of[kind];
         if (g->format->beside >> kind & 1) beside |= of[0].row || of[1].row || of[2].row;
-        else gmm__ck_mark_foreign_scales(b, x, of);
+        else gmm__ck_mark_scales(b, x, of, GMM__CK_PLAIN_SCALE);
     }
     if (g->format->needs_beside && !beside)
         return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, codes->name, "the source lacks its tensor scale or amax: %s "
@@ -293,13 +302,14 @@ static gmm_status gmm__ck_check_blocks(gmm__ck_builder *b, const gmm__ck_array *
 }
 
 /* The ETP rank whose scales a target takes where ETP cuts weights inside blocks, as it does within a row or a matrix.
-   Several ranks of the source may have one each. */
+   Several ranks of the source may have one each: *joined is then 1. */
 static gmm_status gmm__ck_choose_etp(gmm__ck_builder *b, const gmm__ck_array *x, const gmm__ck_transfer *g,
-                                     int32_t *part) {
+                                     int32_t *part, int *joined) {
     const int64_t from = b->parts[0].rank.etp_size, to = b->target.rank.etp_size, rank = b->target.rank.etp_rank;
     const int64_t first = rank * from / to, last = gmm__ceil_div((rank + 1) * from, to) - 1;
     *part = (int32_t)first;
-    if (first == last || b->source.equal_scales) return GMM_OK;
+    *joined = first != last;
+    if (!*joined || b->source.equal_scales) return GMM_OK;
     return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g->codes, "the source's ETP rank %lld begins at %s %lld inside a "
                           "block (%s), and every rank has a scale of the block: state equal_scales if they are equal",
                           (long long)first + 1, x->cols_sharded ? "column" : "row",
@@ -328,7 +338,7 @@ static int32_t gmm__ck_single_dims(const gmm__ck_builder *b, const gmm__ck_array
 static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__ck_transfer g, gmm_ckpt_kind kind,
                                       gmm__ck_row_tensors *tensors) {
     int64_t br = 0, bc = 0;
-    int half;
+    int half, joined = 0;
     gmm_status status = GMM_OK;
     if (kind == GMM_CKPT_SCALE) gmm__ck_block_of(g.format->scaling, &br, &bc);
     for (half = 0; half < 3; half++)
@@ -336,7 +346,8 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
             return gmm__ck_refuse(b, GMM_CKPT_SCALE_MISSING, g.codes, "the source has %s of one of gate and up alone",
                                   kind == GMM_CKPT_SCALE ? "scales" : kind == GMM_CKPT_AMAX ? "an amax"
                                                                                             : "a tensor scale");
-    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part);
+    if ((x.rows_sharded && !br) || (x.cols_sharded && !bc)) status = gmm__ck_choose_etp(b, &x, &g, &x.etp_part,
+                                                                                      &joined);
     if (status) return status;
     x.kind = kind;
     x.dims = g.scale_dims;
@@ -360,12 +371,19 @@ static gmm_status gmm__ck_plan_scales(gmm__ck_builder *b, gmm__ck_array x, gmm__
         g.dtypes = 1u << GMM_F32;
         x.dims = gmm__ck_single_dims(b, &x, tensors);
     }
-    if (!status && x.single && tensors[GMM_CKPT_GATE].row && !b->source.equal_scales &&
-        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL))
-        status = gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block (%s) "
-                                "of the target, and gate and up have a scale each: state equal_scales if they are "
-                                "equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
-    return status ? status : gmm__ck_plan_array(b, &x, &g);
+    if (x.single && tensors[GMM_CKPT_GATE].row &&
+        gmm__ck_target_row(b, &x, GMM_CKPT_BOTH, g.grouped, g.blocks, NULL)) {
+        joined = 1;
+        if (!b->source.equal_scales)
+            return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, g.codes, "the gate rows end at row %lld inside a block "
+                                  "(%s) of the target, and gate and up have a scale each: state equal_scales if they "
+                                  "are equal", (long long)(x.linear->out / 2), gmm_scaling_name(g.format->scaling));
+    }
+    if (joined && kind == GMM_CKPT_AMAX && !g.format->needs_beside) { /* scales may be equal though amaxes are not */
+        gmm__ck_mark_scales(b, &x, tensors, GMM__CK_DROPPED);
+        return GMM_OK;
+    }
+    return gmm__ck_plan_array(b, &x, &g);
 }
 
 /* Plans quantized weights that stay quantized, and then their scales. */
@@ -463,6 +481,8 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
     if (!g->format->dequantized)
         return gmm__ck_refuse(b, GMM_CKPT_DTYPE, codes->name, "codes of %s cannot become %s here: keep them quantized",
                               gmm_scaling_name(g->format->scaling), gmm_dtype_name(g->dtype));
+    for (kind = GMM_CKPT_TENSOR_SCALE; kind < GMM_CKPT_KIND_COUNT; kind++)
+        if (g->format->beside >> kind & 1) gmm__ck_mark_scales(b, x, scales.of[kind], GMM__CK_DROPPED);
     g->scale = scales.of[GMM_CKPT_SCALE];
     g->blocks = 0;
     return gmm__ck_plan_array(b, x, g);
@@ -472,7 +492,7 @@ static gmm_status gmm__ck_plan_weights(gmm__ck_builder *b, gmm__ck_array *x, gmm
 static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t state, gmm__ck_match *matches,
                                      int64_t count) {
     const gmm_ckpt_linear *l = &b->linears[index];
-    const int converted = state == 0 && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
+    const int converted = !*b->states[state] && l->slot != GMM_CKPT_ROUTER && l->slot != GMM_CKPT_ROUTER_CORRECTION &&
                           l->slot != GMM_CKPT_SHARED_GATE;
     const gmm_ckpt_row *row = NULL;
     gmm__ck_row_tensors weight[3];
@@ -492,7 +512,8 @@ static gmm_status gmm__ck_plan_state(gmm__ck_builder *b, int64_t index, int32_t 
                                   b->source.scheme->name, (int)l->slot);
         return gmm__ck_refuse_missing_tensor(b, &x, row, state, 0);
     }
-    status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
+    status = gmm__ck_check_experts(b, &x);
+    if (!status) status = gmm__ck_group_matches(b, &x, matches, n[GMM_CKPT_WEIGHT], l->grouped_weight, weight);
     if (!status) status = gmm__ck_check_halves(b, &x, weight);
     if (!status) status = gmm__ck_glu_blocks(b, l, weight, &g.src_block, &g.dst_block);
     if (!status) status = gmm__ck_check_extents(b, &x, &g);
@@ -523,7 +544,7 @@ static gmm_status gmm__ck_plan_linears(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < end && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_plan_state(b, i, s, begin < match ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }

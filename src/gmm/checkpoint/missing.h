@@ -316,7 +316,7 @@ static gmm_status gmm__ck_find_missing(gmm__ck_builder *b) {
             const int64_t begin = match;
             gmm_status status;
             while (match < b->match_count && b->matches[match].linear == i && b->matches[match].state == s) match++;
-            if (!b->state_present[s] && s > 0) continue;
+            if (!b->state_present[s]) continue;
             status = gmm__ck_find_missing_rows(b, i, s, b->matches ? b->matches + begin : NULL, match - begin);
             if (status) return status;
         }

@@ -30,11 +30,61 @@ static gmm_status gmm__ck_plan_copy(gmm__ck_builder *b, int32_t part, int32_t sr
     return gmm__ck_add_move(b, &m);
 }
 
+/* Whether a key stands in the module of a linear of experts, and does not say which of all experts it is of: ranks of
+   EP and ETP may have other tensors by the same name. */
+static int gmm__ck_is_of_rank(gmm__ck_builder *b, const char *name) {
+    const gmm_ckpt_scheme *scheme = b->source.scheme;
+    const size_t prefix = strlen(b->source_prefix);
+    const char *key, *dot;
+    size_t state_length;
+    int64_t layer, expert, slot_index;
+    int32_t r;
+    (void)gmm__ck_find_state(b, name, &state_length);
+    (void)gmm__ck_strip_key_wrappers(&b->source, name + state_length, b->key_buffer);
+    if (strncmp(b->key_buffer, b->source_prefix, prefix)) return 0;
+    key = b->key_buffer + prefix;
+    for (dot = strchr(key, '.'); b->slot_count && dot; dot = strchr(dot + 1, '.')) {
+        const int64_t i = gmm__ck_find_linear(b, key, (size_t)(dot - key), GMM_CKPT_SLOT_ANY, 0, &slot_index);
+        if (i >= 0 && (b->linears[i].slot == GMM_CKPT_FC1 || b->linears[i].slot == GMM_CKPT_FC2)) return 1;
+    }
+    for (r = 0; r < scheme->count; r++) {
+        const char *pattern = scheme->rows[r].pattern, *last = strrchr(pattern, '.'), *number = strstr(pattern, "{e}");
+        if ((scheme->rows[r].slot != GMM_CKPT_FC1 && scheme->rows[r].slot != GMM_CKPT_FC2) || !last ||
+            (scheme->global_index && number && number < last))
+            continue;
+        if (gmm__ck_match_front(pattern, last + 1, key, &layer, &expert)) return 1;
+    }
+    return 0;
+}
+
+/* Merges an extra tensor of part p with the target `twin` of the same name, which is a tensor of part `from`. Names of
+   one part differ, so that two of it meet only where they lose their wrapper segments. */
+static gmm_status gmm__ck_merge_extra(gmm__ck_builder *b, const gmm_ckpt_tensor *t, const char *source_name, int32_t p,
+                                      int64_t twin, int32_t from) {
+    const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
+    const gmm_ckpt_rank *r = &b->parts[p].rank, *q = &b->parts[from].rank;
+    if (p == from)
+        return gmm__ck_refuse(b, GMM_CKPT_DUPLICATE_KEY, source_name, "without wrapper segments it has the name of "
+                              "another tensor, \"%.100s\"", t->name);
+    if (k->dtype != t->dtype || k->rank != t->rank || k->bytes != t->bytes ||
+        memcmp(k->shape, t->shape, (size_t)t->rank * sizeof t->shape[0]))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "parts of the source have it in different shapes");
+    if ((r->ep_rank != q->ep_rank || r->etp_rank != q->etp_rank) && gmm__ck_is_of_rank(b, source_name))
+        return gmm__ck_refuse(b, GMM_CKPT_AMBIGUOUS, source_name, "parts of other EP or ETP ranks have it too, and it "
+                              "belongs to the experts of a rank: it cannot be kept under one name");
+    if (b->report) b->report->merged++;
+    return GMM_OK;
+}
+
 /* Keeps, drops or refuses the tensors that no linear uses. */
 static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
     const int64_t before = b->targets->count;
-    int64_t i;
+    int32_t *from; /* the part of each target that is kept */
+    int64_t i, n = 0;
     int32_t p;
+    for (p = 0; p < b->source.part_count; p++) n += b->parts[p].table->count;
+    from = (int32_t *)gmm__ck_alloc(&b->arena, n, sizeof *from);
+    if (!from) return gmm__ck_no_memory(b);
     for (p = 0; p < b->source.part_count; p++) {
         const gmm_ckpt_table *table = b->parts[p].table;
         for (i = 0; i < table->count; i++) {
@@ -67,14 +117,13 @@ static gmm_status gmm__ck_plan_extra(gmm__ck_builder *b) {
             }
             twin = gmm_ckpt_table_find(b->targets, t.name);
             if (twin >= before) { /* several ranks hold the same tensor */
-                const gmm_ckpt_tensor *k = &b->targets->tensors[twin];
-                if (k->dtype == t.dtype && k->rank == t.rank && k->bytes == t.bytes &&
-                    !memcmp(k->shape, t.shape, (size_t)t.rank * sizeof t.shape[0]))
-                    continue;
-                return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t.name, "parts of the source have it in different shapes");
+                status = gmm__ck_merge_extra(b, &t, table->tensors[i].name, p, twin, from[twin - before]);
+                if (status) return status;
+                continue;
             }
             if (b->report) b->report->kept++;
             status = gmm__ck_add_target(b, &t, &target);
+            if (!status) from[target - before] = p;
             if (!status) status = gmm__ck_plan_copy(b, p, (int32_t)i, 0, target, 0, gmm__ck_unit_count(&t));
             if (!status) status = gmm__ck_finish_target(b, target, first);
             if (status) return status;
@@ -224,10 +273,78 @@ static gmm_status gmm__ck_read_parts(gmm__ck_builder *b) {
     return GMM_OK;
 }
 
+/* Whether a pattern's placeholders are known ones, {p} at the front alone, and closed. */
+static int gmm__ck_is_pattern(const char *pattern) {
+    const char *p;
+    for (p = strchr(pattern, '{'); p; p = strchr(p + 3, '{')) {
+        if ((p[1] != 'p' && p[1] != 'L' && p[1] != 'e') || p[2] != '}') return 0;
+        if (p[1] == 'p' && (p != pattern || p[3] != '.')) return 0;
+    }
+    return 1;
+}
+
+/* Checks a scheme, which may be the caller's: its rows are used as indices. */
+static gmm_status gmm__ck_check_scheme(gmm__ck_builder *b, const char *argument, const gmm_ckpt_scheme *scheme) {
+    int32_t i, k;
+    if (!scheme->name || scheme->count < 0 || (!scheme->rows && scheme->count) || scheme->glu_block < 0)
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: name or rows is NULL, or count %d or glu_block %d is "
+                              "negative", argument, (int)scheme->count, (int)scheme->glu_block);
+    for (i = 0; i < scheme->count; i++) {
+        const gmm_ckpt_row *r = &scheme->rows[i];
+        const struct { const char *name; int value, end; } fields[] = {
+            {"slot", r->slot == GMM_CKPT_SLOT_ANY ? 0 : (int)r->slot, GMM_CKPT_SLOT_COUNT},
+            {"kind", (int)r->kind, GMM_CKPT_KIND_COUNT}, {"half", (int)r->half, GMM_CKPT_UP + 1},
+            {"form", (int)r->form, GMM_CKPT_TALL + 1}, {"transposed", r->transposed, 2}};
+        if (!r->pattern || !gmm__ck_is_pattern(r->pattern))
+            return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].pattern is %s%.80s: must be segments with "
+                                  "{L}, {e} and, at the front, {p} and a dot", argument, (int)i,
+                                  r->pattern ? "" : "NULL", r->pattern ? r->pattern : "");
+        for (k = 0; k < (int32_t)(sizeof fields / sizeof fields[0]); k++)
+            if (fields[k].value < 0 || fields[k].value >= fields[k].end)
+                return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].%s is %d: must be 0 to %d%s", argument,
+                                      (int)i, fields[k].name, fields[k].value, fields[k].end - 1,
+                                      k ? "" : ", or GMM_CKPT_SLOT_ANY");
+    }
+    return GMM_OK;
+}
+
+/* Copies a list of states with the one at `first` in front. */
+static const char *const *gmm__ck_copy_states(gmm__ck_builder *b, const char *const *states, int32_t count,
+                                              int32_t first) {
+    const char **copy = (const char **)gmm__ck_alloc(&b->arena, count, sizeof *copy);
+    int32_t i, n = 1;
+    if (!copy) return NULL;
+    copy[0] = states[first];
+    for (i = 0; i < count; i++)
+        if (i != first) copy[n++] = states[i];
+    return copy;
+}
+
+/* Checks and copies the states of the source and of the target. That of the model, which has no prefix, comes first. */
+static gmm_status gmm__ck_read_states(gmm__ck_builder *b) {
+    static const char *const model[] = {""};
+    int32_t first = 0, i;
+    gmm_status s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count);
+    if (s) return s;
+    if (!b->source.states || !b->source.state_count) {
+        b->source.states = model;
+        b->source.state_count = 1;
+    }
+    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
+        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
+                              b->target.state_count, b->source.state_count);
+    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
+    for (i = 0; i < b->source.state_count && *b->source.states[first]; i++)
+        if (!*b->source.states[i]) first = i;
+    b->states = gmm__ck_copy_states(b, b->source.states, b->source.state_count, first);
+    if (b->target.state_count)
+        b->target.states = gmm__ck_copy_states(b, b->target.states, b->target.state_count, first);
+    return b->states && (b->target.states || !b->target.state_count) ? GMM_OK : gmm__ck_no_memory(b);
+}
+
 /* Reads and checks the source's and target's descriptors, and fills in defaults. */
 static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_source *source,
                                            const gmm_ckpt_target *target) {
-    static const char *const all = "";
     const void *descriptors[2];
     void *copies[2];
     size_t sizes[2];
@@ -265,21 +382,11 @@ static gmm_status gmm__ck_read_descriptors(gmm__ck_builder *b, const gmm_ckpt_so
                               "target.reserved %d must be 0", b->source.skip_missing, b->target.views,
                               b->target.reserved);
     if (!b->target.scheme) b->target.scheme = b->source.scheme;
-    if ((s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
-        (s = gmm__ck_check_names(b, "source.states", b->source.states, b->source.state_count)) != GMM_OK)
+    if ((s = gmm__ck_check_scheme(b, "source.scheme", b->source.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_scheme(b, "target.scheme", b->target.scheme)) != GMM_OK ||
+        (s = gmm__ck_check_names(b, "source.wrappers", b->source.wrappers, b->source.wrapper_count)) != GMM_OK ||
+        (s = gmm__ck_read_states(b)) != GMM_OK)
         return s;
-    b->states = b->source.states;
-    if (!b->source.states || !b->source.state_count) {
-        const char **state = (const char **)gmm__ck_alloc(&b->arena, 1, sizeof *state);
-        if (!state) return gmm__ck_no_memory(b);
-        state[0] = all;
-        b->states = state;
-        b->source.state_count = 1;
-    }
-    if (b->target.state_count && (b->target.state_count != b->source.state_count || !b->target.states))
-        return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "target.state_count is %d: must be 0 or the source's %d",
-                              b->target.state_count, b->source.state_count);
-    if ((s = gmm__ck_check_names(b, "target.states", b->target.states, b->target.state_count)) != GMM_OK) return s;
     for (i = 0; i < 2; i++) {
         const gmm_dtype d = i ? b->target.bias_dtype : b->target.dtype;
         if (d != GMM_NONE && (d < GMM_NONE || d > GMM_I64 || !(GMM__FLOATS >> d & 1)))

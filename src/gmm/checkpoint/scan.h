@@ -6,6 +6,20 @@ static int gmm__ck_compare_linears(const void *a, const void *b) {
     return x->slot < y->slot ? -1 : x->slot > y->slot;
 }
 
+/* Removes the linears that keys of other prefixes have added: these keys are extra. Matches are sorted by linear. */
+static void gmm__ck_remove_unmatched(gmm__ck_builder *b) {
+    int64_t i = 0, n = 0;
+    for (; i < b->match_count; n++) {
+        const int64_t linear = b->matches[i].linear;
+        b->linears[n] = b->linears[linear];
+        for (; i < b->match_count && b->matches[i].linear == linear; i++) b->matches[i].linear = n;
+    }
+    if (n == b->linear_count) return;
+    b->linear_count = n;
+    memset(b->slots, 0, (size_t)b->slot_count * sizeof *b->slots);
+    gmm__ck_hash_linears(b);
+}
+
 /* Whether a tensor of all experts has an extent for them. */
 static int gmm__ck_has_expert_extent(const gmm_ckpt_row *row, const gmm_ckpt_tensor *t) {
     return (row->form == GMM_CKPT_STACKED || row->form == GMM_CKPT_TALL) && t->rank > gmm__ck_dimensions(row, 2);
@@ -76,6 +90,34 @@ static gmm_status gmm__ck_scan_times(gmm__ck_builder *b, const gmm_ckpt_tensor *
                           (long long)*extent, (long long)multiple);
 }
 
+/* Adds up the rows that all GTP ranks have of the tensor of a match, among the matches of its linear. */
+static gmm_status gmm__ck_scan_gtp_rows(gmm__ck_builder *b, const gmm__ck_match *matches, int64_t count,
+                                        const gmm__ck_match *match, int64_t rank_experts, int32_t dims, int64_t *rows) {
+    const gmm_ckpt_row *row = &b->source.scheme->rows[match->row];
+    const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
+    int32_t found = 0;
+    int64_t i;
+    *rows = 0;
+    for (i = 0; i < count; i++) {
+        const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
+        const gmm_ckpt_tensor *t = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
+        int64_t n;
+        if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || matches[i].row != match->row ||
+            matches[i].expert != match->expert || other_rank->ep_rank != rank->ep_rank ||
+            other_rank->etp_rank != rank->etp_rank)
+            continue;
+        n = gmm__ck_stored_rows(row, t, rank_experts, dims);
+        if (n > INT64_MAX - *rows)
+            return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, t->name, "the rows of all GTP ranks do not fit 63 bits");
+        *rows += n;
+        found++;
+    }
+    if (found == rank->gtp_size) return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX,
+                          b->parts[match->part].table->tensors[match->tensor].name, "%d of %d GTP ranks have it", found,
+                          (int)rank->gtp_size);
+}
+
 /* Extents of one linear from the shapes of its first tensors. */
 static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, const gmm__ck_match *matches,
                                       int64_t count, int64_t experts) {
@@ -110,7 +152,10 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     if (!row) return GMM_OK; /* There is only a bias: the weight is missing. */
     l->experts = grouped ? gmm__ck_layer_experts(b, l, row, t, experts) : 1;
-    if (l->experts < 1 || (grouped && l->experts % ep_size))
+    if (grouped && l->experts % ep_size)
+        return gmm__ck_refuse(b, GMM_CKPT_NOT_DIVISIBLE, t->name, "experts %lld is no multiple of EP %d",
+                              (long long)l->experts, (int)ep_size);
+    if (l->experts < 1)
         return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, t->name, "no shape or name tells the number of experts: state it");
     rank_experts = l->experts / (grouped ? ep_size : 1);
     expert_dims = gmm__ck_has_expert_extent(row, t) ? 1 : 0;
@@ -133,27 +178,9 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     }
     l->out = m[row->transposed ? 1 : 0];
     l->in = m[row->transposed ? 0 : 1];
-    if (grouped && b->parts[0].rank.gtp_size > 1) { /* rows are the sum over GTP ranks */
-        const gmm_ckpt_rank *rank = &b->parts[match->part].rank;
-        int32_t found = 0;
-        l->out = 0;
-        for (i = 0; i < count; i++) {
-            const gmm_ckpt_rank *other_rank = &b->parts[matches[i].part].rank;
-            const gmm_ckpt_tensor *o = &b->parts[matches[i].part].table->tensors[matches[i].tensor];
-            const int32_t d = o->rank - (row->transposed ? 1 : 2);
-            if (matches[i].kind != GMM_CKPT_WEIGHT || matches[i].state != match->state || d < 0 ||
-                matches[i].row != match->row ||
-                other_rank->ep_rank != rank->ep_rank || other_rank->etp_rank != rank->etp_rank ||
-                    matches[i].expert != match->expert)
-                continue;
-            if (o->shape[d] > INT64_MAX - l->out)
-                return gmm__ck_refuse(b, GMM_CKPT_OVERFLOW, o->name, "the rows of all GTP ranks do not fit 63 bits");
-            l->out += o->shape[d];
-            found++;
-        }
-        if (found != rank->gtp_size)
-            return gmm__ck_refuse(b, GMM_CKPT_MISSING_INDEX, t->name, "%d of %d GTP ranks have it", found,
-                                  (int)rank->gtp_size);
+    if (grouped && b->parts[0].rank.gtp_size > 1) {
+        status = gmm__ck_scan_gtp_rows(b, matches, count, match, rank_experts, matrix_rank == 1 ? 1 : 2, &l->out);
+        if (status) return status;
     }
     status = gmm__ck_scan_times(b, t, &l->out, l->slot == GMM_CKPT_FC1 ? b->parts[0].rank.etp_size : 1);
     if (!status) status = gmm__ck_scan_times(b, t, &l->in, l->slot == GMM_CKPT_FC2 ? b->parts[0].rank.etp_size : 1);
@@ -162,6 +189,24 @@ static gmm_status gmm__ck_scan_linear(gmm__ck_builder *b, gmm_ckpt_linear *l, co
     if (l->out < 1)
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "it has no rows");
     return GMM_OK;
+}
+
+enum { GMM__CK_UNIT_ROWS = 128 }; /* the most rows to which GTP pads the shards of a format, if no unit is stated */
+
+/* Refuses an FC1 that seems to be gated where GTP ranks may hold half as many rows and as much padding: a rank then has
+   one unit of rows. */
+static gmm_status gmm__ck_check_gated(gmm__ck_builder *b, int64_t index) {
+    const gmm_ckpt_source *s = &b->source;
+    const gmm_ckpt_linear *l = &b->linears[index];
+    const gmm_ckpt_rank *size = &b->parts[0].rank;
+    const int64_t rows = l->out / size->etp_size; /* of all GTP ranks */
+    if (l->slot != GMM_CKPT_FC1 || size->gtp_size == 1 || rows % size->gtp_size ||
+        rows / size->gtp_size > GMM__CK_UNIT_ROWS || s->scheme->glu_known || s->stated.known || s->recorded.known)
+        return GMM_OK;
+    return gmm__ck_refuse(b, GMM_CKPT_GLU_UNKNOWN, gmm__ck_first_key(b, index), "layer %lld: fc1 has twice the rows of "
+                          "fc2's in, which may be gate and up or padding of the %d GTP ranks: state the order of gate "
+                          "and up, or make the plan of linears that you state", (long long)l->layer,
+                          (int)size->gtp_size);
 }
 
 /* Extents of all linears, and which FC1 are gated. */
@@ -189,6 +234,7 @@ static gmm_status gmm__ck_scan_extents(gmm__ck_builder *b, int64_t experts) {
             l->spare = (int32_t)gmm__min_i64(l->out - experts, INT32_MAX);
         if ((l->slot != GMM_CKPT_FC1 && !shared) || l->gated || !l->out || fc2 < 0 || !b->linears[fc2].out) continue;
         l->gated = l->out == 2 * b->linears[fc2].in;
+        if (l->gated && (status = gmm__ck_check_gated(b, i)) != GMM_OK) return status;
         if (!l->gated && l->out != b->linears[fc2].in)
             return gmm__ck_refuse(b, GMM_CKPT_SHAPE, gmm__ck_first_key(b, i), "layer %lld: %s's out %lld is neither "
                                   "once nor twice the in of its second linear, so nothing says whether it is gated",
@@ -306,6 +352,7 @@ GMMDEF gmm_status gmm_ckpt_scan(const gmm_ckpt_source *source, int64_t experts, 
     if (!status && (experts < 0 || experts > INT32_MAX))
         status = gmm__ck_refuse(&b, GMM_CKPT_ARGUMENT, NULL, "experts is %lld", (long long)experts);
     if (!status) status = gmm__ck_read_keys(&b);
+    if (!status) gmm__ck_remove_unmatched(&b);
     if (!status) status = gmm__ck_scan_extents(&b, experts);
     if (!status) status = gmm__ck_check_layers(&b);
     if (!status && b.linear_count) status = gmm__ck_scan_missing(&b);

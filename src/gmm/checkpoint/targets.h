@@ -220,6 +220,10 @@ static gmm_status gmm__ck_source_scales(gmm__ck_builder *b, const gmm__ck_array 
                               h->row->form == GMM_CKPT_EACH ? "all experts" : "one expert");
     t = &b->parts[part].table->tensors[src->tensor];
     gmm__ck_block_of(scaling, &block_rows, &block_cols);
+    /* moves take a vector for one row, and several for the rows of a matrix: blocks must be alike along both */
+    if (x->dims == 1 && (block_rows != block_cols || src->experts > 1))
+        return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "vectors%s cannot be dequantized by scales of %s: keep them "
+                              "quantized", src->experts > 1 ? " of several experts" : "", gmm_scaling_name(scaling));
     if ((block_rows ? rows % block_rows : 1) && src->experts > 1 && t->rank == 2) /* a block would span two experts */
         return gmm__ck_refuse(b, GMM_CKPT_SHAPE, t->name, "%lld experts of %lld rows one below another cannot be "
                               "dequantized in blocks of %s: give it an extent of experts", (long long)src->experts,

@@ -121,9 +121,11 @@ static const char *gmm__ck_move_fault(const gmm_ckpt_plan *plan, const gmm_ckpt_
         return "it converts what is no float";
     if (m->kind == GMM_CKPT_DEQUANT) {
         const gmm_ckpt_tensor *sc = &plan->parts[m->part].table->tensors[m->scale];
-        int64_t rows, cols, scale_rows, scale_cols;
+        int64_t rows, cols, scale_rows, scale_cols, block_rows, block_cols;
         if (!(GMM__FLOATS >> d->dtype & 1)) return "it dequantizes into no float";
-        if (s->rank < 2 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        if (s->rank < 1 || !gmm__ck_format_of(m->scaling, s->dtype, sc->dtype)) return "no such blocks";
+        gmm__ck_block_of(m->scaling, &block_rows, &block_cols);
+        if (s->rank == 1 && block_rows != block_cols) return "no such blocks of a vector";
         gmm__ck_scale_shape(s, m->scaling, &rows, &cols, &scale_rows, &scale_cols);
         src = src / cols / rows * scale_rows + gmm__ck_scale_line(m->scaling, src / cols % rows) + 1;
         if (src * scale_cols > gmm__ck_unit_count(sc)) return "it reads past the scales' end";

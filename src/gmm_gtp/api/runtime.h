@@ -181,7 +181,8 @@ typedef struct gmm_gtp_statistics {
     int64_t exposed;            /* acquires that gathered */
     int64_t gathers;            /* prefetches and exposed */
     int64_t prefetches;
-    int64_t outdated;           /* prefetches discarded because newer shards were published */
+    int64_t outdated;           /* prefetches discarded because newer shards were published; those that an acquire of
+                                   another bundle discards, out of the chain's order, are not counted */
     int64_t busy;               /* prefetches skipped because the slot was in use */
     int64_t transposed;         /* gathers that transposed a resident rowwise copy (g = 1: the shard) */
     int64_t submits;

@@ -208,7 +208,7 @@ static void gmm__gtp_foresee_gather(gmm_gtp_forecast *f, const gmm_gtp_stage *st
 
 GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *stages, gmm_error *error) {
     static const char fn[] = "gmm_gtp_foresee";
-    gmm_gtp_forecast f;
+    gmm_gtp_forecast f, stated;
     double released[GMM__GTP_STAGES], reduced[GMM__GTP_STAGES]; /* times when a slot is free, by position in the pass */
     /* simulated times: when the gather and the reduce stream have done their work, and when the compute stream has */
     double gather_free = 0, reduce_free = 0, now = 0, ready[GMM__GTP_MAX_TOGETHER];
@@ -221,6 +221,7 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
     if (!s) s = gmm__gtp_read(fn, "forecast", forecast, &f, sizeof f, error);
     if (s) return s;
     if (!stages) return gmm__fail(error, GMM_E_NULL, "%s: stages is NULL", fn);
+    stated = f;
     if (f.wire == GMM_NONE) f.wire = GMM_F32;
     if (f.main_grad == GMM_NONE) f.main_grad = GMM_F32;
     if (f.wgrad_slots == 0) f.wgrad_slots = 2;
@@ -278,6 +279,10 @@ GMMDEF gmm_status gmm_gtp_foresee(gmm_gtp_forecast *forecast, gmm_gtp_stage *sta
         }
     f.exposed_reduce += gmm__gtp_max(reduce_free - now, 0);
     f.step = gmm__gtp_max(now, reduce_free);
+    f.wire = stated.wire; /* the caller's fields have no defaults written into them */
+    f.main_grad = stated.main_grad;
+    f.wgrad_slots = stated.wgrad_slots;
+    f.together = stated.together;
     memcpy(forecast, &f, common);
     return GMM_OK;
 }

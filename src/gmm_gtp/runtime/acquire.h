@@ -124,7 +124,7 @@ GMMDEF gmm_status gmm_gtp_acquire(gmm_gtp *gtp, int32_t bundle, gmm_gtp_pass pas
             else gtp->stats.resident++;
         } else {
             gtp->stats.exposed++;
-            gtp->stats.outdated += slot->pending == 1;
+            gtp->stats.outdated += gmm__gtp_is_outdated(gtp, slot);
             s = gmm__gtp_gather_together(gtp, bundle, pass, stream);
         }
         if (!s) s = gmm__gtp_event_wait(gtp, &slot->ready, stream);

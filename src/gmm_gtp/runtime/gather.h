@@ -9,6 +9,11 @@ static int gmm__gtp_slot_valid(const gmm_gtp *g, const gmm__gtp_slot *s, int32_t
     return s->graph == g->graph || (s->graph && g->graph && s->pending);
 }
 
+/* Whether the slot contains weights that were prefetched, and have been published again since. */
+static int gmm__gtp_is_outdated(const gmm_gtp *g, const gmm__gtp_slot *s) {
+    return s->pending == 1 && s->bundle >= 0 && s->version != g->bundles[s->bundle].version;
+}
+
 /* How a graph uses a bundle (GMM__GRAPH_*). */
 static unsigned char *gmm__gtp_graph_usage(gmm_gtp *g, int32_t graph, int32_t bundle) {
     return &g->graph_usage[(size_t)graph * (size_t)g->bundle_count + (size_t)bundle];
@@ -284,7 +289,7 @@ static int gmm__gtp_begin_prefetch(gmm_gtp *g, int32_t bundle, gmm_gtp_pass pass
         g->stats.busy++;
         return 0;
     }
-    g->stats.outdated += slot->pending == 1;
+    g->stats.outdated += gmm__gtp_is_outdated(g, slot);
     g->stats.prefetches++;
     return 1;
 }

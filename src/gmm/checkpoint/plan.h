@@ -297,12 +297,12 @@ static gmm_status gmm__ck_check_scheme(gmm__ck_builder *b, const char *argument,
             {"form", (int)r->form, GMM_CKPT_TALL + 1}, {"transposed", r->transposed, 2}};
         if (!r->pattern || !gmm__ck_is_pattern(r->pattern))
             return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].pattern is %s%.80s: must be segments with "
-                                  "{L}, {e} and, at the front, {p} and a dot", argument, (int)i,
+                                  "{L}, {e} and, at the front, {p} and a dot", argument, i,
                                   r->pattern ? "" : "NULL", r->pattern ? r->pattern : "");
         for (k = 0; k < (int32_t)(sizeof fields / sizeof fields[0]); k++)
             if (fields[k].value < 0 || fields[k].value >= fields[k].end)
                 return gmm__ck_refuse(b, GMM_CKPT_ARGUMENT, NULL, "%s: rows[%d].%s is %d: must be 0 to %d%s", argument,
-                                      (int)i, fields[k].name, fields[k].value, fields[k].end - 1,
+                                      i, fields[k].name, fields[k].value, fields[k].end - 1,
                                       k ? "" : ", or GMM_CKPT_SLOT_ANY");
     }
     return GMM_OK;

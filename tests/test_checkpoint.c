@@ -4096,12 +4096,13 @@ static void extra_names(int arg) {
         {"module", "fc.note", GMM_CKPT_AMBIGUOUS},
         {"module", "other.note", 0}};
     static const int32_t sizes[] = {1, 2};
-    gmm_ckpt_table *t = table_new();
     gmm_ckpt_report report;
+    gmm_ckpt_table *t;
     call c;
     plan_run m;
     (void)arg;
     for (int shape = 2; shape < 4; shape++) {
+        t = table_new();
         add(t, "module.lm_head.weight", GMM_F32, SHAPE(2), NULL);
         add(t, "lm_head.weight", GMM_F32, SHAPE(shape), NULL);
         call_begin(&c, t, "module", "module");
@@ -4114,13 +4115,12 @@ static void extra_names(int arg) {
         c.target.drop_wrappers = 1;
         plan_refused(&c, NULL, 0, GMM_CKPT_DUPLICATE_KEY, "another tensor, \"lm_head.weight\"");
         gmm_ckpt_table_destroy(t);
-        t = table_new();
     }
     for (int i = 0; i < T_COUNT(ways); i++)
         for (int axis = 0; axis < 3; axis++) { /* the ranks of two parts differ in EP, ETP or GTP */
             const gmm_ckpt_linear l = linear_of("fc", 2, 4, 4, 1, 0);
             gmm_ckpt_plan *plan;
-            call_begin(&c, t, ways[i].scheme, ways[i].scheme);
+            call_begin(&c, NULL, ways[i].scheme, ways[i].scheme);
             c.source.extra = GMM_CKPT_EXTRA_KEEP;
             c.source.skip_missing = 1;
             c.source.part_count = 2;

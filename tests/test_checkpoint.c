@@ -4236,6 +4236,39 @@ static void true_reasons(int arg) { /* following the advice of an error message 
     gmm_ckpt_table_destroy(t);
 }
 
+/* Weights of FP8, FP4 and their scales. */
+static void tests_of_formats(void) {
+    for (int i = 0; i < 6; i++)
+        t_add_host(fp8_blocks, i, "checkpoint %s blocks with tails, %s", i % 2 ? "e5m2" : "e4m3",
+                   i < 2 ? "memory" : i < 4 ? "least scratch" : "callbacks");
+    t_add_host(fp8_stacked, 0, "checkpoint blocks of experts one below another");
+    for (int i = 0; i < 2; i++) t_add_host(fp8_mixed_forms, i, "checkpoint blocks %s", i ? "of each, scales of all"
+                                                                                     : "of all, scales of each");
+    for (int i = 0; i < 2; i++)
+        t_add_host(fp8_plain, i, "checkpoint scales beside 16 bits%s", i ? ", of one expert" : "");
+    t_add_host(fp8_kept, 0, "checkpoint scales missing; scales move with their weight");
+    for (int i = 0; i < 2 * T_COUNT(qformats); i++)
+        t_add_host(quantized, i, "checkpoint %s, %s: forms, ranks, blocks", qformats[i / 2].name,
+                   i % 2 ? "fc2" : "fc1");
+    for (int i = 0; i < T_COUNT(qformats); i++) {
+        if (qformats[i].rows != 128) t_add_host(quantized_own_scales, i, "checkpoint %s: scales of each ETP rank",
+                                                qformats[i].name);
+        t_add_host(quantized_tail, i, "checkpoint %s: last GTP shard", qformats[i].name);
+        t_add_host(quantized_normalizers, i, "checkpoint %s: normalizers", qformats[i].name);
+        t_add_host(quantized_refused, i, "checkpoint %s: scales that do not fit", qformats[i].name);
+        for (int way = 0; way < 3; way++)
+            if (qformats[i].scaling != GMM_SCALING_NV16)
+                t_add_host(quantized_values, 3 * i + way, "checkpoint %s: values, %s", qformats[i].name,
+                           way == 0 ? "memory" : way == 1 ? "least scratch" : "callbacks");
+    }
+    t_add_host(quantized_cuts, 0, "checkpoint blocks that a boundary cuts");
+    t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
+    for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
+    t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
+    t_add_host(quantized_amaxes, 0, "checkpoint amaxes that are not joined");
+    t_add_host(quantized_vectors, 0, "checkpoint vectors of codes");
+}
+
 void tests_checkpoint(void) {
     for (int k = 0; k < T_COUNT(model_kinds); k++) {
         const char *form = model_kinds[k].form == GMM_CKPT_EACH ? "each" : "stacked";
@@ -4285,35 +4318,7 @@ void tests_checkpoint(void) {
     t_add_host(glu_stated, 1, "checkpoint contradicting gate and up layout");
     t_add_host(mixtral_ep, 0, "checkpoint mixtral to grouped, EP 4");
     t_add_host(qwen_indexed, 0, "checkpoint qwen3-moe to indexed");
-    for (int i = 0; i < 6; i++)
-        t_add_host(fp8_blocks, i, "checkpoint %s blocks with tails, %s", i % 2 ? "e5m2" : "e4m3",
-                   i < 2 ? "memory" : i < 4 ? "least scratch" : "callbacks");
-    t_add_host(fp8_stacked, 0, "checkpoint blocks of experts one below another");
-    for (int i = 0; i < 2; i++) t_add_host(fp8_mixed_forms, i, "checkpoint blocks %s", i ? "of each, scales of all"
-                                                                                     : "of all, scales of each");
-    for (int i = 0; i < 2; i++)
-        t_add_host(fp8_plain, i, "checkpoint scales beside 16 bits%s", i ? ", of one expert" : "");
-    t_add_host(fp8_kept, 0, "checkpoint scales missing; scales move with their weight");
-    for (int i = 0; i < 2 * T_COUNT(qformats); i++)
-        t_add_host(quantized, i, "checkpoint %s, %s: forms, ranks, blocks", qformats[i / 2].name,
-                   i % 2 ? "fc2" : "fc1");
-    for (int i = 0; i < T_COUNT(qformats); i++) {
-        if (qformats[i].rows != 128) t_add_host(quantized_own_scales, i, "checkpoint %s: scales of each ETP rank",
-                                                qformats[i].name);
-        t_add_host(quantized_tail, i, "checkpoint %s: last GTP shard", qformats[i].name);
-        t_add_host(quantized_normalizers, i, "checkpoint %s: normalizers", qformats[i].name);
-        t_add_host(quantized_refused, i, "checkpoint %s: scales that do not fit", qformats[i].name);
-        for (int way = 0; way < 3; way++)
-            if (qformats[i].scaling != GMM_SCALING_NV16)
-                t_add_host(quantized_values, 3 * i + way, "checkpoint %s: values, %s", qformats[i].name,
-                           way == 0 ? "memory" : way == 1 ? "least scratch" : "callbacks");
-    }
-    t_add_host(quantized_cuts, 0, "checkpoint blocks that a boundary cuts");
-    t_add_host(quantized_gate_end, 0, "checkpoint gate rows that end inside a block");
-    for (int i = 0; i < 4; i++) t_add_host(quantized_names, i, "checkpoint NVFP4 of names %d", i);
-    t_add_host(quantized_beside, 0, "checkpoint scales that a format lacks");
-    t_add_host(quantized_amaxes, 0, "checkpoint amaxes that are not joined");
-    t_add_host(quantized_vectors, 0, "checkpoint vectors of codes");
+    tests_of_formats();
     t_add_host(same_extent, 0, "checkpoint 2F = H");
     t_add_host(gpt_oss_bias, 0, "checkpoint gpt-oss rows and biases");
     for (int i = 0; i < 3; i++)

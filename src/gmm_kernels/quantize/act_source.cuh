@@ -28,6 +28,18 @@ GMM__DEVICE void gmm_cast_act_load(const gmm__quant_args *a, int32_t row, int32_
     dst->a.w[0] = v.x; dst->a.w[1] = v.y; dst->a.w[2] = v.z; dst->a.w[3] = v.w;
     dst->b.w[0] = u.x; dst->b.w[1] = u.y; dst->b.w[2] = u.z; dst->b.w[3] = u.w;
 }
+/* Loads the lane's rows from its slots; zeros behind the `rows` that exist, or if its columns do not exist. */
+GMM__DEVICE void gmm_cast_load_slots(const uint4 *own, int32_t in_cols, int32_t rows, uint32_t x[8][8]) {
+    int32_t i;
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        const uint4 v = in_cols && i < rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
+        x[i][0] = v.x;
+        x[i][1] = v.y;
+        x[i][2] = v.z;
+        x[i][3] = v.w;
+    }
+}
 /* gmm_cast_load of the activation. A row is computed while its successor is loaded, and its registers take the row
    behind that one, or the last one again. The slots may be overwritten behind a barrier. */
 GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint32_t x[8][8]) {
@@ -61,20 +73,13 @@ GMM__DEVICE void gmm_cast_load_act(const gmm_cast_tile *t, uint8_t *slots, uint3
             own[(i + j) * GMM__QUANT_THREADS] = make_uint4(w[0], w[1], w[2], w[3]);
         }
     }
-#pragma unroll
-    for (i = 0; i < 8; i++) {
-        const uint4 v = i < rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
+    gmm_cast_load_slots(own, 1, rows, x);
 }
 
-/* The gradient of z is computed for 128 columns of h, from which two tiles of it follow: those of the gate columns and,
-   if the activation is gated, those of the linear columns. All 128 columns lie in one block of gate columns. As for h,
-   values are rounded as the activation kernel stores them, and lie in slots of the lane: first eight rows of the gate's
-   gradient, then those of the other. A part of dprob is the sum over a quarter of a warp. */
+/* The gradient of z is computed for a tile of 128 columns of h. It is a tile of gate columns and, if the activation is
+   gated, a tile of linear columns: the 128 columns lie in one block of gate columns. As for h, values are rounded as
+   the activation kernel stores them, and lie in slots of the lane: eight rows of the gradient of the gate columns, then
+   eight rows of that of the linear columns. A quarter of a warp adds up a part of dprob. */
 
 /* Where a lane is in the rows of z, dy and prob, and the values of its row. */
 typedef struct gmm_cast_gradient_row {
@@ -156,17 +161,9 @@ GMM__DEVICE void gmm_cast_load_gradient(gmm_cast_tile *t, int32_t h0, int32_t li
     const gmm__act_source *act = &t->a->act;
     const uint4 *own = (const uint4 *)(const void *)slots + (8 * linear * GMM__QUANT_THREADS + (int32_t)threadIdx.x);
     const int32_t c0 = gmm__act_gate_column(h0, act->interleave) + linear * act->linear;
-    int32_t i;
     t->end = c0 + act->ffn - h0;
     gmm_cast_tile_at(t, c0);
-#pragma unroll
-    for (i = 0; i < 8; i++) {
-        const uint4 v = t->in_cols && i < t->valid_rows ? own[i * GMM__QUANT_THREADS] : make_uint4(0u, 0u, 0u, 0u);
-        x[i][0] = v.x;
-        x[i][1] = v.y;
-        x[i][2] = v.z;
-        x[i][3] = v.w;
-    }
+    gmm_cast_load_slots(own, t->in_cols, t->valid_rows, x);
 }
 
 typedef struct gmm_cast_dprob_args {

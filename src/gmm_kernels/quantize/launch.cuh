@@ -5,7 +5,7 @@ typedef struct gmm_quantize_kernel {
     gmm_scaling scaling;
     gmm__vectorized vectorized; /* at most that of the arguments */
     gmm__cast_source source;
-    int32_t smem;               /* bytes of dynamic shared memory of the cast, where the row alone says them */
+    int32_t smem;               /* bytes of dynamic shared memory of a vectorized cast */
     int32_t sm_kib;             /* of the cast, as gmm_launch_pdl takes it; of the dtype with most CTAs */
     const void *amax, *cast;
 } gmm_quantize_kernel;

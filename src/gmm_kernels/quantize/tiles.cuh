@@ -29,13 +29,15 @@ typedef struct gmm__act_source {
     gmm__cast_source source;
     gmm_act_kind kind;
     gmm_act_coef coef;
-    int32_t ffn, gated, interleave, layout; /* as in gmm__act_args; GMM__GLU_SPLIT, or of GMM__CAST_OF_ACT _PAIRS */
+    int32_t ffn, gated, interleave, layout; /* as in gmm__act_args. Layouts: GMM__GLU_SPLIT; GMM__CAST_OF_ACT also has
+                          GMM__GLU_PAIRS */
     int32_t linear;    /* columns from gate to linear ones or, of GMM__GLU_PAIRS, to a lane's next eight elements */
     const float *prob; /* [rows]; NULL: ones */
-    /* the gradient of the result, [rows][ffn] with `dy_ld` elements from row to row. NULL: not GMM__CAST_OF_GRADIENT */
-    const uint16_t *dy;
+    const uint16_t *dy; /* GMM__CAST_OF_GRADIENT, else NULL: the gradient of the result, [rows][ffn], dy_ld elements
+                          from row to row */
     int64_t dy_ld;
-    float *dots;       /* [parts of 64 columns][rows]: parts of the rows of dprob; NULL: not wanted */
+    float *dots;       /* [parts of GMM_CAST_DOT_COLS columns][rows]: dy times the result, summed over a part's columns,
+                          of which dprob is the sum; NULL: not wanted */
 } gmm__act_source;
 
 /* Which kernels may serve a cast: those of the value and of the values before it. */

@@ -8,6 +8,8 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
     const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
     const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
                            (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    /* of lane 0, so that ptxas knows that all threads loop as often: else the mainloop loses its uniform registers */
+    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0);
     uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
     int row, u, j;
 #pragma unroll
@@ -16,7 +18,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
         for (u = 0; u < 4 * GMM__CFG(m16); u++)
             words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
 #pragma unroll 1
-    for (row = 0; row < out->tile->rows; row += count, (*part)++) {
+    for (row = 0; row < rows; row += count, (*part)++) {
         const int slot = (*part & 1) * GMM__CFG(slot_bytes);
         float probs[2];
         gmm_sm90_glu_probs(&args->glu, out->tile, row, count, probs);

@@ -248,12 +248,14 @@ typedef enum gmm_op {
 GMMDEF const char *gmm_op_name(gmm_op op);
 GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
-/* Whether an MLP's forward, also within a layer, computes the activation in FC1's product, from its rounded results.
-   AUTO: where the plan's cost model expects that to be faster. Results have the bits of two launches. WGMMA has it for
+/* Whether an MLP, also within a layer, computes the activation in FC1's product of forward, from its rounded results,
+   and the gradient of the activation in FC2's dgrad of backward. AUTO: where the plan's cost model expects that to be
+   faster. Results have the bits of two launches. In forward WGMMA has it for
    gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
    of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and weights of 128X128, where the product quantizes the
    activation too, ffn and interleave multiples of 128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in
-   inference. */
+   inference. In backward WGMMA has it for gated activations, F16 and BF16 without a recipe, ffn a multiple of 64, and
+   interleave 0 or a multiple of 8. Backward by a recipe does not look at `fuse`. */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
@@ -279,7 +281,7 @@ typedef struct gmm_options {
                                     it converts them, is larger; AUTO then takes MMA. GPU engines copy no gathered
                                     rows to a larger workspace: forward and dgrad of WGMMA gather them without, other
                                     products are refused. 0 = no limit. Never changes results */
-    gmm_fuse fuse;               /* mlp_fwd, moe_fwd */
+    gmm_fuse fuse;               /* mlp_fwd, mlp_bwd, moe_fwd, moe_bwd */
     int32_t reserved;            /* 0 */
 } gmm_options;
 
@@ -2231,10 +2233,11 @@ typedef struct gmm__fusion {
     float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
     gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
     const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product
-                              computes and writes too */
+                              computes and writes too. FC2's dgrad: mat[GMM__DX] is dy of this activation, whose dx, y
+                              and dprob the product computes and writes */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
                               written. NULL: y has the dtype of its x */
-    int drops_preact;      /* with product_act: mat[GMM__Y] need not be written */
+    int drops_d;           /* with product_act: the product's own result need not be written */
 } gmm__fusion;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read
@@ -5247,7 +5250,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t need_slot;  /* of the next step */
     gmm_op need_op;
-    int fc1_fuses_act;  /* forward: FC1's product computes the activation */
+    int fuses_act;      /* FC1's product of forward computes the activation, FC2's dgrad of backward its gradient */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix, from which the cast of h computes it */
     int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */
@@ -5909,51 +5912,61 @@ static void gmm__mlp_add_forward_product(gmm__mlp_steps *steps, gmm_linear *line
 
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call);
-/* Whether some engine may have a product of FC1 that computes the activation too (options.fuse apart). */
+/* Whether some engine may have a product of FC1 that computes the activation too, or for backward a dgrad of FC2 that
+   computes its gradient (options.fuse apart). */
 static int gmm__mlp_may_fuse_act(const gmm__call *call) {
     return call->ctx->config.space == GMM_SPACE_CUDA &&
-           (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind == GMM_RECIPE_FP8_BLOCK);
+           (call->recipe.kind == GMM_RECIPE_NONE ||
+            (call->recipe.kind == GMM_RECIPE_FP8_BLOCK && call->op == GMM_OP_MLP_FWD));
+}
+/* The status of planning a product that does what step->fused says. Checked as a query, since its results have no
+   address in a plan. Selected as the call, so that the alignment of operands counts, unless hooks.need sets w later. */
+static gmm_status gmm__mlp_select_fused(const gmm__mlp_steps *steps, const gmm__mlp_step *step) {
+    gmm__call product;
+    gmm__plan plan;
+    const gmm_status s = gmm__mlp_prepare_step(steps, step, 1, &product);
+    product.query = steps->call->query || gmm__mlp_has_need_hook(steps->call);
+    product.describes = NULL;
+    return s == GMM_OK ? gmm__select(&product, &plan) : s;
+}
+/* Whether this status says yes. If the caller demands it, steps->status becomes the reason. Else a declined plan
+   is no error, and the context gets its last one back. */
+static int gmm__mlp_fuses(gmm__mlp_steps *steps, gmm_status s, const gmm_error *last_error) {
+    if (s == GMM_OK) return 1;
+    if (steps->call->options.fuse == GMM_FUSE_ALWAYS) steps->status = s;
+    else steps->call->ctx->error = *last_error;
+    return 0;
 }
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
-static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
+static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_d) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
     step->fused.product_act = &steps->act;
     step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
-    step->fused.drops_preact = drops_preact;
+    step->fused.drops_d = drops_d;
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
-static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
+static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_d) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
     const int saves_h = gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
                         (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT);
     gmm__mlp_step step;
-    gmm__call product;
-    gmm__plan plan;
     gmm_status s;
     if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call))) return 0;
     if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
-    gmm__mlp_fuse_act(steps, &step, drops_preact);
+    gmm__mlp_fuse_act(steps, &step, drops_d);
     gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
-       counts, unless hooks.need sets w1 later. */
-    s = gmm__mlp_prepare_step(steps, &step, 1, &product);
-    product.query = call->query || gmm__mlp_has_need_hook(call);
-    product.describes = NULL;
-    if (s == GMM_OK) s = gmm__select(&product, &plan);
+    s = gmm__mlp_select_fused(steps, &step);
     if (s == GMM_OK && saves_h)
         s = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes a rowwise copy "
                       "of h alone, and config.save %d keeps h otherwise", call->function, (int)fuse,
                       (int)call->config.save);
-    if (s == GMM_OK) return 1;
-    if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
-    else call->ctx->error = last_error; /* a declined plan is no error */
-    return 0;
+    return gmm__mlp_fuses(steps, s, &last_error);
 }
 
 /* Places h, in gmm_mlp.saved where it is kept, and makes it the result of the activation. */
@@ -6003,7 +6016,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->d.mlp.saved != NULL, copies = saves && gmm__saves_copies(&call->config);
     const int e4m3 = saves && gmm__saves_e4m3(&call->config);
-    const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
+    const int drops_d = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
@@ -6016,29 +6029,33 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
                    : gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     gmm__mlp_add_forward_casts(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_add_weight_casts(steps, GMM_SLOT_W1);
-    steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
-    if (steps->fc1_fuses_act) gmm__mlp_place_product_h(steps, &saved);
+    steps->fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_d);
+    if (steps->fuses_act) gmm__mlp_place_product_h(steps, &saved);
     gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->fc1_fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_preact);
+    if (steps->fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_d);
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_add_e4m3_cast(steps);
     }
-    if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    if (steps->fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_add_weight_casts(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward_product(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
-/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
-static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+/* Fills in what a dgrad reads. */
+static void gmm__mlp_fill_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     gmm__mlp_need_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_set_indices(steps, linear, GMM_SLOT_X, dy);
+}
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
+static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+    gmm__mlp_fill_dgrad(steps, linear, dy, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -6145,9 +6162,35 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z,
-   unless z is saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`,
-   unless they read copies. */
+/* Makes the gradient of the activation a part of FC2's dgrad, which then does not store dh. */
+static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *act) {
+    step->fused.product_act = act;
+    step->fused.drops_d = 1;
+}
+/* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
+static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm__call *call = steps->call;
+    const gmm_error last_error = call->ctx->error;
+    gmm_activation act = steps->act; /* with what is wanted, wherever it will be */
+    gmm__mlp_step step;
+    if (!wants->dh || call->recipe.kind != GMM_RECIPE_NONE || call->options.fuse == GMM_FUSE_NEVER ||
+        (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
+        return 0;
+    act.dy = &steps->dh;
+    act.dx = wants->dz ? &steps->z : NULL;
+    act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
+    act.dprob = call->d.mlp.dprob;
+    memset(&step, 0, sizeof step);
+    step.op = GMM_OP_LINEAR_DGRAD;
+    step.descriptor = &steps->dgrad2;
+    gmm__mlp_fuse_gradient(&step, &act);
+    gmm__mlp_fill_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    return gmm__mlp_fuses(steps, gmm__mlp_select_fused(steps, &step), &last_error);
+}
+
+/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. FC2's dgrad computes them if
+   steps->fuses_act. dz takes the place of z, unless z is saved and may not be overwritten, and h that of dh. Queued
+   weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -6166,7 +6209,11 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dx = wants->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (wants->dh) gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
+    if (steps->fuses_act) {
+        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+        gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
+    } else if (wants->dh)
+        gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
@@ -6227,7 +6274,8 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (wants.dh) steps->dh = gmm__mlp_place_dh(steps, &wants);
     gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
                                 wants.defer);
-    if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    steps->fuses_act = gmm__mlp_dgrad2_fuses_act(steps, &wants);
+    if (wants.dh && !steps->fuses_act) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     casts_compute_dz = gmm__mlp_casts_compute_dz(steps, &wants);
     if (casts_compute_dz) gmm__mlp_add_computed_casts(steps, &wants);
     else gmm__mlp_add_act_bwd(steps, &wants);
@@ -6478,7 +6526,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
             if (other_choice) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
             if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
             built = gmm__mlp_build_fwd(&steps, &variant, NULL);
-            if (!other_choice) fuses = steps.fc1_fuses_act;
+            if (!other_choice) fuses = steps.fuses_act;
             if (!first && built != GMM_OK) call->ctx->error = last_error;
             else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
         }
@@ -6626,9 +6674,13 @@ static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream strea
     return GMM_OK;
 }
 
+/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. What it
+   describes is the first, by prices. Both have the same matrices in gmm_mlp.deferred. */
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
+    const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
+    const gmm_error last_error = call->ctx->error;
     gmm__mlp_steps steps;
-    const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
+    gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
     if (gmm__mlp_wants_of(call).defer) {
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
@@ -6636,7 +6688,16 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->deferred_bytes = steps.deferred.peak;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    return gmm__mlp_plan_steps(&steps, built, plan);
+    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+    if (two_choices) {
+        gmm__call variant = *call;
+        variant.describes = NULL;
+        variant.options.fuse = steps.fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        built = gmm__mlp_build_bwd(&steps, &variant, NULL, NULL);
+        if (built == GMM_OK) return gmm__mlp_plan_steps(&steps, built, plan);
+        call->ctx->error = last_error;
+    }
+    return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {
@@ -9905,6 +9966,7 @@ enum {
     GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
+    GMM__WGMMA_DOTS,          /* [ceil(ffn / GMM_ACT_DOT_COLS)][rows] float: parts of dprob, which a dgrad writes */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
     GMM__WGMMA_GROUP_TABLES = GMM__BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
@@ -10985,7 +11047,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     /* a query need not have the address of dprob yet */
     if (call->fused.act_source && (call->fused.act_source->dprob || (call->query && call->fused.act_source->dy)))
         gmm__reserve(plan, GMM__MMA_QUANT_DOTS,
-                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_CAST_DOT_COLS) * (size_t)call->rows *
+                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_ACT_DOT_COLS) * (size_t)call->rows *
                          sizeof(float));
     if (call->fused.act_source || call->fused.sums.wanted)
         (void)snprintf(plan->note, sizeof plan->note, "%s%s%s", !call->fused.act_source ? ""
@@ -11096,7 +11158,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
 /* Enqueues the sum of the parts of dprob that the cast of a gradient has written. */
 static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_source *act, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm_cast_dprob_args args;
+    gmm__dprob_args args;
     const int64_t *offsets;
     const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
     if (s != GMM_OK) return s;
@@ -11107,7 +11169,7 @@ static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_sou
     args.ffn = act->ffn;
     args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     args.dprob = call->fused.act_source->dprob;
-    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
+    return gmm__cuda_status(call, gmm__k_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
 }
 
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */
@@ -11317,16 +11379,21 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, each with one launch and with two
-   (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store, and slows the mainloop
-   down besides. The mainloop of long contractions is not slowed down as in other ping-pong tiles. */
+/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
+   one launch and with two (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store,
+   and slows the mainloop down besides. The mainloop of long contractions is not slowed down as in other ping-pong
+   tiles. */
 static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
 static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
 static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
 static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_store_dglu = 2100.0;        /* clocks per m16: the gradient of the activation */
+static const double gmm__wgmma_dglu_m16 = 1000.0;          /* clocks per m16 of it that are not hidden */
 static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_dglu_width = 0.2;           /* the same in dgrad */
 static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
 static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
+static const double gmm__wgmma_act_bwd_rate = 1700.0;      /* bytes per clock: the gradient of an activation */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -11382,7 +11449,7 @@ static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op o
     s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
-    s.drops_d = call->fused.drops_preact;
+    s.drops_d = call->fused.drops_d;
     return s;
 }
 
@@ -11428,7 +11495,7 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
 
 /* What multiplies the clocks of a mainloop of forward or dgrad. */
 static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles) {
-    if (k->op == gmm_gemm_glu) return 1.0;
+    if (k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu) return 1.0;
     if (k->consumers != 2) return 1.0 + k_tiles / gmm__wgmma_k_tiles_scale; /* ping-pong */
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
     return k->b_format && s->rows < GMM__WGMMA_PACKED_ROWS ? gmm__wgmma_packed_slowdown : 1.0;
@@ -11439,23 +11506,27 @@ static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma
     const double blocks = k->tile_n / 128.0 * m16; /* of 16 rows and 128 columns */
     const double left = k->m16 - k->deferred * k_tiles;
     if (k->op == gmm_gemm_glu) return m16 * (s->drops_d ? gmm__wgmma_store_glu_alone : gmm__wgmma_store_glu);
+    if (k->op == gmm_gemm_dglu) return m16 * gmm__wgmma_store_dglu;
     if (s->f32) return blocks * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
     if (k->deferred)
         return blocks * gmm__wgmma_store_deferred + (left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
     return blocks * (k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong);
 }
-/* Clocks of a tile. Consumers of a cooperative tile store it together. Of ping-pong tiles one is stored while the other
-   is multiplied: a warp group has the time of two tiles for both. */
-static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
+/* Clocks of one of `waves` tiles of a CTA. Consumers of a cooperative tile store it together. Of ping-pong tiles one is
+   stored while the other is multiplied: a warp group has the time of two tiles for both. The long epilogue of a glu or
+   dglu product counts one more tile where a warp group has one more than the other. */
+static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16, int64_t waves) {
+    const int fused = k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu;
+    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0;
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
     const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles);
-    const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * (mainloop + store);
-    const double glu = s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
+    const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * turns * (mainloop + store);
+    const double glu = k->op == gmm_gemm_dglu ? gmm__wgmma_dglu_m16
+                       : k->op != gmm_gemm_glu ? 0.0 : s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     if (s->op == gmm_gemm_wgrad) return gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, s->f32);
     if (k->consumers == 2)
         return mainloop + store + gmm__wgmma_fixed_cooperative + (k->gather ? gmm__wgmma_fixed_gather : 0.0);
-    return (mainloop > both ? mainloop : both) + gmm__wgmma_fixed_pingpong +
-           (k->op == gmm_gemm_glu ? glu * m16 : 0.0);
+    return (mainloop > both ? mainloop : both) + gmm__wgmma_fixed_pingpong + glu * m16;
 }
 /* Clocks of reading all weights from memory, whose rate grows with the bytes in flight. */
 static double gmm__wgmma_weight_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s,
@@ -11470,7 +11541,7 @@ static double gmm__wgmma_weight_clocks(const gmm_sm90_kernel *k, const gmm__wgmm
 static double gmm__wgmma_cost(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, int32_t b_format, int32_t max_m16) {
     const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, 16 * max_m16, k->tile_n, s->processors * k->ctas_per_sm, 1);
     const double m16 = (double)gmm__ceil_div(s->m, 16) / (double)t.tiles_m;
-    const double tiles = (double)t.waves * gmm__wgmma_tile_clocks(k, s, m16) *
+    const double tiles = (double)t.waves * gmm__wgmma_tile_clocks(k, s, m16, t.waves) *
                          (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0);
     const double dequantize = b_format && !k->b_format ? s->weight_elements / gmm__wgmma_dequantize_rate : 0.0;
     const double copy = k->gather ? 0.0 : (double)(s->rows * s->groups * s->copied) / gmm__wgmma_copy_rate;
@@ -11606,54 +11677,72 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 
 #endif /* __CUDACC__ */
 
-/* The gated activation in FC1's product of an MLP: when the WGMMA engine takes it, and how its kernel gets it. */
+/* The gated activation in FC1's product of an MLP, and its gradient in FC2's dgrad: when the WGMMA engine takes them,
+   and how its kernels get them. */
 
 #ifdef __CUDACC__
 
-/* Clocks of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
-static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) {
+/* Whether the product is FC2's dgrad, which computes the activation's gradient. */
+static int gmm__wgmma_fuses_gradient(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
+/* The operation of the kernels that compute a 16-bit product and the activation, or its gradient. */
+static gmm_gemm_op gmm__wgmma_fused_op(const gmm__call *call) {
+    return gmm__wgmma_fuses_gradient(call) ? gmm_gemm_dglu : gmm_gemm_glu;
+}
+
+/* Clocks of a product alone, or with the activation or its gradient (`fused`); 0: no tile serves it. `copies` as in
+   gmm__wgmma_choose. */
+static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int copies) {
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int32_t processors = call->ctx->device.processors;
     double clocks = 0.0;
 #ifndef GMM_NO_QUANT
     if (call->fused.product_cast) {
-        if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
-                                  &clocks) < 0)
+        if (gmm__wgmma_choose_fp8(call, op, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, fused, processors, &clocks) < 0)
             return 0.0;
         return clocks;
     }
 #endif
-    if (gmm__wgmma_choose(call, gmm_gemm_fwd, glu ? gmm_gemm_glu : gmm_gemm_fwd, call->mat[GMM__Y].dtype, 0, processors,
-                          copies, &clocks) < 0)
+    if (gmm__wgmma_choose(call, op, fused ? gmm__wgmma_fused_op(call) : op, call->mat[gmm__cuda_role_d(op)].dtype, 0,
+                          processors, copies, &clocks) < 0)
         return 0.0;
     return clocks;
 }
 
-/* Tiles of a 16-bit glu product are 176 x 128 and cannot be narrowed; those of FC1 alone are, where a group fits one,
-   until they fill the last wave, which its price does not count. What the price of the glu product is multiplied by
-   instead. 0: a long contraction would leave multiprocessors without work. */
+/* Tiles of 16-bit glu products are 176 x 128 and cannot be narrowed; those of the product alone are, where a group fits
+   one, until they fill the last wave, which its price does not count. What the price of the glu product is multiplied
+   by instead. 0: a long contraction would leave multiprocessors without work. */
 static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const int32_t processors = call->ctx->device.processors;
-    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm_gemm_fwd, processors);
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm__wgmma_op(call->op), processors);
     const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, 176, 128, processors, 0);
     const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
     const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
     if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
-    return 1.0 + gmm__wgmma_glu_width * (tiles_n / (double)wide.tiles_n - 1.0);
+    return 1.0 + (gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
+                     (tiles_n / (double)wide.tiles_n - 1.0);
 }
 
-/* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
-   The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
+/* Bytes per row that the kernel of the activation, or of its gradient, reads and writes. Forward reads 2 ffn columns of
+   2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. Backward reads z and dh, and writes dz
+   and, where it is wanted, h. */
+static int64_t gmm__wgmma_act_bytes(const gmm__call *call) {
+    const gmm_activation *d = call->fused.product_act;
+    if (gmm__wgmma_fuses_gradient(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
+    return call->out / 2 * (call->fused.product_cast ? 5 : 6);
+}
+/* Whether one launch is expected to be faster than the product and the kernel of the activation, or of its gradient,
+   unless the caller demands it. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
+    const int gradient = gmm__wgmma_fuses_gradient(call);
+    const double bytes = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * gmm__wgmma_act_bytes(call));
     double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
     if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
-    act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
-          gmm__wgmma_act_fixed;
-    product = gmm__wgmma_fc1_clocks(call, 0, copies);
-    fused = width * gmm__wgmma_fc1_clocks(call, 1, copies);
+    act = gradient ? bytes / gmm__wgmma_act_bwd_rate : bytes / gmm__wgmma_act_rate + gmm__wgmma_act_fixed;
+    product = gmm__wgmma_product_clocks(call, 0, copies);
+    fused = width * gmm__wgmma_product_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone",
                             call->fused.product_cast ? "act and cast" : "the act");
@@ -11674,6 +11763,30 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
 
+/* The columns of the activation's inputs as kernels take them: 0: halves. */
+static int32_t gmm__wgmma_dglu_interleave(const gmm__call *call) {
+    return call->act.interleave == call->in ? 0 : call->act.interleave;
+}
+/* The same of FC2's dgrad and the gradient of the activation. Its matrices are packed, with 2 ffn and ffn columns. */
+static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int copies) {
+    const gmm_activation *d = call->fused.product_act;
+    const int64_t ffn = call->in;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no gradient of an ungated act");
+    if (ffn % 64) return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
+    if (gmm__wgmma_dglu_interleave(call) % 8)
+        return gmm__decline(plan, "fuses no gradient of interleave %d", (int)call->act.interleave);
+    if (d->x->dtype != call->mat[GMM__DY].dtype || (uintptr_t)d->x->data % 16)
+        return gmm__decline(plan, "fuses no gradient with z of %s at %p: must be of dy's dtype, at a multiple of 16 "
+                            "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
+    return gmm__wgmma_fused_act_pays(call, plan, copies);
+}
+/* Reserves the parts of dprob. A query need not have its address yet. */
+static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
+    if (call->fused.product_act->dprob || call->query)
+        gmm__reserve(plan, GMM__WGMMA_DOTS,
+                     (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
+}
+
 #ifndef GMM_NO_QUANT
 /* The same of a product by a recipe, which quantizes the activation's result. The kernel relies on the formats, and on
    z in BF16 with aligned rows, which TMA stores. */
@@ -11681,6 +11794,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
+    if (gmm__wgmma_fuses_gradient(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
     if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
@@ -11705,31 +11819,76 @@ static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n;
-    glu->drops_d = call->fused.drops_preact;
+    glu->drops_d = call->fused.drops_d;
     glu->eps = call->fused.product_cast->eps;
     glu->pow2 = call->fused.product_cast->pow2;
 }
 #endif /* GMM_NO_QUANT */
 
+/* Enqueues zeros behind the last group of a packed result, unless it has no address. */
+static cudaError_t gmm__wgmma_fused_tail(const gmm__plan *plan, const gmm_sm90_args *args, const gmm_kmat *result,
+                                         cudaStream_t stream) {
+    gmm_tail_args tail;
+    if (!args->p.zero_tail || !result->data) return cudaSuccess;
+    memset(&tail, 0, sizeof tail);
+    tail.d = *result;
+    tail.groups = args->groups;
+    tail.n = (int32_t)result->ld;
+    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
+}
+/* A packed matrix of `cols` columns and of D's dtype; NULL: without an address. */
+static gmm_kmat gmm__wgmma_fused_matrix(const gmm_sm90_args *args, const gmm_mat *m, int64_t cols) {
+    gmm_kmat matrix = args->p.d;
+    matrix.data = m ? m->data : NULL;
+    matrix.ld = cols;
+    return matrix;
+}
+
 /* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
 static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     gmm_sm90_glu *glu = &args->glu;
-    gmm_tail_args tail;
-    glu->h = args->p.d;
-    glu->h.data = call->fused.product_act->y->data;
-    glu->h.ld = call->out / 2; /* y is packed */
+    glu->h = gmm__wgmma_fused_matrix(args, call->fused.product_act->y, call->out / 2);
     glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
-    glu->drops_d = call->fused.drops_preact;
-    if (!args->p.zero_tail) return cudaSuccess;
-    memset(&tail, 0, sizeof tail);
-    tail.d = glu->h;
-    tail.groups = args->groups;
-    tail.n = args->p.n / 2;
-    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
+    glu->drops_d = call->fused.drops_d;
+    return gmm__wgmma_fused_tail(plan, args, &glu->h, stream);
+}
+
+/* The same of the activation's gradient in a dglu product. */
+static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    const gmm_activation *d = call->fused.product_act;
+    gmm_sm90_dglu *dglu = &args->dglu;
+    cudaError_t e;
+    dglu->z = gmm__wgmma_fused_matrix(args, d->x, 2 * call->in);
+    dglu->dz = gmm__wgmma_fused_matrix(args, d->dx, 2 * call->in);
+    dglu->h = gmm__wgmma_fused_matrix(args, d->y, call->in);
+    dglu->prob = d->prob;
+    dglu->dots = d->dprob ? (float *)gmm__region(plan, GMM__WGMMA_DOTS) : NULL;
+    dglu->kind = call->act.kind;
+    dglu->coef = gmm_act_coefficients(&call->act);
+    dglu->interleave = gmm__wgmma_dglu_interleave(call);
+    dglu->linear = dglu->interleave ? dglu->interleave : args->p.n;
+    dglu->capacity = call->rows;
+    e = gmm__wgmma_fused_tail(plan, args, &dglu->dz, stream);
+    return e == cudaSuccess ? gmm__wgmma_fused_tail(plan, args, &dglu->h, stream) : e;
+}
+/* Enqueues dprob behind a dglu product, if it is wanted. The steps of an MLP have row offsets in device memory. */
+static cudaError_t gmm__wgmma_dglu_dprob(const gmm__plan *plan, const gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    gmm__dprob_args dprob;
+    if (!args->dglu.dots) return cudaSuccess;
+    memset(&dprob, 0, sizeof dprob);
+    dprob.dots = args->dglu.dots;
+    dprob.valid_rows = (const int64_t *)call->groups.splits + call->groups.count;
+    dprob.rows = call->rows;
+    dprob.ffn = args->p.n;
+    dprob.tail_zero = args->p.zero_tail;
+    dprob.dprob = call->fused.product_act->dprob;
+    return gmm__k_dprob(&dprob, gmm__mma_launch_limits(call, 8), stream);
 }
 
 #endif /* __CUDACC__ */
@@ -11972,7 +12131,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->fused.product_act ? gmm_gemm_glu : op;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const gmm_gemm_op kernel_op = call->fused.product_act ? gmm__wgmma_fused_op(call) : op;
     const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
@@ -11988,7 +12148,8 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if ((call->fused.product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+        if ((kernel_op == gmm_gemm_glu && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+            (kernel_op == gmm_gemm_dglu && !gmm__wgmma_serves_dglu(call, plan, copies)) ||
             !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
@@ -11996,7 +12157,9 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         gathers = gmm_sm90_kernels[plan->kernel].gather;
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
-                       call->fused.product_act ? ", with the activation" : "");
+                       kernel_op == gmm_gemm_dglu ? ", with the activation's gradient"
+                       : kernel_op == gmm_gemm_glu ? ", with the activation" : "");
+        if (kernel_op == gmm_gemm_dglu) gmm__wgmma_reserve_dots(call, plan);
         if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -12122,7 +12285,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     if (s != GMM_OK) return s;
     if (split.offsets) args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad && !call->fused.drops_preact) {
+    if (args.p.zero_tail && !wgrad && !call->fused.drops_d) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
@@ -12133,7 +12296,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->fused.product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->fused.product_act && !fp8)
+        e = gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
+                                            : gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
@@ -12150,7 +12315,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->groups.count > GMM_SM90_SMEM_GROUPS)
         args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
-    return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
+    e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    if (e == cudaSuccess) e = gmm__wgmma_dglu_dprob(plan, &args, stream);
+    return gmm__cuda_status(call, e);
 }
 
 #endif /* __CUDACC__ */
@@ -13146,7 +13313,7 @@ GMMDEF gmm_status gmm_runtime_of(gmm_context *ctx, gmm_runtime *out) {
       "quantization.src_index") \
     X(ACT_CAST, QUANTIZE, ACT_BWD, call->fused.act_source || call->fused.act_amax, 0, 0, 1, 0, \
       "a cast fused with an activation") \
-    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->fused.product_act, 0, 1, 0, 0, "an act fused into FC1") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_DGRAD, call->fused.product_act, 0, 1, 0, 0, "an act fused into a product") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

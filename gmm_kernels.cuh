@@ -996,15 +996,26 @@ GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_co
     default: break;
     }
 }
+
+/* dprob of a row is the sum of parts of so many columns. A quarter of a warp adds up a part, a lane 8 columns of it. */
+enum { GMM_ACT_DOT_COLS = 64 };
+GMM__DEVICE float gmm__quarter_warp_sum(float v) {
+    int32_t d;
+#pragma unroll
+    for (d = 1; d < 8; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
+    return v;
+}
 /* ............................................................................................. Grouped products ... */
 
 /* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped). glu is the forward product of an MLP's
-   FC1 whose epilogue computes the gated activation besides; it has Hopper kernels alone. */
+   FC1 whose epilogue computes the gated activation besides, and dglu the dgrad of its FC2 whose epilogue computes the
+   gradient of that activation instead of storing D. Both have Hopper kernels alone. */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1) \
-    X(glu, 0, 0, 0)
+    X(glu, 0, 0, 0) \
+    X(dglu, 0, 1, 0)
 
 /* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
    16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All
@@ -2477,6 +2488,21 @@ typedef struct gmm_sm90_glu {
     int32_t drops_d;    /* D is not stored */
 } gmm_sm90_glu;
 
+/* The gradient of the gated activation behind a dglu product, from D, the rounded gradient of its result, and from its
+   inputs z: dz = p D f'(z), and h = p f(z) again. Rows of z, dz and h begin at multiples of 16 bytes. */
+typedef struct gmm_sm90_dglu {
+    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another */
+    gmm_kmat h;         /* [T, ffn]; data NULL: not wanted */
+    const float *prob;  /* [T] p; NULL: 1 */
+    float *dots;        /* [parts of GMM_ACT_DOT_COLS columns][T]: sums of D f(z) over a part, which add up to dprob;
+                           NULL: not wanted */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t interleave; /* columns of z: 0: halves; else blocks of as many gate and linear columns, a multiple of 8 */
+    int32_t linear;     /* columns from a gate column to its linear column */
+    int64_t capacity;   /* T */
+} gmm_sm90_dglu;
+
 /* Which tile a kernel with two tiles computes, a column of GMM_SM90_KERNEL_LIST and of the FP8 lists. Its first tile is
    that of its row in kernels.cuh or fp8_kernels.cuh, which also names the second one. The device takes a choice other
    than by_split as the answer to whether the tile is the second. Kernels with one tile have `first`. */
@@ -2501,6 +2527,7 @@ typedef struct gmm_sm90_args {
     gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
     gmm_sm90_glu glu;         /* glu products */
+    gmm_sm90_dglu dglu;       /* dglu products */
 } gmm_sm90_args;
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
@@ -2590,6 +2617,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, by_split, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(glu, GMM_BF16, bf16, 176x128, first, gmm_gemm_glu_bf16_176x128x64_sm90) \
     GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, first, gmm_gemm_glu_f16_176x128x64_sm90)) \
+    X(dglu, GMM_BF16, bf16, 176x128, first, gmm_gemm_dglu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(dglu, GMM_F16, f16, 176x128, first, gmm_gemm_dglu_f16_176x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, first, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
     X(dgrad, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
@@ -2607,11 +2636,17 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 enum { GMM_SM90_KERNEL_LIST(GMM__X) gmm_sm90_rows_end };
 #undef GMM__X
 
-/* Whether an operation has the epilogue of glu, for the preprocessor. */
+/* Whether an operation has the epilogue of glu or of dglu, for the preprocessor. */
 #define GMM__IS_GLU_fwd 0
 #define GMM__IS_GLU_dgrad 0
 #define GMM__IS_GLU_wgrad 0
 #define GMM__IS_GLU_glu 1
+#define GMM__IS_GLU_dglu 0
+#define GMM__IS_DGLU_fwd 0
+#define GMM__IS_DGLU_dgrad 0
+#define GMM__IS_DGLU_wgrad 0
+#define GMM__IS_DGLU_glu 0
+#define GMM__IS_DGLU_dglu 1
 /* Column of D, and row of B, that stands in column `c` of the tiles of a glu product: in these, 64 gate columns and the
    64 linear columns that belong to them alternate. Smaller blocks stay where they are. */
 GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
@@ -2724,9 +2759,10 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
-    static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
-                                        (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
-                  #kernel ": a warp group stores 64 gate columns and 64 linear ones, 16 or 32 rows at a time");
+    static_assert(!(GMM__IS_GLU_##op || GMM__IS_DGLU_##op) || \
+                  (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
+                   (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
+                  #kernel ": a warp group has rows of 128 columns in a slot, 16 or 32 rows at a time");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 
@@ -4022,6 +4058,11 @@ GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
     for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
 }
 
+GMM__DEVICE uint4 gmm_sm90_narrow8(const gmm_dtype dtype, const float f[8]) {
+    return make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                      gmm_pack2(dtype, f[6], f[7]));
+}
+
 /* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
 GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
                                       const char *slot, int row, const int count, const float probs[2]) {
@@ -4041,9 +4082,7 @@ GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype d
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
         if (row + line < t->rows)
-            *(uint4 *)(to + line * glu->h.ld * 2) =
-                make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
-                           gmm_pack2(dtype, f[6], f[7]));
+            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_sm90_narrow8(dtype, f);
     }
 }
 
@@ -4060,6 +4099,73 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #pragma unroll
     for (x = 0; x < count / 8; x++)
         if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
+}
+
+/* --- dglu products --- */
+
+/* 16 threads share a row of D, with a vector of 8 columns each, and a quarter of a warp a part of dprob. */
+typedef struct gmm_sm90_dglu_thread {
+    int32_t row;    /* of the token matrices: the thread's first */
+    int32_t rows;   /* behind it in the tile; at most 0 if D does not have the columns */
+    int32_t column; /* of D: the vector's first */
+    int32_t gate;   /* of z: that of its gate values */
+} gmm_sm90_dglu_thread;
+GMM__DEVICE gmm_sm90_dglu_thread gmm_sm90_dglu_begin(const gmm_sm90_dglu *g, const gmm_sm90_tile *t, int col0) {
+    const int line = (gmm_tid_x() & 127) / 16, column = col0 + gmm_tid_x() % 16 * 8;
+    gmm_sm90_dglu_thread thread;
+    thread.row = t->row + t->m0 + line;
+    thread.rows = column < t->cols ? t->rows - line : 0;
+    thread.column = t->n0 + column;
+    thread.gate = thread.column + (g->interleave ? thread.column / g->interleave * g->interleave : 0);
+    return thread;
+}
+/* A thread's inputs of a row, in memory format. */
+typedef struct gmm_sm90_dglu_row {
+    uint4 gate, linear;
+    float p;
+} gmm_sm90_dglu_row;
+/* Loads those of the row `row` rows behind the thread's first one. */
+GMM__DEVICE void gmm_sm90_dglu_load(const gmm_sm90_dglu *g, const gmm_sm90_dglu_thread *thread, int row,
+                                    gmm_sm90_dglu_row *next) {
+    const char *const z = (const char *)g->z.data + ((int64_t)(thread->row + row) * g->z.ld + thread->gate) * 2;
+    next->gate = next->linear = make_uint4(0u, 0u, 0u, 0u);
+    next->p = 1.0f;
+    if (row >= thread->rows) return;
+    next->gate = *(const uint4 *)z;
+    next->linear = *(const uint4 *)(z + 2 * g->linear);
+    if (g->prob) next->p = g->prob[thread->row + row];
+}
+/* Computes and stores what follows from 8 rows of D, of which `slot` has the first, and loads *next from 16 rows on. */
+GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtype, const gmm_sm90_dglu_thread *thread,
+                                    const char *slot, int row, gmm_sm90_dglu_row *next) {
+    const int tid = gmm_tid_x() & 127;
+    const int64_t at = thread->row + row;
+    const float p = next->p;
+    float a[8], b[8], d[8], f[8], da[8], db[8], dot = 0.0f;
+    int i;
+    gmm_sm90_widen8(dtype, next->gate, a);
+    gmm_sm90_widen8(dtype, next->linear, b);
+    gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, tid / 16, tid % 16 * 8), d);
+    gmm_sm90_dglu_load(g, thread, row + 16, next);
+    gmm__act_x8(g->kind, 1, g->coef, a, b, f, da, db);
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        dot = fmaf(d[i], f[i], dot);
+        da[i] *= p * d[i];
+        db[i] *= p * d[i];
+        f[i] *= p;
+    }
+    if (g->dots) {
+        dot = gmm__quarter_warp_sum(dot);
+        if (row < thread->rows && tid % 8 == 0) g->dots[thread->column / GMM_ACT_DOT_COLS * g->capacity + at] = dot;
+    }
+    if (row >= thread->rows) return;
+    {
+        char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
+        *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
+        *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);
+    }
+    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_sm90_narrow8(dtype, f);
 }
 
 /* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the
@@ -4107,6 +4213,8 @@ typedef struct gmm_fp8_glu {
 #define GMM__ROW (gmm_gemm_dgrad_bf16_160x256x64_gather_sm90, dgrad, bf16, GMM_BF16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_256x128x64_short_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dglu_bf16_176x128x64_sm90, dglu, bf16, GMM_BF16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
@@ -4157,6 +4265,8 @@ typedef struct gmm_fp8_glu {
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_256x128x64_short_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dglu_f16_176x128x64_sm90, dglu, f16, GMM_F16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_f16_192x128x64_sm90, wgrad, f16, GMM_F16, 192x128, 1, none)
@@ -4172,6 +4282,7 @@ typedef struct gmm_fp8_glu {
 #if GMM__HOLDS(0)
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
+    int32_t tb; /* whether B is stored as [k][n] */
     gmm_dtype dtype;
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, b_format, ctas_per_sm, deferred, gather,
             threads;
@@ -4185,7 +4296,7 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
-    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+    { gmm_gemm_##op, gmm_tb_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), GMM__SM90(deferred, tile), \
       GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
@@ -4309,7 +4420,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                   gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, 64, 0));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op != gmm_gemm_dgrad)
+    else if (!row->tb)
         mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
     else
         mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->n, p->k, 64, 1);
@@ -6179,13 +6290,7 @@ GMM__DEVICE float gmm__warp_sum(float v) {
     for (d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     return v;
 }
-/* The sum over a quarter of a warp, that is over 8 adjacent lanes, and the sum of these four sums. */
-GMM__DEVICE float gmm__quarter_warp_sum(float v) {
-    int32_t d;
-#pragma unroll
-    for (d = 1; d < 8; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
-    return v;
-}
+/* The sum of the four sums of gmm__quarter_warp_sum. */
 GMM__DEVICE float gmm__sum_of_quarters(float v) {
     v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 8));
     return __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 16));
@@ -6412,6 +6517,44 @@ GMM__ELEM_UNITS(GMM__X)
 #undef GMM__BODY
 #endif /* GMM__HOLDS(0) */
 
+/* ................................................................................ dprob from its parts ... */
+
+/* The gradient of the probabilities where a cast of dz or FC2's dgrad computes the activation's gradient. They write
+   the parts of each row, sums over GMM_ACT_DOT_COLS columns. */
+typedef struct gmm__dprob_args {
+    const float *dots;         /* [parts][rows] */
+    const int64_t *valid_rows; /* device memory */
+    int64_t rows;
+    int32_t ffn, tail_zero;
+    float *dprob;              /* [rows]; with tail_zero zeros behind the valid ones */
+} gmm__dprob_args;
+
+#if GMM__HOLDS(0)
+/* dprob of a row, added up in the order of gmm_act_bwd. */
+GMM__DEVICE float gmm__dprob_of(const gmm__dprob_args *a, int64_t row) {
+    const int32_t parts = (a->ffn + GMM_ACT_DOT_COLS - 1) / GMM_ACT_DOT_COLS;
+    const int32_t warps = gmm__act_warps_per_row(a->ffn), per_span = GMM__ELEM_SPAN / GMM_ACT_DOT_COLS;
+    float dprob = 0.0f;
+    int32_t warp, part, q;
+    for (warp = 0; warp < warps; warp++) {
+        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
+        for (part = warp * per_span; part < parts; part += warps * per_span)
+#pragma unroll
+            for (q = 0; q < per_span; q++)
+                if (part + q < parts) sum[q] = __fadd_rn(sum[q], a->dots[(part + q) * a->rows + row]);
+        dprob = __fadd_rn(dprob, __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
+    }
+    return dprob;
+}
+/* One thread per row. */
+GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK) gmm_act_dprob(const __grid_constant__ gmm__dprob_args a) {
+    int64_t row = (int64_t)blockIdx.x * GMM__ELEM_BLOCK + threadIdx.x;
+    gmm_pdl_wait_only();
+    for (; row < a.rows; row += (int64_t)gridDim.x * GMM__ELEM_BLOCK)
+        if (row < *a.valid_rows) a.dprob[row] = gmm__dprob_of(&a, row);
+        else if (a.tail_zero) a.dprob[row] = 0.0f;
+}
+#endif /* GMM__HOLDS(0) */
 /* ................................................................................................. Quantization ... */
 
 /* General casts. A tile is GMM_TILE rows of one group or matrix by GMM_TILE columns; a CTA processes one tile after
@@ -6450,7 +6593,7 @@ typedef struct gmm__act_source {
     const uint16_t *dy; /* GMM__CAST_OF_GRADIENT, else NULL: the gradient of the result, [rows][ffn], dy_ld elements
                           from row to row */
     int64_t dy_ld;
-    float *dots;       /* [parts of GMM_CAST_DOT_COLS columns][rows]: dy times the result, summed over a part's columns,
+    float *dots;       /* [parts of GMM_ACT_DOT_COLS columns][rows]: dy times the result, summed over a part's columns,
                           of which dprob is the sum; NULL: not wanted */
 } gmm__act_source;
 
@@ -7452,8 +7595,7 @@ GMM__DEVICE uint32_t gmm_hadamard_amax(const uint32_t x[8][8], int32_t lower) {
    repeat the code of all activations. */
 enum {
     GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16,    /* bytes: eight elements per row and thread */
-    GMM_CAST_GRADIENT_SLOTS = 2 * GMM_CAST_ACT_SLOTS,    /* of the gradients of gate and linear inputs */
-    GMM_CAST_DOT_COLS = 64                               /* columns of a part of dprob in gmm__act_source.dots */
+    GMM_CAST_GRADIENT_SLOTS = 2 * GMM_CAST_ACT_SLOTS     /* of the gradients of gate and linear inputs */
 };
 static_assert((int)GMM_CAST_ACT_SLOTS >= (int)GMM_CAST_FP8_CODES, "columnwise codes replace the activation's slots");
 
@@ -7568,7 +7710,7 @@ GMM__DEVICE void gmm_cast_compute_gradient(const gmm_cast_tile *t, uint8_t *slot
     const gmm__act_source *act = &t->a->act;
     const int32_t h_col = t->c0 + t->col0, exists = h_col < act->ffn;
     gmm_cast_gradient_row next = gmm_cast_gradient_begin(t, exists ? h_col : 0);
-    float *dots = act->dots + ((int64_t)(h_col / GMM_CAST_DOT_COLS) * t->a->rows + t->p.source_row + t->p.row +
+    float *dots = act->dots + ((int64_t)(h_col / GMM_ACT_DOT_COLS) * t->a->rows + t->p.source_row + t->p.row +
                                t->row0);
     const int32_t dot_rows = exists && (gmm__lane() & 7) == 0 ? t->valid_rows : 0; /* of which the lane writes dots */
     uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
@@ -7610,30 +7752,6 @@ GMM__DEVICE void gmm_cast_load_gradient(gmm_cast_tile *t, int32_t h0, int32_t li
     t->end = c0 + act->ffn - h0;
     gmm_cast_tile_at(t, c0);
     gmm_cast_load_slots(own, t->in_cols, t->valid_rows, x);
-}
-
-typedef struct gmm_cast_dprob_args {
-    const float *dots;         /* gmm__act_source.dots */
-    const int64_t *valid_rows; /* device memory */
-    int64_t rows;
-    int32_t ffn, tail_zero;
-    float *dprob;
-} gmm_cast_dprob_args;
-/* dprob of a row from its parts, in the order in which gmm_act_bwd adds. */
-GMM__DEVICE float gmm_cast_dprob_of(const gmm_cast_dprob_args *a, int64_t row) {
-    const int32_t parts = (a->ffn + GMM_CAST_DOT_COLS - 1) / GMM_CAST_DOT_COLS;
-    const int32_t warps = gmm__act_warps_per_row(a->ffn), per_span = GMM__ELEM_SPAN / GMM_CAST_DOT_COLS;
-    float dprob = 0.0f;
-    int32_t warp, part, q;
-    for (warp = 0; warp < warps; warp++) {
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        for (part = warp * per_span; part < parts; part += warps * per_span)
-#pragma unroll
-            for (q = 0; q < per_span; q++)
-                if (part + q < parts) sum[q] = __fadd_rn(sum[q], a->dots[(part + q) * a->rows + row]);
-        dprob = __fadd_rn(dprob, __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
-    }
-    return dprob;
 }
 /* --- amaxes of vectorized sources: stages of gmm_amax --- */
 
@@ -8603,16 +8721,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const _
                                        a.scale[i]);
 }
 
-/* dprob from the parts that a cast of a gradient has written; zeros behind the last group with tail_zero. One thread
-   per row. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_cast_dprob(const __grid_constant__ gmm_cast_dprob_args a) {
-    int64_t row = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
-    gmm_pdl_wait_only();
-    for (; row < a.rows; row += (int64_t)gridDim.x * GMM__QUANT_THREADS)
-        if (row < *a.valid_rows) a.dprob[row] = gmm_cast_dprob_of(&a, row);
-        else if (a.tail_zero) a.dprob[row] = 0.0f;
-}
-
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {
@@ -8858,13 +8966,6 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     if (error != cudaSuccess || !cast) return error;
     return gmm__quant_launch(row->cast, limits.pdl, cast_grid, row->smem + any_smem, row->sm_kib, a, stream);
 }
-static GMM__UNUSED cudaError_t gmm_launch_cast_dprob(const gmm_cast_dprob_args *a, gmm__launch_limits limits,
-                                                     cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_cast_dprob, limits.pdl,
-                             gmm__quant_grid(a->rows / GMM__QUANT_THREADS + 1, limits.max_ctas), 0, GMM__SM_KIB(8, 0),
-                             a, stream);
-}
-
 static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
                                                      gmm__launch_limits limits, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,
@@ -10163,6 +10264,12 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
     return gmm__k_launch_rows(gmm__k_precision_kernel(kernels, dtype), a.rows,
                               a.dprob ? (int64_t)gmm__act_warps_per_row(a.ffn) : gmm__k_parts(a.ffn), limits, &a,
                               stream);
+}
+
+static GMM__UNUSED cudaError_t gmm__k_dprob(const gmm__dprob_args *a, gmm__launch_limits limits, cudaStream_t stream) {
+    if (a->rows == 0) return cudaSuccess;
+    return gmm__k_launch((const void *)gmm_act_dprob, (a->rows - 1) / GMM__ELEM_BLOCK + 1, limits, GMM__ELEM_BLOCK, 0,
+                         a, stream);
 }
 
 static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) {
@@ -11553,8 +11660,8 @@ GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
    as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
    dprob each span is a task of its own. The sum of a row for dprob: a lane adds up its columns of a span, then a
-   quarter of a warp its lanes, then its spans in their order; then quarters and warps are added. gmm_cast_dprob
-   (quantize/act_source.cuh) adds in the same order. */
+   quarter of a warp its lanes, then its spans in their order; then quarters and warps are added. gmm_act_dprob
+   (dprob.cuh) adds in the same order. */
 GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;
@@ -11984,8 +12091,11 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_k_grouped_, GMM__OP)
 #define GMM__GLU GMM__CAT(GMM__IS_GLU_, GMM__OP)
+#define GMM__DGLU GMM__CAT(GMM__IS_DGLU_, GMM__OP)
 #if GMM__GLU
 #define GMM__WGMMA_OP fwd /* whose operands glu has */
+#elif GMM__DGLU
+#define GMM__WGMMA_OP dgrad
 #else
 #define GMM__WGMMA_OP GMM__OP
 #endif
@@ -12141,7 +12251,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
     pipe->iter += operands->k_tiles;
 }
 #endif
-/* GMM__BODY_PRODUCT, continued: the store of a glu product. */
+/* GMM__BODY_PRODUCT, continued: the stores of glu and dglu products. */
 #if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
    accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */
@@ -12175,6 +12285,48 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
         gmm_consumer_sync(out->wg);
         gmm_sm90_glu_store_h(&args->glu, GMM__DTYPE, out, out->slots + slot, row, count, probs);
         if (!args->glu.drops_d) gmm_sm90_glu_store_d(&args->glu, out, out->slots + slot, row, count);
+    }
+}
+#endif
+#if GMM__DGLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Computes the activation's gradient for a tile of D, which is not stored. As in a glu product D is packed first, and
+   its rows pass through store slots. z is loaded two passes of 8 rows ahead. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_dglu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                 const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
+    const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
+                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* as in a glu product */
+    const gmm_sm90_dglu_thread thread = gmm_sm90_dglu_begin(&args->dglu, out->tile, out->col0);
+    gmm_sm90_dglu_row next[2];
+    uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
+    int row, u, j;
+    gmm_sm90_dglu_load(&args->dglu, &thread, 0, &next[0]);
+    gmm_sm90_dglu_load(&args->dglu, &thread, 8, &next[1]);
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+        for (u = 0; u < 4 * GMM__CFG(m16); u++)
+            words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
+#pragma unroll 1
+    for (row = 0; row < rows; row += 16) {
+        const int slot = (*part & 1) * GMM__CFG(slot_bytes);
+        if (row % count == 0) {
+#pragma unroll
+            for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+                for (u = 0; u < GMM__CFG(m16); u++)
+                    gmm_stmatrix_x4_trans_if(16 * u / count == row / count,
+                                             st_at + slot + 16 * u % count * 256 + 128 * j, words[j][4 * u],
+                                             words[j][4 * u + 1], words[j][4 * u + 2], words[j][4 * u + 3]);
+            gmm_consumer_sync(out->wg);
+        }
+#pragma unroll
+        for (j = 0; j < 2; j++)
+            gmm_sm90_dglu_step(&args->dglu, GMM__DTYPE, &thread, out->slots + slot + (row % count + 8 * j) * 256,
+                               row + 8 * j, &next[j]);
+        if ((row + 16) % count == 0 || row + 16 >= rows) (*part)++;
     }
 }
 #endif
@@ -12438,7 +12590,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
     else *part = next_part;
 }
 
-#if !GMM__GLU
+#if !GMM__GLU && !GMM__DGLU
 /* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
    the next tile's mainloop has to store. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_store_state *store,
@@ -12478,6 +12630,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
 #if GMM__GLU
     (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
+#elif GMM__DGLU
+    (void)deferred;
+    GMM__PART(gmm_sm90_store_dglu_)(args, out, &store->part, acc);
 #else
     GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif
@@ -12921,6 +13076,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #undef GMM__PARTS_PER_COLUMN
 #undef GMM__K_GROUPED
 #undef GMM__GLU
+#undef GMM__DGLU
 #undef GMM__WGMMA_OP
 #undef GMM__COL_ALIGN
 #undef GMM__TB

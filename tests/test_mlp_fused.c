@@ -1,6 +1,6 @@
 /* test_mlp_fused.c - an expert MLP whose activation shares its work with another operation: the cast of its result
-   computes the activation, or the activation takes the amaxes of the cast, or FC1's product computes the activation.
-   Results are, byte for byte, those of separate calls. */
+   computes the activation, or the activation takes the amaxes of the cast, or FC1's product computes the activation, or
+   FC2's dgrad its gradient. Results are, byte for byte, those of separate calls. */
 #include "mlp_case.h"
 
 #ifdef HAVE_CUDA
@@ -389,8 +389,9 @@ static void build_product(product_case *c, const product_spec *s) {
     c->d.index_rows = c->rows;
 }
 
-/* What a forward writes: rows of y and the pre-activation and activation that it saves, to their last live row. */
-typedef struct product_result { const void *part[3]; size_t bytes[3]; int parts; char note[192]; } product_result;
+/* What a call writes, rows of tokens to their last live one. Forward: y, the saved pre-activation and activation.
+   Backward: dx, dw1, dw2, dprob. */
+typedef struct product_result { const void *part[4]; size_t bytes[4]; int parts; char note[192]; } product_result;
 static product_result run_product(product_case *c, gmm_fuse fuse, int inference) {
     const gmm_dtype dtype = c->y.dtype;
     const int64_t live = c->rows - 13, kept = c->groups.tail == GMM_TAIL_ZERO ? c->rows : live;
@@ -436,7 +437,7 @@ static int demand_product(product_case *c, gmm_info *info) {
         T_CHECK(joins_product(c), "FC1 alone");
         return 1;
     }
-    T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into FC1"),
+    T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into a product"),
             "\"%s\"", gmm_last_error(T.ctx));
     T_CHECK(T.engine != GMM_ENGINE_AUTO || !T.gpu || strstr(gmm_last_error(T.ctx), "compute capability") ||
             strstr(gmm_last_error(T.ctx), "is not in this build"), "\"%s\"", gmm_last_error(T.ctx));
@@ -787,7 +788,7 @@ static void product_declines(int arg) {
         why = gmm_last_error(T.ctx); /* of all engines: WGMMA, where there is one, names its own reason */
         T_CHECK(strstr(why, rows[k].reason) ||
                 (!strstr(why, "wgmma fuses") &&
-                 (strstr(why, "an act fused into FC1") || strstr(why, "is not in this build"))),
+                 (strstr(why, "an act fused into a product") || strstr(why, "is not in this build"))),
                 "\"%s\"", why);
         c.options.fuse = GMM_FUSE_AUTO;
         T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info));
@@ -797,6 +798,234 @@ static void product_declines(int arg) {
         c.options.fuse = GMM_FUSE_AUTO;
         c.options.reserved = 1;
         T_REFUSED(GMM_E_ARG, gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c.d, &info), "options.reserved", "1 must be", NULL);
+    }
+}
+
+/* Backward of the same MLP, whose FC2's dgrad may compute the gradient of the activation. `wants`: what is computed, by
+   WANT_* and these. */
+enum { WANT_DX = 16, IN_PLACE = 32 }; /* IN_PLACE: the saved pre-activation is overwritten */
+typedef struct gradient_case {
+    product_case *c;
+    t_mat dy, dx, dw1, dw2;
+    gmm_grad grad[2];
+    float *dprob;
+    const void *saved; /* host memory */
+} gradient_case;
+
+static void build_gradient(gradient_case *b, product_case *c, int gathers, int wants) {
+    gmm_info info = GMM_ZERO;
+    memset(b, 0, sizeof *b);
+    b->c = c;
+    c->options.fuse = GMM_FUSE_NEVER;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_FWD, &c->d, &info));
+    c->d.saved_bytes = info.saved_bytes;
+    c->d.saved = t_alloc_aligned(info.saved_bytes + 1, 256);
+    T_OK(gmm_mlp_fwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream));
+    if (info.saved_bytes) b->saved = t_get(c->d.saved, info.saved_bytes);
+    b->dy = t_mat_make(c->y.dtype, 1, c->rows, c->y.cols, 8, 0, T_PACKED, T_REALS);
+    b->dx = t_mat_out(c->y.dtype, 1, c->rows, c->x.cols);
+    b->dw1 = t_mat_out(GMM_F32, c->groups.count, c->w1.rows, c->w1.cols);
+    b->dw2 = t_mat_out(GMM_F32, c->groups.count, c->w2.rows, c->w2.cols);
+    b->dprob = t_floats_out(c->rows);
+    b->grad[0].mat = &b->dw1.mat;
+    b->grad[1].mat = &b->dw2.mat;
+    c->config.overwrite_saved = !!(wants & IN_PLACE);
+    c->d.dy = &b->dy.mat;
+    if (gathers) c->d.dy_index = c->d.x_index;
+    if (wants & WANT_DX) c->d.dx = &b->dx.mat;
+    if (wants & WANT_DW1) c->d.dw1 = &b->grad[0];
+    if (wants & WANT_DW2) c->d.dw2 = &b->grad[1];
+    if (wants & WANT_DPROB && c->config.prob) c->d.dprob = b->dprob;
+}
+
+/* Whether gmm_describe has the gradient of the activation in FC2's dgrad. */
+static int joins_dgrad(product_case *c) {
+    static _Thread_local char text[8192];
+    T_OK_TEXT(gmm_describe(T.ctx, GMM_OP_MLP_BWD, &c->d, text, sizeof text), gmm_last_error(T.ctx));
+    return strstr(text, "with the activation's gradient") != NULL;
+}
+
+/* What a backward writes. The workspace is that which the plan's own choice asks for. */
+static product_result run_gradient(gradient_case *b, gmm_fuse fuse) {
+    product_case *c = b->c;
+    const int64_t live = c->groups.tail == GMM_TAIL_ZERO ? c->rows : c->rows - 13;
+    t_mat *const mats[] = { &b->dx, &b->dw1, &b->dw2 };
+    const int wanted[] = { c->d.dx != NULL, c->d.dw1 != NULL, c->d.dw2 != NULL };
+    gmm_info info = GMM_ZERO;
+    product_result r;
+    memset(&r, 0, sizeof r);
+    if (b->saved) t_upload(c->d.saved, b->saved, c->d.saved_bytes);
+    for (int i = 0; i < 3; i++)
+        t_poison(mats[i]->mat.data, 0xFF, (size_t)(mats[i]->count * mats[i]->rows * mats[i]->cols *
+                                                   ref_bytes(mats[i]->dtype)));
+    t_poison(b->dprob, 0xFF, (size_t)c->rows * 4);
+    c->options.fuse = GMM_FUSE_AUTO;
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info));
+    c->options.fuse = fuse;
+    T_OK_TEXT(gmm_mlp_bwd(T.ctx, &c->d, t_workspace(info.workspace_bytes), info.workspace_bytes, T.stream),
+              gmm_last_error(T.ctx));
+    for (int i = 0; i < 3; i++) {
+        const int64_t rows = i ? mats[i]->count * mats[i]->rows : live;
+        if (!wanted[i]) continue;
+        r.bytes[r.parts] = (size_t)(rows * mats[i]->cols * ref_bytes(mats[i]->dtype));
+        r.part[r.parts] = t_get(mats[i]->mat.data, r.bytes[r.parts]);
+        r.parts++;
+    }
+    if (c->d.dprob) {
+        r.bytes[r.parts] = (size_t)live * 4;
+        r.part[r.parts] = t_get(b->dprob, r.bytes[r.parts]);
+        r.parts++;
+    }
+    return r;
+}
+
+/* Both ways, and the plan's choice. */
+static void compare_dgrad(const product_spec *s, int wants) {
+    product_case c;
+    gradient_case b;
+    gmm_info info = GMM_ZERO;
+    gmm_status status;
+    product_result never, always, by_plan;
+    build_product(&c, s);
+    build_gradient(&b, &c, s->gathers, wants);
+    c.options.fuse = GMM_FUSE_ALWAYS;
+    status = gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info);
+    if (status != GMM_OK) {
+        T_CHECK(status == GMM_E_UNSUPPORTED && strstr(gmm_last_error(T.ctx), "an act fused into a product"), "\"%s\"",
+                gmm_last_error(T.ctx));
+        return;
+    }
+    T_CHECK(joins_dgrad(&c) == (c.d.dx || c.d.dw1 || c.d.dprob), "FC2's dgrad alone");
+    never = run_gradient(&b, GMM_FUSE_NEVER);
+    T_CHECK(!joins_dgrad(&c), "joined");
+    always = run_gradient(&b, GMM_FUSE_ALWAYS);
+    by_plan = run_gradient(&b, GMM_FUSE_AUTO);
+    for (int i = 0; i < never.parts; i++) {
+        t_same("gradients", always.part[i], never.part[i], never.bytes[i]);
+        t_same("gradients", by_plan.part[i], never.part[i], never.bytes[i]);
+    }
+}
+#define compare_dgrad(...) T_CALL(compare_dgrad, __VA_ARGS__)
+
+/* The gradient of an activation (argument: its row in ref_acts) in layouts of its columns. */
+static void dgrad_layouts(int arg) {
+    static const int32_t blocks[] = { 0, 8, 24, 64, 192 };
+    for (int k = 0; k < 5; k++) {
+        product_spec s = product_of(k % 2 ? GMM_F16 : GMM_BF16, arg);
+        s.blocks = blocks[k];
+        s.settings = k % 3 == 1;
+        s.prob = k % 2;
+        s.tail = k % 3 ? GMM_TAIL_KEEP : GMM_TAIL_ZERO;
+        compare_dgrad(&s, WANT_DX | WANT_DPROB | (k % 2 ? WANT_DW2 : 0) | (k == 2 ? IN_PLACE : 0));
+    }
+}
+/* Sizes, save policies, gathered rows, and what is wanted. Rows of more than 768 columns have an order of their own in
+   the sum for dprob. */
+static void dgrad_shapes(int arg) {
+    static const int64_t hidden[] = { 8, 200, 328, 64 }, ffn[] = { 64, 832, 320, 448 };
+    static const gmm_save saves[] = { GMM_SAVE_PREACT, GMM_SAVE_PREACT_AND_ACT, GMM_SAVE_NOTHING };
+    static const int wants[] = { WANT_DX | WANT_DW1 | WANT_DW2 | WANT_DPROB, WANT_DPROB, WANT_DW1 | WANT_DPROB,
+                                 WANT_DX | WANT_DW2, WANT_DW2 | WANT_DPROB, WANT_DX | WANT_DW1 };
+    for (int k = 0; k < 4; k++) {
+        product_spec s = swiglu_of((k + arg) % 2 ? GMM_F16 : GMM_BF16);
+        s.hidden = hidden[(k + arg) % 4];
+        s.ffn = ffn[k];
+        s.prob = (k + arg) % 3 != 1;
+        s.save = saves[(k + arg) % 3];
+        s.gathers = k == 1 && arg % 2;
+        s.tables = k == 2;
+        s.sm_limit = k == 3 ? 2 : 0;
+        s.tail = k % 2 ? GMM_TAIL_ZERO : GMM_TAIL_KEEP;
+        s.sizes = k % 2 ? large_sizes : sizes_of;
+        compare_dgrad(&s, wants[(k + arg) % 6] | (k == arg % 4 ? IN_PLACE : 0));
+    }
+}
+/* Everything that such a product takes, drawn at random. */
+static void dgrad_drawn(int arg) {
+    product_spec s = product_of(t_int(0, 1) ? GMM_BF16 : GMM_F16, 0);
+    (void)arg;
+    do s.row = &ref_acts[t_int(0, ref_act_count - 1)];
+    while (!s.row->gated);
+    s.hidden = 8 * t_int(1, 40);
+    s.ffn = 64 * t_int(1, 6);
+    s.blocks = t_int(0, 1) ? 8 << t_int(0, 3) : 0;
+    s.settings = (int)t_int(0, 1);
+    s.prob = (int)t_int(0, 1);
+    s.gathers = t_int(0, 3) == 0;
+    s.tables = (int)t_int(0, 1);
+    s.groups = (int32_t)t_int(1, 12);
+    s.sm_limit = t_int(0, 3) ? 0 : (int32_t)t_int(1, 8);
+    s.save = (gmm_save)(t_int(0, 1) ? GMM_SAVE_PREACT : GMM_SAVE_PREACT_AND_ACT);
+    s.tail = (gmm_tail)t_int(0, 1);
+    s.sizes = t_draw_sizes(s.groups, t_int(1, 600));
+    compare_dgrad(&s, (int)t_int(1, 63) | WANT_DX);
+}
+/* What the plan takes by itself in backward. */
+static void dgrad_chosen(int arg) {
+    static const struct { int groups; int64_t hidden, ffn, rows; int joined; } rows[] = { { 32, 2880, 2880, 1024, 1 },
+                                                                                          { 8, 7168, 2048, 192, 0 } };
+    const gmm_mat m = gmm_mat_packed(GMM_BF16, NULL);
+    gmm_mlp_config config = { .hidden = rows[arg].hidden, .ffn = rows[arg].ffn, .prob = 1,
+                              .act = gmm_act_of(GMM_ACT_PRESET_SWIGLU) };
+    gmm_groups groups = { .count = rows[arg].groups, .capacity = rows[arg].groups * rows[arg].rows,
+                          .dtype = GMM_I32 };
+    gmm_options options = { .fuse = GMM_FUSE_ALWAYS };
+    gmm_info info = GMM_ZERO;
+    float dprob;
+    product_case c;
+    memset(&c, 0, sizeof c);
+    c.d.config = &config;
+    c.d.groups = &groups;
+    c.d.options = &options;
+    c.d.x = c.d.w1 = c.d.w2 = c.d.dy = c.d.dx = &m;
+    c.d.dprob = &dprob;
+    if (gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info) != GMM_OK) { /* not here: compare_dgrad checks the reason */
+        options.fuse = GMM_FUSE_AUTO;
+        T_CHECK(!joins_dgrad(&c), "joined");
+        return;
+    }
+    options.fuse = GMM_FUSE_AUTO;
+#ifdef HAVE_CUDA
+    if (!device_prices()) t_skip("for this number of multiprocessors prices differ");
+#endif
+    T_CHECK(joins_dgrad(&c) == rows[arg].joined, "%s", joins_dgrad(&c) ? "joined" : "two launches");
+}
+
+/* What no dgrad computes. By a recipe `fuse` is not looked at. */
+static void dgrad_declines(int arg) {
+    static const struct { const char *reason; gmm_act_kind act; int64_t ffn; int32_t blocks; } rows[] = {
+        { "ungated", GMM_ACT_SILU, 192, 0 },
+        { "ffn 200", GMM_ACT_SWIGLU, 200, 0 },
+        { "interleave 4", GMM_ACT_SWIGLU, 192, 4 },
+    };
+    (void)arg;
+    for (int k = 0; k < 4; k++) {
+        gmm_info info = GMM_ZERO;
+        gradient_case b;
+        product_case c;
+        product_spec s = swiglu_of(GMM_BF16);
+        const char *why;
+        for (int i = 0; k < 3 && i < ref_act_count; i++)
+            if (ref_acts[i].kind == rows[k].act) s.row = &ref_acts[i];
+        if (k < 3) s.ffn = rows[k].ffn, s.blocks = rows[k].blocks;
+        else s.casts = 1, s.hidden = 128, s.ffn = 256;
+        build_product(&c, &s);
+        build_gradient(&b, &c, 0, WANT_DX | WANT_DPROB);
+        c.options.fuse = GMM_FUSE_ALWAYS;
+        if (k == 3) {
+            T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+            T_CHECK(!joins_dgrad(&c), "joined");
+            continue;
+        }
+        T_CHECK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info) == GMM_E_UNSUPPORTED, "accepted");
+        why = gmm_last_error(T.ctx);
+        T_CHECK(strstr(why, rows[k].reason) ||
+                (!strstr(why, "wgmma fuses") &&
+                 (strstr(why, "an act fused into a product") || strstr(why, "is not in this build"))),
+                "\"%s\"", why);
+        c.options.fuse = GMM_FUSE_AUTO;
+        T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c.d, &info));
+        T_CHECK(!joins_dgrad(&c), "row %d is joined", k);
     }
 }
 
@@ -827,6 +1056,14 @@ void tests_mlp_fused(void) {
         t_add_gpu(product_casts_late, i, "mlp activation and cast joined to a product, late split %d", i);
 #endif
     t_add(product_declines, 0, "mlp activation joined to no product");
+    t_add(dgrad_drawn, 0, "mlp gradient joined to dgrad, drawn at random");
+    t_random(4);
+    for (int i = 0; i < ref_act_count; i++)
+        if (ref_acts[i].gated) t_add(dgrad_layouts, i, "mlp gradient joined to dgrad, %s", ref_acts[i].name);
+    for (int i = 0; i < 12; i++) t_add(dgrad_shapes, i, "mlp gradient joined to dgrad, shapes %d", i);
+    for (int i = 0; i < 2; i++)
+        t_add(dgrad_chosen, i, "mlp gradient joined to dgrad by plan, %s", i ? "few rows" : "many rows");
+    t_add(dgrad_declines, 0, "mlp gradient joined to no dgrad");
     for (int i = 0; i < 2; i++) t_add(product_workspace, i, "mlp workspace of training, %s", i ? "fp8 block" : "bf16");
     t_add(product_late, 2, "mlp activation and cast joined to a product, late weights");
     t_add(product_casts_cached, 0, "mlp activation and cast joined to a product, cached weights");

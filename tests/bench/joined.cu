@@ -1,8 +1,10 @@
 /* joined - forward of an MLP on a Hopper GPU with its activation in FC1's product (GMM_FUSE_ALWAYS) and by a kernel of
    its own (GMM_FUSE_NEVER): microseconds of both, alternating, and whether their bits are equal. FC2 has 16 columns, so
-   that FC1 and the activation are nearly all of the time. --fp8: by the recipe FP8_BLOCK, where the product quantizes
-   the activation too, with weights from a cache; the time includes the cast of x. --zeros: tokens and weights are 0,
-   with which the clock is not limited by power. --random=SEED: 48 shapes drawn by the seed instead of those of models.
+   that FC1 and the activation are nearly all of the time. --backward: FC2's dgrad with the gradient of the activation
+   in it, and both apart; weight gradients are queued, so that nothing else is computed. --fp8: by the recipe FP8_BLOCK,
+   where the product quantizes the activation too, with weights from a cache; the time includes the cast of x. --zeros:
+   tokens and weights are 0, with which the clock is not limited by power. --random=SEED: 48 shapes drawn by the seed
+   instead of those of models.
    What it means: src/gmm_kernels/KERNELS.md. */
 #include "gmm.h"
 
@@ -150,6 +152,100 @@ static int measure(const mlp_shape *shape) {
     return host != 0;
 }
 
+/* Backward: writes dz, h and dprob. With OUT tokens' features FC1 has a small weight, and with hidden_out FC2's dgrad
+   has the contraction of the shape. `saved` is what a forward would have kept, here random numbers. */
+static int measure_backward(const mlp_shape *shape) {
+    const int groups = shape->groups;
+    const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows, bytes = R * 3 * F * 2;
+    int32_t *const sizes = (int32_t *)malloc((size_t)groups * 4);
+    gmm_mlp_config config = GMM_ZERO;
+    gmm_options options = GMM_ZERO;
+    gmm_groups split = GMM_ZERO;
+    gmm_info info = GMM_ZERO;
+    gmm_mlp mlp = GMM_ZERO;
+    gmm_mat x, w1, w2, dy, dw[2];
+    gmm_grad grad[2] = {GMM_ZERO, GMM_ZERO};
+    gmm_wgrad_entry entry;
+    gmm_wgrad_queue queue;
+    void *deferred[2], *workspace;
+    float *dprob[2];
+    unsigned long long *different, host = 0;
+    static float t[2][TURNS];
+    static char text[4096];
+    cudaEvent_t begin, end;
+    if (!sizes) cuda(cudaErrorMemoryAllocation);
+    for (int g = 0; g < groups; g++) sizes[g] = (int32_t)(R / groups);
+    cuda(cudaEventCreate(&begin));
+    cuda(cudaEventCreate(&end));
+    split.count = groups, split.capacity = R, split.dtype = GMM_I32, split.splits = device_alloc((size_t)groups * 4);
+    cuda(cudaMemcpy((void *)(uintptr_t)split.splits, sizes, (size_t)groups * 4, cudaMemcpyHostToDevice));
+    x = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(R * OUT * 2)));
+    w1 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * 2 * F * OUT * 2)));
+    w2 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * H * F * 2)));
+    dy = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(R * H * 2)));
+    mlp.prob = (const float *)device_alloc((size_t)(R * 4));
+    for (int i = 0; i < 2; i++) {
+        dw[i] = gmm_mat_packed(GMM_F32, device_alloc((size_t)(groups * (i ? H * F : 2 * F * OUT)) * 4));
+        grad[i].mat = &dw[i];
+        dprob[i] = (float *)device_alloc((size_t)R * 4);
+    }
+    fill<<<1056, 256>>>(dy.data, R * H, size_of_data, 0);
+    fill<<<1056, 256>>>(w2.data, groups * H * F, 0.05f * size_of_data, 0);
+    fill<<<1056, 256>>>((void *)(uintptr_t)mlp.prob, R, 1.0f, 1);
+    config.hidden = OUT, config.ffn = F, config.hidden_out = H, config.prob = config.delay_wgrad = 1;
+    config.act = gmm_act_of(GMM_ACT_PRESET_SWIGLU);
+    mlp.config = &config, mlp.groups = &split, mlp.options = &options;
+    mlp.x = &x, mlp.w1 = &w1, mlp.w2 = &w2, mlp.dy = &dy, mlp.dw1 = &grad[0], mlp.dw2 = &grad[1];
+    mlp.dprob = dprob[0], mlp.queue = &queue;
+    queue = gmm_wgrad_queue_over(&entry, 1);
+    ok(gmm_mlp_query(ctx, GMM_OP_MLP_BWD, &mlp, &info));
+    ok(gmm_describe(ctx, GMM_OP_MLP_BWD, &mlp, text, sizeof text));
+    workspace = device_alloc(info.workspace_bytes);
+    mlp.saved_bytes = info.saved_bytes, mlp.deferred_bytes = info.deferred_bytes;
+    mlp.saved = device_alloc(info.saved_bytes);
+    fill<<<1056, 256>>>(mlp.saved, R * 2 * F, 4.0f * size_of_data, 0);
+    different = (unsigned long long *)device_alloc(8);
+    for (int i = 0; i < 2; i++) {
+        deferred[i] = device_alloc(info.deferred_bytes);
+        cuda(cudaMemset(deferred[i], 0, info.deferred_bytes));
+    }
+    for (int i = -3; i < TURNS; i++)
+        for (int k = 0; k < 2; k++) {
+            const int one = (i + 3 + k) % 2;
+            float ms;
+            options.fuse = one ? GMM_FUSE_ALWAYS : GMM_FUSE_NEVER;
+            mlp.deferred = deferred[one];
+            mlp.dprob = dprob[one];
+            cuda(cudaEventRecord(begin));
+            for (int r = 0; r < REPEATS; r++) {
+                queue = gmm_wgrad_queue_over(&entry, 1);
+                ok(gmm_mlp_bwd(ctx, &mlp, workspace, info.workspace_bytes, NULL));
+            }
+            cuda(cudaEventRecord(end));
+            cuda(cudaEventSynchronize(end));
+            cuda(cudaEventElapsedTime(&ms, begin, end));
+            if (i >= 0) t[one][i] = ms * 1e3f / REPEATS;
+        }
+    cuda(cudaMemset(different, 0, 8));
+    count_different<<<1056, 256>>>((uint16_t *)dprob[0], (uint16_t *)dprob[1], R * 2, different);
+    count_different<<<1056, 256>>>((uint16_t *)deferred[0], (uint16_t *)deferred[1],
+                                   (bytes < (int64_t)info.deferred_bytes ? bytes : (int64_t)info.deferred_bytes) / 2,
+                                   different);
+    cuda(cudaMemcpy(&host, different, 8, cudaMemcpyDeviceToHost));
+    for (int way = 0; way < 2; way++) qsort(t[way], TURNS, sizeof **t, ascending);
+    printf("%-22s %8.1f %8.1f  %.3f  %-5s %s\n", shape->name, t[0][TURNS / 2], t[1][TURNS / 2],
+           t[0][TURNS / 2] / t[1][TURNS / 2], strstr(text, "with the activation's gradient") ? "one" : "two",
+           host ? "BITS DIFFER" : "equal");
+    fflush(stdout);
+    {
+        const void *const all[] = {split.splits, x.data, w1.data, w2.data, dy.data, mlp.prob, workspace, different,
+                                   mlp.saved, deferred[0], deferred[1], dprob[0], dprob[1], dw[0].data, dw[1].data};
+        for (const void *p : all) cuda(cudaFree((void *)(uintptr_t)p));
+    }
+    free(sizes);
+    return host != 0;
+}
+
 /* A shape whose product takes at most a few milliseconds: groups, rows of a group and extents by powers of two. */
 static int between(int least, int most) { return least + rand() % (most - least + 1); }
 static mlp_shape drawn(char name[64]) {
@@ -172,10 +268,11 @@ int main(int argc, char **argv) {
     gmm_config config = GMM_ZERO;
     gmm_error error;
     cudaDeviceProp prop;
-    int wrong = 0, random = 0;
+    int wrong = 0, random = 0, backward = 0;
     for (int i = 1; i < argc; i++) {
         if (!strcmp(argv[i], "--zeros")) size_of_data = 0.0f;
         if (!strcmp(argv[i], "--fp8")) fp8 = 1;
+        if (!strcmp(argv[i], "--backward")) backward = 1;
         if (!strncmp(argv[i], "--random=", 9)) srand((unsigned)atoi(argv[i] + 9)), random = 1;
     }
     cuda(cudaGetDeviceProperties(&prop, 0));
@@ -188,16 +285,20 @@ int main(int argc, char **argv) {
         fprintf(stderr, "joined: %s\n", error.text);
         return 1;
     }
-    printf("%s, us of FC1 and activation%s, two launches and one\n", prop.name, fp8 ? ", fp8-block" : "");
-    printf("%-22s %8s %8s  %5s %8s %8s  %5s  %-5s bits\n", random ? "groups x rows, H, ffn" : "rows per group",
-           "training", "joined", "ratio", "inference", "joined", "ratio", "plan");
+    printf("%s, us of %s%s, two launches and one\n", prop.name,
+           backward ? "FC2's dgrad and the activation's gradient" : "FC1 and activation", fp8 ? ", fp8-block" : "");
+    if (backward) printf("%-22s %8s %8s  %5s  %-5s bits\n", "groups x rows, H, ffn", "two", "joined", "ratio", "plan");
+    else
+        printf("%-22s %8s %8s  %5s %8s %8s  %5s  %-5s bits\n", random ? "groups x rows, H, ffn" : "rows per group",
+               "training", "joined", "ratio", "inference", "joined", "ratio", "plan");
     for (int i = 0; random && i < DRAWN; i++) {
         char name[64];
         const mlp_shape s = drawn(name);
-        wrong |= measure(&s);
+        wrong |= backward ? measure_backward(&s) : measure(&s);
     }
     for (int i = 0; !random && i < (int)(sizeof SHAPES / sizeof *SHAPES); i++)
-        if (!fp8 || SHAPES[i].ffn % 128 == 0) wrong |= measure(&SHAPES[i]); /* others are not served */
+        if (backward) wrong |= measure_backward(&SHAPES[i]);
+        else if (!fp8 || SHAPES[i].ffn % 128 == 0) wrong |= measure(&SHAPES[i]); /* others are not served */
     gmm_destroy(ctx);
     return wrong;
 }

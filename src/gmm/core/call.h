@@ -64,10 +64,11 @@ typedef struct gmm__fusion {
     float *act_amax;       /* activation: [G], gets the amaxes of y (forward) or dx (backward) */
     gmm__column_sums sums; /* a quantization writes them, and a bias gradient reads them */
     const gmm_activation *product_act; /* FC1's product: mat[GMM__Y] is x of this activation, whose y the product
-                              computes and writes too */
+                              computes and writes too. FC2's dgrad: mat[GMM__DX] is dy of this activation, whose dx, y
+                              and dprob the product computes and writes */
     const gmm_format *product_cast; /* with product_act: y is a rowwise copy of h in this format, and h itself is not
                               written. NULL: y has the dtype of its x */
-    int drops_preact;      /* with product_act: mat[GMM__Y] need not be written */
+    int drops_d;           /* with product_act: the product's own result need not be written */
 } gmm__fusion;
 
 /* A checked call: descriptors are copied, defaults are filled in, and absent operands have dtype GMM_NONE. Engines read

@@ -100,7 +100,7 @@
       "quantization.src_index") \
     X(ACT_CAST, QUANTIZE, ACT_BWD, call->fused.act_source || call->fused.act_amax, 0, 0, 1, 0, \
       "a cast fused with an activation") \
-    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_FWD, call->fused.product_act, 0, 1, 0, 0, "an act fused into FC1") \
+    X(PRODUCT_ACT, LINEAR_FWD, LINEAR_DGRAD, call->fused.product_act, 0, 1, 0, 0, "an act fused into a product") \
     X(MOST_RECENT, SCALE_UPDATE, SCALE_UPDATE, call->d.update.most_recent, 1, 0, 1, 0, "update.most_recent")
 
 enum gmm__field {

@@ -21,7 +21,7 @@ static int gmm__compose_plan_mlp_fwd(const gmm__call *call, gmm__plan *plan) {
             if (other_choice) variant.options.fuse = fuses ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
             if (!infers && trains_or_infers) variant.d.mlp.saved = gmm__placeholder();
             built = gmm__mlp_build_fwd(&steps, &variant, NULL);
-            if (!other_choice) fuses = steps.fc1_fuses_act;
+            if (!other_choice) fuses = steps.fuses_act;
             if (!first && built != GMM_OK) call->ctx->error = last_error;
             else if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
         }
@@ -169,9 +169,13 @@ static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream strea
     return GMM_OK;
 }
 
+/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. What it
+   describes is the first, by prices. Both have the same matrices in gmm_mlp.deferred. */
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
+    const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
+    const gmm_error last_error = call->ctx->error;
     gmm__mlp_steps steps;
-    const gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
+    gmm_status built = gmm__mlp_build_bwd(&steps, call, NULL, NULL);
     if (gmm__mlp_wants_of(call).defer) {
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
         (void)gmm__arena_alloc(&steps.deferred, GMM__MLP_ARRAYS, gmm__mlp_array_bytes(call));
@@ -179,7 +183,16 @@ static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     plan->saved_bytes = (size_t)gmm__mlp_saved_of(call).layout.bytes;
     plan->deferred_bytes = steps.deferred.peak;
     plan->weight_cache_bytes = gmm__mlp_cache_bytes(call);
-    return gmm__mlp_plan_steps(&steps, built, plan);
+    if (!gmm__mlp_plan_steps(&steps, built, plan)) return 0;
+    if (two_choices) {
+        gmm__call variant = *call;
+        variant.describes = NULL;
+        variant.options.fuse = steps.fuses_act ? GMM_FUSE_NEVER : GMM_FUSE_ALWAYS;
+        built = gmm__mlp_build_bwd(&steps, &variant, NULL, NULL);
+        if (built == GMM_OK) return gmm__mlp_plan_steps(&steps, built, plan);
+        call->ctx->error = last_error;
+    }
+    return 1;
 }
 
 static gmm_status gmm__compose_launch_mlp_bwd(const gmm__plan *plan, gmm_stream stream) {

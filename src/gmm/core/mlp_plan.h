@@ -94,7 +94,7 @@ typedef struct gmm__mlp_steps {
     gmm_mat weight[2];  /* w1 and w2; their addresses become known behind hooks.need if there is one */
     int32_t need_slot;  /* of the next step */
     gmm_op need_op;
-    int fc1_fuses_act;  /* forward: FC1's product computes the activation */
+    int fuses_act;      /* FC1's product of forward computes the activation, FC2's dgrad of backward its gradient */
     gmm_mat z, h, dh, dz;
     gmm_mat gates;      /* the gate columns of z as a matrix, from which the cast of h computes it */
     int amax_slots;     /* 1 << slot of h or dz from the activation that takes its amaxes to the cast that reads them */

@@ -82,51 +82,61 @@ static void gmm__mlp_add_forward_product(gmm__mlp_steps *steps, gmm_linear *line
 
 static gmm_status gmm__mlp_prepare_step(const gmm__mlp_steps *steps, const gmm__mlp_step *step, int query,
                                         gmm__call *call);
-/* Whether some engine may have a product of FC1 that computes the activation too (options.fuse apart). */
+/* Whether some engine may have a product of FC1 that computes the activation too, or for backward a dgrad of FC2 that
+   computes its gradient (options.fuse apart). */
 static int gmm__mlp_may_fuse_act(const gmm__call *call) {
     return call->ctx->config.space == GMM_SPACE_CUDA &&
-           (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind == GMM_RECIPE_FP8_BLOCK);
+           (call->recipe.kind == GMM_RECIPE_NONE ||
+            (call->recipe.kind == GMM_RECIPE_FP8_BLOCK && call->op == GMM_OP_MLP_FWD));
+}
+/* The status of planning a product that does what step->fused says. Checked as a query, since its results have no
+   address in a plan. Selected as the call, so that the alignment of operands counts, unless hooks.need sets w later. */
+static gmm_status gmm__mlp_select_fused(const gmm__mlp_steps *steps, const gmm__mlp_step *step) {
+    gmm__call product;
+    gmm__plan plan;
+    const gmm_status s = gmm__mlp_prepare_step(steps, step, 1, &product);
+    product.query = steps->call->query || gmm__mlp_has_need_hook(steps->call);
+    product.describes = NULL;
+    return s == GMM_OK ? gmm__select(&product, &plan) : s;
+}
+/* Whether this status says yes. If the caller demands it, steps->status becomes the reason. Else a declined plan
+   is no error, and the context gets its last one back. */
+static int gmm__mlp_fuses(gmm__mlp_steps *steps, gmm_status s, const gmm_error *last_error) {
+    if (s == GMM_OK) return 1;
+    if (steps->call->options.fuse == GMM_FUSE_ALWAYS) steps->status = s;
+    else steps->call->ctx->error = *last_error;
+    return 0;
 }
 /* Makes the activation a part of FC1's product, which writes h, or its rowwise copy if the recipe quantizes it. */
-static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_preact) {
+static void gmm__mlp_fuse_act(gmm__mlp_steps *steps, gmm__mlp_step *step, int drops_d) {
     const gmm__mlp_operand *h = &steps->operand[GMM_SLOT_H];
     step->fused.product_act = &steps->act;
     step->fused.product_cast = gmm__mlp_quantizes(h) ? &h->format[GMM_ROWWISE] : NULL;
-    step->fused.drops_preact = drops_preact;
+    step->fused.drops_d = drops_d;
 }
 /* Whether FC1's product computes the activation too: an engine's plan for it says so. Where the caller demands it and
    no engine does, steps->status becomes the reason. */
-static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_preact) {
+static int gmm__mlp_fc1_fuses_act(gmm__mlp_steps *steps, int drops_d) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
     const gmm_fuse fuse = call->options.fuse;
     const int saves_h = gmm__mlp_quantizes(&steps->operand[GMM_SLOT_H]) &&
                         (gmm__saves_copies(&call->config) || call->config.save == GMM_SAVE_PREACT_AND_ACT);
     gmm__mlp_step step;
-    gmm__call product;
-    gmm__plan plan;
     gmm_status s;
     if (fuse == GMM_FUSE_NEVER || (fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call))) return 0;
     if (saves_h && fuse == GMM_FUSE_AUTO) return 0;
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_FWD;
     step.descriptor = &steps->fc1;
-    gmm__mlp_fuse_act(steps, &step, drops_preact);
+    gmm__mlp_fuse_act(steps, &step, drops_d);
     gmm__mlp_fill_forward(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    /* Checked as a query, since z has no address in a plan. Selected as the call, so that the alignment of x and w1
-       counts, unless hooks.need sets w1 later. */
-    s = gmm__mlp_prepare_step(steps, &step, 1, &product);
-    product.query = call->query || gmm__mlp_has_need_hook(call);
-    product.describes = NULL;
-    if (s == GMM_OK) s = gmm__select(&product, &plan);
+    s = gmm__mlp_select_fused(steps, &step);
     if (s == GMM_OK && saves_h)
         s = gmm__fail(&call->ctx->error, GMM_E_UNSUPPORTED, "%s: options.fuse %d: FC1's product writes a rowwise copy "
                       "of h alone, and config.save %d keeps h otherwise", call->function, (int)fuse,
                       (int)call->config.save);
-    if (s == GMM_OK) return 1;
-    if (fuse == GMM_FUSE_ALWAYS) steps->status = s;
-    else call->ctx->error = last_error; /* a declined plan is no error */
-    return 0;
+    return gmm__mlp_fuses(steps, s, &last_error);
 }
 
 /* Places h, in gmm_mlp.saved where it is kept, and makes it the result of the activation. */
@@ -176,7 +186,7 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
     const gmm__mlp_saved saved = gmm__mlp_saved_of(call);
     const int saves = call->d.mlp.saved != NULL, copies = saves && gmm__saves_copies(&call->config);
     const int e4m3 = saves && gmm__saves_e4m3(&call->config);
-    const int drops_preact = !saves || call->config.save == GMM_SAVE_NOTHING;
+    const int drops_d = !saves || call->config.save == GMM_SAVE_NOTHING;
     char *memory = (char *)call->d.mlp.saved;
     memset(steps, 0, sizeof *steps);
     steps->workspace.memory = (char *)workspace;
@@ -189,29 +199,33 @@ static gmm_status gmm__mlp_build_fwd(gmm__mlp_steps *steps, const gmm__call *cal
                    : gmm__mlp_place_tokens(steps, GMM__MLP_Z, gmm__mlp_fc1_cols(call), &steps->workspace);
     gmm__mlp_add_forward_casts(steps, GMM_SLOT_X, copies, saved.at[GMM__SAVED_X]);
     gmm__mlp_add_weight_casts(steps, GMM_SLOT_W1);
-    steps->fc1_fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_preact);
-    if (steps->fc1_fuses_act) gmm__mlp_place_product_h(steps, &saved);
+    steps->fuses_act = gmm__mlp_fc1_fuses_act(steps, drops_d);
+    if (steps->fuses_act) gmm__mlp_place_product_h(steps, &saved);
     gmm__mlp_add_forward_product(steps, &steps->fc1, GMM_SLOT_X, GMM_SLOT_W1);
-    if (steps->fc1_fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_preact);
+    if (steps->fuses_act) gmm__mlp_fuse_act(steps, &steps->step[steps->count - 1], drops_d);
     gmm__mlp_release_copies(steps, GMM_SLOT_X, GMM__MLP_BOTH);
     gmm__mlp_release_copies(steps, GMM_SLOT_W1, GMM__MLP_BOTH);
     if (e4m3) {
         gmm__mlp_place_e4m3(steps, memory);
         gmm__mlp_add_e4m3_cast(steps);
     }
-    if (steps->fc1_fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
+    if (steps->fuses_act) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     else gmm__mlp_add_act_fwd(steps, copies, &saved);
     gmm__mlp_add_weight_casts(steps, GMM_SLOT_W2);
     gmm__mlp_add_forward_product(steps, &steps->fc2, GMM_SLOT_H, GMM_SLOT_W2);
     return steps->status;
 }
 
-/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
-static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+/* Fills in what a dgrad reads. */
+static void gmm__mlp_fill_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
     linear->dy = gmm__mlp_backward_operand(steps, dy, GMM_ROWWISE);
     gmm__mlp_need_weight(steps, w, GMM_OP_LINEAR_DGRAD);
     linear->w = gmm__mlp_backward_operand(steps, w, GMM_COLUMNWISE);
     gmm__mlp_set_indices(steps, linear, GMM_SLOT_X, dy);
+}
+/* Adds the product of a backward: dgrad reads dy and w, wgrad x and dy. No later step reads the same copies. */
+static void gmm__mlp_add_dgrad(gmm__mlp_steps *steps, gmm_linear *linear, int dy, int w) {
+    gmm__mlp_fill_dgrad(steps, linear, dy, w);
     gmm__mlp_add_step(steps, GMM_OP_LINEAR_DGRAD, linear);
     gmm__mlp_release_copies(steps, dy, GMM__MLP_ROWWISE);
     gmm__mlp_release_copies(steps, w, GMM__MLP_BOTH);
@@ -318,9 +332,35 @@ static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
                                  queued ? &steps->deferred : &steps->workspace);
 }
 
-/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. dz takes the place of z,
-   unless z is saved and may not be overwritten, and h that of dh. Queued weight gradients read dz and h in `deferred`,
-   unless they read copies. */
+/* Makes the gradient of the activation a part of FC2's dgrad, which then does not store dh. */
+static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *act) {
+    step->fused.product_act = act;
+    step->fused.drops_d = 1;
+}
+/* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
+static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
+    const gmm__call *call = steps->call;
+    const gmm_error last_error = call->ctx->error;
+    gmm_activation act = steps->act; /* with what is wanted, wherever it will be */
+    gmm__mlp_step step;
+    if (!wants->dh || call->recipe.kind != GMM_RECIPE_NONE || call->options.fuse == GMM_FUSE_NEVER ||
+        (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
+        return 0;
+    act.dy = &steps->dh;
+    act.dx = wants->dz ? &steps->z : NULL;
+    act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
+    act.dprob = call->d.mlp.dprob;
+    memset(&step, 0, sizeof step);
+    step.op = GMM_OP_LINEAR_DGRAD;
+    step.descriptor = &steps->dgrad2;
+    gmm__mlp_fuse_gradient(&step, &act);
+    gmm__mlp_fill_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    return gmm__mlp_fuses(steps, gmm__mlp_select_fused(steps, &step), &last_error);
+}
+
+/* Adds the activation of backward: its gradient dz, h for FC2's weight gradient, or both. FC2's dgrad computes them if
+   steps->fuses_act. dz takes the place of z, unless z is saved and may not be overwritten, and h that of dh. Queued
+   weight gradients read dz and h in `deferred`, unless they read copies. */
 static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_mlp *d = &call->d.mlp;
@@ -339,7 +379,11 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dx = wants->dz ? &steps->dz : NULL;
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
-    if (wants->dh) gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
+    if (steps->fuses_act) {
+        gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+        gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
+    } else if (wants->dh)
+        gmm__mlp_add_act_step(steps, GMM_OP_ACT_BWD, GMM_SLOT_DZ, dz_copied && (d->dx || d->dw1));
     else if (computes_h) gmm__mlp_add_step(steps, GMM_OP_ACT_FWD, &steps->act);
     if (!in_place) gmm__arena_free(&steps->workspace, GMM__MLP_Z);
     gmm__arena_free(&steps->workspace, GMM__MLP_DH);
@@ -400,7 +444,8 @@ static gmm_status gmm__mlp_build_bwd(gmm__mlp_steps *steps, const gmm__call *cal
     if (wants.dh) steps->dh = gmm__mlp_place_dh(steps, &wants);
     gmm__mlp_add_gradient_casts(steps, GMM_SLOT_DY, wants.dh, d->dw2 != NULL, d->db2 ? &steps->bgrad2 : NULL,
                                 wants.defer);
-    if (wants.dh) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
+    steps->fuses_act = gmm__mlp_dgrad2_fuses_act(steps, &wants);
+    if (wants.dh && !steps->fuses_act) gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
     casts_compute_dz = gmm__mlp_casts_compute_dz(steps, &wants);
     if (casts_compute_dz) gmm__mlp_add_computed_casts(steps, &wants);
     else gmm__mlp_add_act_bwd(steps, &wants);

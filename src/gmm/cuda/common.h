@@ -18,6 +18,7 @@ enum {
     GMM__COPY_B,
     GMM__WGMMA_ALPHA,         /* [2][G] float: two scales of each group's accumulators, applied in this order */
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
+    GMM__WGMMA_DOTS,          /* [ceil(ffn / GMM_ACT_DOT_COLS)][rows] float: parts of dprob, which a dgrad writes */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
     GMM__WGMMA_GROUP_TABLES = GMM__BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };

@@ -61,7 +61,7 @@ static int gmm__mma_plan_quantize(const gmm__call *call, gmm__plan *plan) {
     /* a query need not have the address of dprob yet */
     if (call->fused.act_source && (call->fused.act_source->dprob || (call->query && call->fused.act_source->dy)))
         gmm__reserve(plan, GMM__MMA_QUANT_DOTS,
-                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_CAST_DOT_COLS) * (size_t)call->rows *
+                     (size_t)gmm__ceil_div(call->fused.act_source->ffn, GMM_ACT_DOT_COLS) * (size_t)call->rows *
                          sizeof(float));
     if (call->fused.act_source || call->fused.sums.wanted)
         (void)snprintf(plan->note, sizeof plan->note, "%s%s%s", !call->fused.act_source ? ""
@@ -172,7 +172,7 @@ static gmm_status gmm__mma_quant_bgrad(const gmm__plan *plan, float *partials, i
 /* Enqueues the sum of the parts of dprob that the cast of a gradient has written. */
 static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_source *act, gmm_stream stream) {
     const gmm__call *call = plan->call;
-    gmm_cast_dprob_args args;
+    gmm__dprob_args args;
     const int64_t *offsets;
     const gmm_status s = gmm__mma_row_offsets(plan, &offsets, stream);
     if (s != GMM_OK) return s;
@@ -183,7 +183,7 @@ static gmm_status gmm__mma_quant_dprob(const gmm__plan *plan, const gmm__act_sou
     args.ffn = act->ffn;
     args.tail_zero = call->groups.tail == GMM_TAIL_ZERO;
     args.dprob = call->fused.act_source->dprob;
-    return gmm__cuda_status(call, gmm_launch_cast_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
+    return gmm__cuda_status(call, gmm__k_dprob(&args, gmm__mma_launch_limits(call, 8), stream));
 }
 
 /* Enqueues offsets, amaxes, casts, zeros behind the last group, and the bias gradient. */

@@ -237,7 +237,8 @@ static int gmm__wgmma_plan_dequantized(const gmm__call *call, gmm__plan *plan, g
 #endif /* GMM_NO_QUANT */
 
 static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
-    const gmm_gemm_op op = gmm__wgmma_op(call->op), kernel_op = call->fused.product_act ? gmm_gemm_glu : op;
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
+    const gmm_gemm_op kernel_op = call->fused.product_act ? gmm__wgmma_fused_op(call) : op;
     const int role_a = gmm__cuda_role_a(op), role_b = gmm__cuda_role_b(op);
     const gmm_dtype dtype = call->mat[role_a].dtype;
     char tile[64];
@@ -253,7 +254,8 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
     if (dtype != GMM_BF16 && dtype != GMM_F16) return gmm__decline(plan, "multiplies no %s", gmm_dtype_name(dtype));
     for (copies = 1; copies >= 0; copies--) { /* without copies where options.workspace_limit forbids them */
         plan->workspace_bytes = 0;
-        if ((call->fused.product_act && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+        if ((kernel_op == gmm_gemm_glu && !gmm__wgmma_serves_glu(call, plan, copies)) ||
+            (kernel_op == gmm_gemm_dglu && !gmm__wgmma_serves_dglu(call, plan, copies)) ||
             !gmm__wgmma_plan_tiles(call, plan, op, kernel_op, dtype, 0, copies) ||
             !gmm__wgmma_check_alignment(call, role_a, op == gmm_gemm_fwd ? "x" : "dy", plan) ||
             !gmm__wgmma_check_alignment(call, role_b, op == gmm_gemm_wgrad ? "x" : "w", plan))
@@ -261,7 +263,9 @@ static int gmm__wgmma_plan_product(const gmm__call *call, gmm__plan *plan) {
         gathers = gmm_sm90_kernels[plan->kernel].gather;
         (void)snprintf(plan->note, sizeof plan->note, "%s, %d blocks%s%s", gmm__wgmma_tile_note(plan->kernel, tile),
                        plan->grid[0], gathers ? ", which gather rows" : "",
-                       call->fused.product_act ? ", with the activation" : "");
+                       kernel_op == gmm_gemm_dglu ? ", with the activation's gradient"
+                       : kernel_op == gmm_gemm_glu ? ", with the activation" : "");
+        if (kernel_op == gmm_gemm_dglu) gmm__wgmma_reserve_dots(call, plan);
         if (gathers || gmm__cuda_plan_gather(call, plan, op)) return 1;
     }
     return 0;
@@ -387,7 +391,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     if (s != GMM_OK) return s;
     if (split.offsets) args.groups = gmm__cuda_groups_at(&args.groups, split.offsets);
     if ((s = gmm__cuda_product_args(plan, op, &args.p, stream)) != GMM_OK) return s;
-    if (args.p.zero_tail && !wgrad && !call->fused.drops_preact) {
+    if (args.p.zero_tail && !wgrad && !call->fused.drops_d) {
         gmm_tail_args tail;
         tail.d = args.p.d;
         tail.groups = args.groups;
@@ -398,7 +402,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #ifndef GMM_NO_QUANT
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
-    if (call->fused.product_act && !fp8) e = gmm__wgmma_glu_args(plan, &args, stream);
+    if (call->fused.product_act && !fp8)
+        e = gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
+                                            : gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)
@@ -415,7 +421,9 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->groups.count > GMM_SM90_SMEM_GROUPS)
         args.tables = (int32_t *)gmm__region(plan, GMM__WGMMA_GROUP_TABLES);
-    return gmm__cuda_status(call, gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream));
+    e = gmm_launch_sm90(call->ctx->wgmma_encode, plan->kernel, plan->grid[0], &args, stream);
+    if (e == cudaSuccess) e = gmm__wgmma_dglu_dprob(plan, &args, stream);
+    return gmm__cuda_status(call, e);
 }
 
 #endif /* __CUDACC__ */

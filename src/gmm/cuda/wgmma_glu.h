@@ -1,51 +1,69 @@
-/* The gated activation in FC1's product of an MLP: when the WGMMA engine takes it, and how its kernel gets it. */
+/* The gated activation in FC1's product of an MLP, and its gradient in FC2's dgrad: when the WGMMA engine takes them,
+   and how its kernels get them. */
 
 #ifdef __CUDACC__
 
-/* Clocks of FC1 as a product alone or as a glu product; 0: no tile serves it. `copies` as in gmm__wgmma_choose. */
-static double gmm__wgmma_fc1_clocks(const gmm__call *call, int glu, int copies) {
+/* Whether the product is FC2's dgrad, which computes the activation's gradient. */
+static int gmm__wgmma_fuses_gradient(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
+/* The operation of the kernels that compute a 16-bit product and the activation, or its gradient. */
+static gmm_gemm_op gmm__wgmma_fused_op(const gmm__call *call) {
+    return gmm__wgmma_fuses_gradient(call) ? gmm_gemm_dglu : gmm_gemm_glu;
+}
+
+/* Clocks of a product alone, or with the activation or its gradient (`fused`); 0: no tile serves it. `copies` as in
+   gmm__wgmma_choose. */
+static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int copies) {
+    const gmm_gemm_op op = gmm__wgmma_op(call->op);
     const int32_t processors = call->ctx->device.processors;
     double clocks = 0.0;
 #ifndef GMM_NO_QUANT
     if (call->fused.product_cast) {
-        if (gmm__wgmma_choose_fp8(call, gmm_gemm_fwd, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, glu, processors,
-                                  &clocks) < 0)
+        if (gmm__wgmma_choose_fp8(call, op, call->mat[GMM__X_].dtype, GMM_FP8_1D2D, fused, processors, &clocks) < 0)
             return 0.0;
         return clocks;
     }
 #endif
-    if (gmm__wgmma_choose(call, gmm_gemm_fwd, glu ? gmm_gemm_glu : gmm_gemm_fwd, call->mat[GMM__Y].dtype, 0, processors,
-                          copies, &clocks) < 0)
+    if (gmm__wgmma_choose(call, op, fused ? gmm__wgmma_fused_op(call) : op, call->mat[gmm__cuda_role_d(op)].dtype, 0,
+                          processors, copies, &clocks) < 0)
         return 0.0;
     return clocks;
 }
 
-/* Tiles of a 16-bit glu product are 176 x 128 and cannot be narrowed; those of FC1 alone are, where a group fits one,
-   until they fill the last wave, which its price does not count. What the price of the glu product is multiplied by
-   instead. 0: a long contraction would leave multiprocessors without work. */
+/* Tiles of 16-bit glu products are 176 x 128 and cannot be narrowed; those of the product alone are, where a group fits
+   one, until they fill the last wave, which its price does not count. What the price of the glu product is multiplied
+   by instead. 0: a long contraction would leave multiprocessors without work. */
 static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const int32_t processors = call->ctx->device.processors;
-    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm_gemm_fwd, processors);
+    const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm__wgmma_op(call->op), processors);
     const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, 176, 128, processors, 0);
     const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
     const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
     if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
-    return 1.0 + gmm__wgmma_glu_width * (tiles_n / (double)wide.tiles_n - 1.0);
+    return 1.0 + (gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
+                     (tiles_n / (double)wide.tiles_n - 1.0);
 }
 
-/* Whether one launch is expected to be faster than FC1 and the kernel of its activation, unless the caller demands it.
-   The kernel reads 2 ffn columns of 2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. */
+/* Bytes per row that the kernel of the activation, or of its gradient, reads and writes. Forward reads 2 ffn columns of
+   2 bytes and writes ffn columns of 2 bytes, or of one where it quantizes them. Backward reads z and dh, and writes dz
+   and, where it is wanted, h. */
+static int64_t gmm__wgmma_act_bytes(const gmm__call *call) {
+    const gmm_activation *d = call->fused.product_act;
+    if (gmm__wgmma_fuses_gradient(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
+    return call->out / 2 * (call->fused.product_cast ? 5 : 6);
+}
+/* Whether one launch is expected to be faster than the product and the kernel of the activation, or of its gradient,
+   unless the caller demands it. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int64_t bytes = call->out / 2 * (call->fused.product_cast ? 5 : 6);
+    const int gradient = gmm__wgmma_fuses_gradient(call);
+    const double bytes = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * gmm__wgmma_act_bytes(call));
     double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
     if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
-    act = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * bytes) / gmm__wgmma_act_rate +
-          gmm__wgmma_act_fixed;
-    product = gmm__wgmma_fc1_clocks(call, 0, copies);
-    fused = width * gmm__wgmma_fc1_clocks(call, 1, copies);
+    act = gradient ? bytes / gmm__wgmma_act_bwd_rate : bytes / gmm__wgmma_act_rate + gmm__wgmma_act_fixed;
+    product = gmm__wgmma_product_clocks(call, 0, copies);
+    fused = width * gmm__wgmma_product_clocks(call, 1, copies);
     if (product > 0.0 && fused >= gmm__wgmma_margin * (product + act))
         return gmm__decline(plan, "expects %s to be faster alone",
                             call->fused.product_cast ? "act and cast" : "the act");
@@ -66,6 +84,30 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
 
+/* The columns of the activation's inputs as kernels take them: 0: halves. */
+static int32_t gmm__wgmma_dglu_interleave(const gmm__call *call) {
+    return call->act.interleave == call->in ? 0 : call->act.interleave;
+}
+/* The same of FC2's dgrad and the gradient of the activation. Its matrices are packed, with 2 ffn and ffn columns. */
+static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int copies) {
+    const gmm_activation *d = call->fused.product_act;
+    const int64_t ffn = call->in;
+    if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no gradient of an ungated act");
+    if (ffn % 64) return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
+    if (gmm__wgmma_dglu_interleave(call) % 8)
+        return gmm__decline(plan, "fuses no gradient of interleave %d", (int)call->act.interleave);
+    if (d->x->dtype != call->mat[GMM__DY].dtype || (uintptr_t)d->x->data % 16)
+        return gmm__decline(plan, "fuses no gradient with z of %s at %p: must be of dy's dtype, at a multiple of 16 "
+                            "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
+    return gmm__wgmma_fused_act_pays(call, plan, copies);
+}
+/* Reserves the parts of dprob. A query need not have its address yet. */
+static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
+    if (call->fused.product_act->dprob || call->query)
+        gmm__reserve(plan, GMM__WGMMA_DOTS,
+                     (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
+}
+
 #ifndef GMM_NO_QUANT
 /* The same of a product by a recipe, which quantizes the activation's result. The kernel relies on the formats, and on
    z in BF16 with aligned rows, which TMA stores. */
@@ -73,6 +115,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
+    if (gmm__wgmma_fuses_gradient(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
     if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
@@ -97,31 +140,76 @@ static void gmm__wgmma_fp8_glu_args(const gmm__call *call, gmm_fp8_args *args) {
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n;
-    glu->drops_d = call->fused.drops_preact;
+    glu->drops_d = call->fused.drops_d;
     glu->eps = call->fused.product_cast->eps;
     glu->pow2 = call->fused.product_cast->pow2;
 }
 #endif /* GMM_NO_QUANT */
 
+/* Enqueues zeros behind the last group of a packed result, unless it has no address. */
+static cudaError_t gmm__wgmma_fused_tail(const gmm__plan *plan, const gmm_sm90_args *args, const gmm_kmat *result,
+                                         cudaStream_t stream) {
+    gmm_tail_args tail;
+    if (!args->p.zero_tail || !result->data) return cudaSuccess;
+    memset(&tail, 0, sizeof tail);
+    tail.d = *result;
+    tail.groups = args->groups;
+    tail.n = (int32_t)result->ld;
+    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
+}
+/* A packed matrix of `cols` columns and of D's dtype; NULL: without an address. */
+static gmm_kmat gmm__wgmma_fused_matrix(const gmm_sm90_args *args, const gmm_mat *m, int64_t cols) {
+    gmm_kmat matrix = args->p.d;
+    matrix.data = m ? m->data : NULL;
+    matrix.ld = cols;
+    return matrix;
+}
+
 /* Describes the activation of a glu product to its kernel, and enqueues zeros behind the last group of its result. */
 static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     gmm_sm90_glu *glu = &args->glu;
-    gmm_tail_args tail;
-    glu->h = args->p.d;
-    glu->h.data = call->fused.product_act->y->data;
-    glu->h.ld = call->out / 2; /* y is packed */
+    glu->h = gmm__wgmma_fused_matrix(args, call->fused.product_act->y, call->out / 2);
     glu->prob = call->fused.product_act->prob;
     glu->kind = call->act.kind;
     glu->coef = gmm_act_coefficients(&call->act);
     glu->block = call->act.interleave ? call->act.interleave : args->p.n / 2;
-    glu->drops_d = call->fused.drops_preact;
-    if (!args->p.zero_tail) return cudaSuccess;
-    memset(&tail, 0, sizeof tail);
-    tail.d = glu->h;
-    tail.groups = args->groups;
-    tail.n = args->p.n / 2;
-    return gmm_launch_tail(plan->grid[0], gmm__cuda_pdl(plan->call), &tail, stream);
+    glu->drops_d = call->fused.drops_d;
+    return gmm__wgmma_fused_tail(plan, args, &glu->h, stream);
+}
+
+/* The same of the activation's gradient in a dglu product. */
+static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    const gmm_activation *d = call->fused.product_act;
+    gmm_sm90_dglu *dglu = &args->dglu;
+    cudaError_t e;
+    dglu->z = gmm__wgmma_fused_matrix(args, d->x, 2 * call->in);
+    dglu->dz = gmm__wgmma_fused_matrix(args, d->dx, 2 * call->in);
+    dglu->h = gmm__wgmma_fused_matrix(args, d->y, call->in);
+    dglu->prob = d->prob;
+    dglu->dots = d->dprob ? (float *)gmm__region(plan, GMM__WGMMA_DOTS) : NULL;
+    dglu->kind = call->act.kind;
+    dglu->coef = gmm_act_coefficients(&call->act);
+    dglu->interleave = gmm__wgmma_dglu_interleave(call);
+    dglu->linear = dglu->interleave ? dglu->interleave : args->p.n;
+    dglu->capacity = call->rows;
+    e = gmm__wgmma_fused_tail(plan, args, &dglu->dz, stream);
+    return e == cudaSuccess ? gmm__wgmma_fused_tail(plan, args, &dglu->h, stream) : e;
+}
+/* Enqueues dprob behind a dglu product, if it is wanted. The steps of an MLP have row offsets in device memory. */
+static cudaError_t gmm__wgmma_dglu_dprob(const gmm__plan *plan, const gmm_sm90_args *args, cudaStream_t stream) {
+    const gmm__call *call = plan->call;
+    gmm__dprob_args dprob;
+    if (!args->dglu.dots) return cudaSuccess;
+    memset(&dprob, 0, sizeof dprob);
+    dprob.dots = args->dglu.dots;
+    dprob.valid_rows = (const int64_t *)call->groups.splits + call->groups.count;
+    dprob.rows = call->rows;
+    dprob.ffn = args->p.n;
+    dprob.tail_zero = args->p.zero_tail;
+    dprob.dprob = call->fused.product_act->dprob;
+    return gmm__k_dprob(&dprob, gmm__mma_launch_limits(call, 8), stream);
 }
 
 #endif /* __CUDACC__ */

@@ -33,16 +33,21 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, each with one launch and with two
-   (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store, and slows the mainloop
-   down besides. The mainloop of long contractions is not slowed down as in other ping-pong tiles. */
+/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
+   one launch and with two (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store,
+   and slows the mainloop down besides. The mainloop of long contractions is not slowed down as in other ping-pong
+   tiles. */
 static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
 static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
 static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
 static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_store_dglu = 2100.0;        /* clocks per m16: the gradient of the activation */
+static const double gmm__wgmma_dglu_m16 = 1000.0;          /* clocks per m16 of it that are not hidden */
 static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_dglu_width = 0.2;           /* the same in dgrad */
 static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
 static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
+static const double gmm__wgmma_act_bwd_rate = 1700.0;      /* bytes per clock: the gradient of an activation */
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
@@ -98,7 +103,7 @@ static gmm__wgmma_shape gmm__wgmma_shape_of(const gmm__call *call, gmm_gemm_op o
     s.gathers = gmm__cuda_index_of(call, role_a) &&
                 (uint64_t)call->mat[role_a].ld / 8 * (uint64_t)call->d.linear.index_rows >> 32 == 0;
     s.f32 = call->mat[role_d].dtype == GMM_F32;
-    s.drops_d = call->fused.drops_preact;
+    s.drops_d = call->fused.drops_d;
     return s;
 }
 
@@ -144,7 +149,7 @@ static double gmm__wgmma_wgrad_tile_clocks(const gmm_sm90_kernel *k, double k_ti
 
 /* What multiplies the clocks of a mainloop of forward or dgrad. */
 static double gmm__wgmma_slowdown(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double k_tiles) {
-    if (k->op == gmm_gemm_glu) return 1.0;
+    if (k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu) return 1.0;
     if (k->consumers != 2) return 1.0 + k_tiles / gmm__wgmma_k_tiles_scale; /* ping-pong */
     if (k->deferred) return gmm__wgmma_deferred_slowdown;
     return k->b_format && s->rows < GMM__WGMMA_PACKED_ROWS ? gmm__wgmma_packed_slowdown : 1.0;
@@ -155,23 +160,27 @@ static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma
     const double blocks = k->tile_n / 128.0 * m16; /* of 16 rows and 128 columns */
     const double left = k->m16 - k->deferred * k_tiles;
     if (k->op == gmm_gemm_glu) return m16 * (s->drops_d ? gmm__wgmma_store_glu_alone : gmm__wgmma_store_glu);
+    if (k->op == gmm_gemm_dglu) return m16 * gmm__wgmma_store_dglu;
     if (s->f32) return blocks * (gmm__wgmma_store_f32 + gmm__wgmma_store_f32_block / k->store_blocks);
     if (k->deferred)
         return blocks * gmm__wgmma_store_deferred + (left > 0.0 ? gmm__wgmma_store_undeferred * left : 0.0);
     return blocks * (k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong);
 }
-/* Clocks of a tile. Consumers of a cooperative tile store it together. Of ping-pong tiles one is stored while the other
-   is multiplied: a warp group has the time of two tiles for both. */
-static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16) {
+/* Clocks of one of `waves` tiles of a CTA. Consumers of a cooperative tile store it together. Of ping-pong tiles one is
+   stored while the other is multiplied: a warp group has the time of two tiles for both. The long epilogue of a glu or
+   dglu product counts one more tile where a warp group has one more than the other. */
+static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16, int64_t waves) {
+    const int fused = k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu;
+    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0;
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
     const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles);
-    const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * (mainloop + store);
-    const double glu = s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
+    const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * turns * (mainloop + store);
+    const double glu = k->op == gmm_gemm_dglu ? gmm__wgmma_dglu_m16
+                       : k->op != gmm_gemm_glu ? 0.0 : s->drops_d ? gmm__wgmma_glu_alone_m16 : gmm__wgmma_glu_m16;
     if (s->op == gmm_gemm_wgrad) return gmm__wgmma_wgrad_tile_clocks(k, k_tiles, step, m16, s->f32);
     if (k->consumers == 2)
         return mainloop + store + gmm__wgmma_fixed_cooperative + (k->gather ? gmm__wgmma_fixed_gather : 0.0);
-    return (mainloop > both ? mainloop : both) + gmm__wgmma_fixed_pingpong +
-           (k->op == gmm_gemm_glu ? glu * m16 : 0.0);
+    return (mainloop > both ? mainloop : both) + gmm__wgmma_fixed_pingpong + glu * m16;
 }
 /* Clocks of reading all weights from memory, whose rate grows with the bytes in flight. */
 static double gmm__wgmma_weight_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s,
@@ -186,7 +195,7 @@ static double gmm__wgmma_weight_clocks(const gmm_sm90_kernel *k, const gmm__wgmm
 static double gmm__wgmma_cost(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, int32_t b_format, int32_t max_m16) {
     const gmm__wgmma_tiling t = gmm__wgmma_tiling_of(s, 16 * max_m16, k->tile_n, s->processors * k->ctas_per_sm, 1);
     const double m16 = (double)gmm__ceil_div(s->m, 16) / (double)t.tiles_m;
-    const double tiles = (double)t.waves * gmm__wgmma_tile_clocks(k, s, m16) *
+    const double tiles = (double)t.waves * gmm__wgmma_tile_clocks(k, s, m16, t.waves) *
                          (k->ctas_per_sm > 1 ? gmm__wgmma_shared_sm_slowdown : 1.0);
     const double dequantize = b_format && !k->b_format ? s->weight_elements / gmm__wgmma_dequantize_rate : 0.0;
     const double copy = k->gather ? 0.0 : (double)(s->rows * s->groups * s->copied) / gmm__wgmma_copy_rate;

@@ -22,3 +22,12 @@ GMM__DEVICE void gmm__act_x8(gmm_act_kind kind, const int gated_only, gmm_act_co
     default: break;
     }
 }
+
+/* dprob of a row is the sum of parts of so many columns. A quarter of a warp adds up a part, a lane 8 columns of it. */
+enum { GMM_ACT_DOT_COLS = 64 };
+GMM__DEVICE float gmm__quarter_warp_sum(float v) {
+    int32_t d;
+#pragma unroll
+    for (d = 1; d < 8; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
+    return v;
+}

@@ -29,8 +29,11 @@ static_assert(GMM__CFG(m16) / 4 + 1 + GMM__SECOND_CFG(m16) / 4 + 1 <= 8, "gmm_sm
 #define GMM__TB GMM__CAT(gmm_tb_, GMM__OP)
 #define GMM__K_GROUPED GMM__CAT(gmm_k_grouped_, GMM__OP)
 #define GMM__GLU GMM__CAT(GMM__IS_GLU_, GMM__OP)
+#define GMM__DGLU GMM__CAT(GMM__IS_DGLU_, GMM__OP)
 #if GMM__GLU
 #define GMM__WGMMA_OP fwd /* whose operands glu has */
+#elif GMM__DGLU
+#define GMM__WGMMA_OP dgrad
 #else
 #define GMM__WGMMA_OP GMM__OP
 #endif

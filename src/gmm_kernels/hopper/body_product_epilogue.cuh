@@ -258,7 +258,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_any_)(const gmm_sm90_output *out, uint
     else *part = next_part;
 }
 
-#if !GMM__GLU
+#if !GMM__GLU && !GMM__DGLU
 /* Stores a tile of D as D admits. With a deferred store, D becomes `deferred`, and store->pending says how much of it
    the next tile's mainloop has to store. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_d_)(const gmm_sm90_output *out, gmm_sm90_store_state *store,
@@ -298,6 +298,9 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_tile_)(const GMM__ARGS *args, gmm_sm90
 #if GMM__GLU
     (void)deferred;
     GMM__PART(gmm_sm90_store_glu_)(args, out, &store->part, acc);
+#elif GMM__DGLU
+    (void)deferred;
+    GMM__PART(gmm_sm90_store_dglu_)(args, out, &store->part, acc);
 #else
     GMM__PART(gmm_sm90_store_d_)(out, store, deferred, acc);
 #endif

@@ -112,6 +112,7 @@ GMM__ROW_KERNEL GMM__SM90_BOUNDS GMM__KERNEL_NAME(const __grid_constant__ GMM__A
 #undef GMM__PARTS_PER_COLUMN
 #undef GMM__K_GROUPED
 #undef GMM__GLU
+#undef GMM__DGLU
 #undef GMM__WGMMA_OP
 #undef GMM__COL_ALIGN
 #undef GMM__TB

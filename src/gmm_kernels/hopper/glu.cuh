@@ -28,6 +28,11 @@ GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
     for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
 }
 
+GMM__DEVICE uint4 gmm_sm90_narrow8(const gmm_dtype dtype, const float f[8]) {
+    return make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
+                      gmm_pack2(dtype, f[6], f[7]));
+}
+
 /* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
 GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
                                       const char *slot, int row, const int count, const float probs[2]) {
@@ -47,9 +52,7 @@ GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype d
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
         if (row + line < t->rows)
-            *(uint4 *)(to + line * glu->h.ld * 2) =
-                make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
-                           gmm_pack2(dtype, f[6], f[7]));
+            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_sm90_narrow8(dtype, f);
     }
 }
 
@@ -66,6 +69,73 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 #pragma unroll
     for (x = 0; x < count / 8; x++)
         if (row + 8 * x + tid / 16 < out->tile->rows) *(uint4 *)(to + (8 * x + tid / 16) * out->pitch) = v[x];
+}
+
+/* --- dglu products --- */
+
+/* 16 threads share a row of D, with a vector of 8 columns each, and a quarter of a warp a part of dprob. */
+typedef struct gmm_sm90_dglu_thread {
+    int32_t row;    /* of the token matrices: the thread's first */
+    int32_t rows;   /* behind it in the tile; at most 0 if D does not have the columns */
+    int32_t column; /* of D: the vector's first */
+    int32_t gate;   /* of z: that of its gate values */
+} gmm_sm90_dglu_thread;
+GMM__DEVICE gmm_sm90_dglu_thread gmm_sm90_dglu_begin(const gmm_sm90_dglu *g, const gmm_sm90_tile *t, int col0) {
+    const int line = (gmm_tid_x() & 127) / 16, column = col0 + gmm_tid_x() % 16 * 8;
+    gmm_sm90_dglu_thread thread;
+    thread.row = t->row + t->m0 + line;
+    thread.rows = column < t->cols ? t->rows - line : 0;
+    thread.column = t->n0 + column;
+    thread.gate = thread.column + (g->interleave ? thread.column / g->interleave * g->interleave : 0);
+    return thread;
+}
+/* A thread's inputs of a row, in memory format. */
+typedef struct gmm_sm90_dglu_row {
+    uint4 gate, linear;
+    float p;
+} gmm_sm90_dglu_row;
+/* Loads those of the row `row` rows behind the thread's first one. */
+GMM__DEVICE void gmm_sm90_dglu_load(const gmm_sm90_dglu *g, const gmm_sm90_dglu_thread *thread, int row,
+                                    gmm_sm90_dglu_row *next) {
+    const char *const z = (const char *)g->z.data + ((int64_t)(thread->row + row) * g->z.ld + thread->gate) * 2;
+    next->gate = next->linear = make_uint4(0u, 0u, 0u, 0u);
+    next->p = 1.0f;
+    if (row >= thread->rows) return;
+    next->gate = *(const uint4 *)z;
+    next->linear = *(const uint4 *)(z + 2 * g->linear);
+    if (g->prob) next->p = g->prob[thread->row + row];
+}
+/* Computes and stores what follows from 8 rows of D, of which `slot` has the first, and loads *next from 16 rows on. */
+GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtype, const gmm_sm90_dglu_thread *thread,
+                                    const char *slot, int row, gmm_sm90_dglu_row *next) {
+    const int tid = gmm_tid_x() & 127;
+    const int64_t at = thread->row + row;
+    const float p = next->p;
+    float a[8], b[8], d[8], f[8], da[8], db[8], dot = 0.0f;
+    int i;
+    gmm_sm90_widen8(dtype, next->gate, a);
+    gmm_sm90_widen8(dtype, next->linear, b);
+    gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, tid / 16, tid % 16 * 8), d);
+    gmm_sm90_dglu_load(g, thread, row + 16, next);
+    gmm__act_x8(g->kind, 1, g->coef, a, b, f, da, db);
+#pragma unroll
+    for (i = 0; i < 8; i++) {
+        dot = fmaf(d[i], f[i], dot);
+        da[i] *= p * d[i];
+        db[i] *= p * d[i];
+        f[i] *= p;
+    }
+    if (g->dots) {
+        dot = gmm__quarter_warp_sum(dot);
+        if (row < thread->rows && tid % 8 == 0) g->dots[thread->column / GMM_ACT_DOT_COLS * g->capacity + at] = dot;
+    }
+    if (row >= thread->rows) return;
+    {
+        char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
+        *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
+        *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);
+    }
+    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_sm90_narrow8(dtype, f);
 }
 
 /* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the

@@ -28,6 +28,8 @@
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_bf16_256x128x64_short_sm90, dgrad, bf16, GMM_BF16, short_256x128, 1, none)
 #include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dglu_bf16_176x128x64_sm90, dglu, bf16, GMM_BF16, 176x128, 1, none)
+#include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)
 #define GMM__ROW (gmm_gemm_wgrad_bf16_192x128x64_sm90, wgrad, bf16, GMM_BF16, 192x128, 1, none)
@@ -76,6 +78,8 @@
 #define GMM__ROW (gmm_gemm_dgrad_f16_160x256x64_gather_sm90, dgrad, f16, GMM_F16, gather_160x256, 1, none)
 #include GMM_KERNELS_FILE
 #define GMM__ROW (gmm_gemm_dgrad_f16_256x128x64_short_sm90, dgrad, f16, GMM_F16, short_256x128, 1, none)
+#include GMM_KERNELS_FILE
+#define GMM__ROW (gmm_gemm_dglu_f16_176x128x64_sm90, dglu, f16, GMM_F16, 176x128, 1, none)
 #include GMM_KERNELS_FILE
 #endif
 #if GMM__HOLDS(6)

@@ -3,6 +3,7 @@
 #if GMM__HOLDS(0)
 typedef struct gmm_sm90_kernel {
     gmm_gemm_op op;
+    int32_t tb; /* whether B is stored as [k][n] */
     gmm_dtype dtype;
     int32_t consumers, tile_n, m16, stages, store_blocks, smem_bytes, b_format, ctas_per_sm, deferred, gather,
             threads;
@@ -16,7 +17,7 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 static const gmm_sm90_kernel gmm_sm90_kernels[] = {
 #define GMM__X(op, dtype, tag, tile, choice, kernel) \
-    { gmm_gemm_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
+    { gmm_gemm_##op, gmm_tb_##op, dtype, GMM__SM90(consumers, tile), GMM__SM90(tile_n, tile), GMM__SM90(m16, tile), \
       GMM__SM90(stages, tile), GMM__SM90(store_blocks, tile), GMM__SM90(smem_bytes, tile), \
       GMM__SM90(b_format, tile), GMM__SM90(ctas_per_sm, tile), GMM__SM90(deferred, tile), \
       GMM__SM90(gather, tile), GMM__SM90(threads, tile), \
@@ -140,7 +141,7 @@ static GMM__UNUSED cudaError_t gmm_launch_sm90(PFN_cuTensorMapEncodeTiled_v12000
                   gmm_sm90_map_matrix(encode, &args->d, &p->d, p->n, p->m, 64, 0));
     else if (row->b_format != gmm_sm90_b_format_plain)
         mapped = gmm_sm90_map_packed_weights(encode, &args->b, &args->codes, p->k, p->n, 64);
-    else if (row->op != gmm_gemm_dgrad)
+    else if (!row->tb)
         mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->k, p->n, 64, 1);
     else
         mapped = gmm_sm90_map_matrix(encode, &args->b, &p->b, p->n, p->k, 64, 1);

@@ -107,6 +107,21 @@ typedef struct gmm_sm90_glu {
     int32_t drops_d;    /* D is not stored */
 } gmm_sm90_glu;
 
+/* The gradient of the gated activation behind a dglu product, from D, the rounded gradient of its result, and from its
+   inputs z: dz = p D f'(z), and h = p f(z) again. Rows of z, dz and h begin at multiples of 16 bytes. */
+typedef struct gmm_sm90_dglu {
+    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another */
+    gmm_kmat h;         /* [T, ffn]; data NULL: not wanted */
+    const float *prob;  /* [T] p; NULL: 1 */
+    float *dots;        /* [parts of GMM_ACT_DOT_COLS columns][T]: sums of D f(z) over a part, which add up to dprob;
+                           NULL: not wanted */
+    gmm_act_kind kind;
+    gmm_act_coef coef;
+    int32_t interleave; /* columns of z: 0: halves; else blocks of as many gate and linear columns, a multiple of 8 */
+    int32_t linear;     /* columns from a gate column to its linear column */
+    int64_t capacity;   /* T */
+} gmm_sm90_dglu;
+
 /* Which tile a kernel with two tiles computes, a column of GMM_SM90_KERNEL_LIST and of the FP8 lists. Its first tile is
    that of its row in kernels.cuh or fp8_kernels.cuh, which also names the second one. The device takes a choice other
    than by_split as the answer to whether the tile is the second. Kernels with one tile have `first`. */
@@ -131,6 +146,7 @@ typedef struct gmm_sm90_args {
     gmm_row_index index;      /* tiles with `gather`: of the rows of A */
     const float *alpha2;      /* [G], beside p.alpha: a factor that is applied after p.alpha; NULL: 1 */
     gmm_sm90_glu glu;         /* glu products */
+    gmm_sm90_dglu dglu;       /* dglu products */
 } gmm_sm90_args;
 
 #define GMM__SM90(name, tag) GMM__CAT(gmm_sm90_##name##_, tag) /* a constant of a format or of a tile */
@@ -220,6 +236,8 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
     GMM__IF_F16(X(dgrad, GMM_F16, f16, 256x128, by_split, gmm_gemm_dgrad_f16_160x256x64_256x128x64_sm90)) \
     X(glu, GMM_BF16, bf16, 176x128, first, gmm_gemm_glu_bf16_176x128x64_sm90) \
     GMM__IF_F16(X(glu, GMM_F16, f16, 176x128, first, gmm_gemm_glu_f16_176x128x64_sm90)) \
+    X(dglu, GMM_BF16, bf16, 176x128, first, gmm_gemm_dglu_bf16_176x128x64_sm90) \
+    GMM__IF_F16(X(dglu, GMM_F16, f16, 176x128, first, gmm_gemm_dglu_f16_176x128x64_sm90)) \
     X(fwd, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_fwd_bf16_160x256x64_gather_sm90) \
     GMM__IF_F16(X(fwd, GMM_F16, f16, gather_160x256, first, gmm_gemm_fwd_f16_160x256x64_gather_sm90)) \
     X(dgrad, GMM_BF16, bf16, gather_160x256, first, gmm_gemm_dgrad_bf16_160x256x64_gather_sm90) \
@@ -237,11 +255,17 @@ enum { GMM_SM90_B_FORMAT_LIST(GMM__X) gmm_sm90_b_formats_end };
 enum { GMM_SM90_KERNEL_LIST(GMM__X) gmm_sm90_rows_end };
 #undef GMM__X
 
-/* Whether an operation has the epilogue of glu, for the preprocessor. */
+/* Whether an operation has the epilogue of glu or of dglu, for the preprocessor. */
 #define GMM__IS_GLU_fwd 0
 #define GMM__IS_GLU_dgrad 0
 #define GMM__IS_GLU_wgrad 0
 #define GMM__IS_GLU_glu 1
+#define GMM__IS_GLU_dglu 0
+#define GMM__IS_DGLU_fwd 0
+#define GMM__IS_DGLU_dgrad 0
+#define GMM__IS_DGLU_wgrad 0
+#define GMM__IS_DGLU_glu 0
+#define GMM__IS_DGLU_dglu 1
 /* Column of D, and row of B, that stands in column `c` of the tiles of a glu product: in these, 64 gate columns and the
    64 linear columns that belong to them alternate. Smaller blocks stay where they are. */
 GMM__HD int32_t gmm_sm90_glu_column(int32_t block, int32_t c) {
@@ -354,8 +378,9 @@ GMM_SM90_KERNEL_LIST(GMM__X)
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X
 #define GMM__X(op, dtype, tag, tile, tile_choice, kernel) \
-    static_assert(!GMM__IS_GLU_##op || (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
-                                        (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
-                  #kernel ": a warp group stores 64 gate columns and 64 linear ones, 16 or 32 rows at a time");
+    static_assert(!(GMM__IS_GLU_##op || GMM__IS_DGLU_##op) || \
+                  (GMM__SM90(wgmma_m, tile) == 2 && !GMM__SM90(deferred, tile) && \
+                   (GMM__SM90(store_blocks, tile) == 2 || GMM__SM90(store_blocks, tile) == 4)), \
+                  #kernel ": a warp group has rows of 128 columns in a slot, 16 or 32 rows at a time");
 GMM_SM90_KERNEL_LIST(GMM__X)
 #undef GMM__X

@@ -1,12 +1,14 @@
 /* ............................................................................................. Grouped products ... */
 
 /* Operations: X(tag, A is stored as [k][m], B is stored as [k][n], k-grouped). glu is the forward product of an MLP's
-   FC1 whose epilogue computes the gated activation besides; it has Hopper kernels alone. */
+   FC1 whose epilogue computes the gated activation besides, and dglu the dgrad of its FC2 whose epilogue computes the
+   gradient of that activation instead of storing D. Both have Hopper kernels alone. */
 #define GMM_GEMM_OP_LIST(X) \
     X(fwd, 0, 0, 0) \
     X(dgrad, 0, 1, 0) \
     X(wgrad, 1, 1, 1) \
-    X(glu, 0, 0, 0)
+    X(glu, 0, 0, 0) \
+    X(dglu, 0, 1, 0)
 
 /* Tiles: X(tag, M, N, K, stages, warps along M, warps along N, CTAs per multiprocessor, skip). With skip 1, blocks of
    16 rows beyond the group's last row are not multiplied, which pays where groups have fewer rows than a tile. All

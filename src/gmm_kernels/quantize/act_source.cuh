@@ -6,8 +6,7 @@
    repeat the code of all activations. */
 enum {
     GMM_CAST_ACT_SLOTS = 8 * GMM__QUANT_THREADS * 16,    /* bytes: eight elements per row and thread */
-    GMM_CAST_GRADIENT_SLOTS = 2 * GMM_CAST_ACT_SLOTS,    /* of the gradients of gate and linear inputs */
-    GMM_CAST_DOT_COLS = 64                               /* columns of a part of dprob in gmm__act_source.dots */
+    GMM_CAST_GRADIENT_SLOTS = 2 * GMM_CAST_ACT_SLOTS     /* of the gradients of gate and linear inputs */
 };
 static_assert((int)GMM_CAST_ACT_SLOTS >= (int)GMM_CAST_FP8_CODES, "columnwise codes replace the activation's slots");
 
@@ -122,7 +121,7 @@ GMM__DEVICE void gmm_cast_compute_gradient(const gmm_cast_tile *t, uint8_t *slot
     const gmm__act_source *act = &t->a->act;
     const int32_t h_col = t->c0 + t->col0, exists = h_col < act->ffn;
     gmm_cast_gradient_row next = gmm_cast_gradient_begin(t, exists ? h_col : 0);
-    float *dots = act->dots + ((int64_t)(h_col / GMM_CAST_DOT_COLS) * t->a->rows + t->p.source_row + t->p.row +
+    float *dots = act->dots + ((int64_t)(h_col / GMM_ACT_DOT_COLS) * t->a->rows + t->p.source_row + t->p.row +
                                t->row0);
     const int32_t dot_rows = exists && (gmm__lane() & 7) == 0 ? t->valid_rows : 0; /* of which the lane writes dots */
     uint4 *own = (uint4 *)(void *)slots + threadIdx.x;
@@ -164,28 +163,4 @@ GMM__DEVICE void gmm_cast_load_gradient(gmm_cast_tile *t, int32_t h0, int32_t li
     t->end = c0 + act->ffn - h0;
     gmm_cast_tile_at(t, c0);
     gmm_cast_load_slots(own, t->in_cols, t->valid_rows, x);
-}
-
-typedef struct gmm_cast_dprob_args {
-    const float *dots;         /* gmm__act_source.dots */
-    const int64_t *valid_rows; /* device memory */
-    int64_t rows;
-    int32_t ffn, tail_zero;
-    float *dprob;
-} gmm_cast_dprob_args;
-/* dprob of a row from its parts, in the order in which gmm_act_bwd adds. */
-GMM__DEVICE float gmm_cast_dprob_of(const gmm_cast_dprob_args *a, int64_t row) {
-    const int32_t parts = (a->ffn + GMM_CAST_DOT_COLS - 1) / GMM_CAST_DOT_COLS;
-    const int32_t warps = gmm__act_warps_per_row(a->ffn), per_span = GMM__ELEM_SPAN / GMM_CAST_DOT_COLS;
-    float dprob = 0.0f;
-    int32_t warp, part, q;
-    for (warp = 0; warp < warps; warp++) {
-        float sum[4] = { 0.0f, 0.0f, 0.0f, 0.0f };
-        for (part = warp * per_span; part < parts; part += warps * per_span)
-#pragma unroll
-            for (q = 0; q < per_span; q++)
-                if (part + q < parts) sum[q] = __fadd_rn(sum[q], a->dots[(part + q) * a->rows + row]);
-        dprob = __fadd_rn(dprob, __fadd_rn(__fadd_rn(sum[0], sum[1]), __fadd_rn(sum[2], sum[3])));
-    }
-    return dprob;
 }

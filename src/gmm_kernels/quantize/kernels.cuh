@@ -158,16 +158,6 @@ GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_update_scale_slots(const _
                                        a.scale[i]);
 }
 
-/* dprob from the parts that a cast of a gradient has written; zeros behind the last group with tail_zero. One thread
-   per row. */
-GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_cast_dprob(const __grid_constant__ gmm_cast_dprob_args a) {
-    int64_t row = (int64_t)blockIdx.x * GMM__QUANT_THREADS + threadIdx.x;
-    gmm_pdl_wait_only();
-    for (; row < a.rows; row += (int64_t)gridDim.x * GMM__QUANT_THREADS)
-        if (row < *a.valid_rows) a.dprob[row] = gmm_cast_dprob_of(&a, row);
-        else if (a.tail_zero) a.dprob[row] = 0.0f;
-}
-
 /* The master weights of one shard: gmm_shard_amax computes amaxes of blocks by atomic maxima on their bits,
    gmm_shard_codes writes scales and codes. */
 GMM__KERNEL __launch_bounds__(GMM__QUANT_THREADS) gmm_shard_amax(const __grid_constant__ gmm__shard_args a) {

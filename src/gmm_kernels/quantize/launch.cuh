@@ -100,13 +100,6 @@ static GMM__UNUSED cudaError_t gmm_launch_quantize(const gmm__quant_args *a, int
     if (error != cudaSuccess || !cast) return error;
     return gmm__quant_launch(row->cast, limits.pdl, cast_grid, row->smem + any_smem, row->sm_kib, a, stream);
 }
-static GMM__UNUSED cudaError_t gmm_launch_cast_dprob(const gmm_cast_dprob_args *a, gmm__launch_limits limits,
-                                                     cudaStream_t stream) {
-    return gmm__quant_launch((const void *)gmm_cast_dprob, limits.pdl,
-                             gmm__quant_grid(a->rows / GMM__QUANT_THREADS + 1, limits.max_ctas), 0, GMM__SM_KIB(8, 0),
-                             a, stream);
-}
-
 static GMM__UNUSED cudaError_t gmm_launch_dequantize(const gmm__dequant_args *a, int64_t tile_count,
                                                      gmm__launch_limits limits, cudaStream_t stream) {
     return gmm__quant_launch((const void *)gmm_dequantize_tiles, limits.pdl,

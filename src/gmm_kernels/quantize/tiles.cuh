@@ -36,7 +36,7 @@ typedef struct gmm__act_source {
     const uint16_t *dy; /* GMM__CAST_OF_GRADIENT, else NULL: the gradient of the result, [rows][ffn], dy_ld elements
                           from row to row */
     int64_t dy_ld;
-    float *dots;       /* [parts of GMM_CAST_DOT_COLS columns][rows]: dy times the result, summed over a part's columns,
+    float *dots;       /* [parts of GMM_ACT_DOT_COLS columns][rows]: dy times the result, summed over a part's columns,
                           of which dprob is the sum; NULL: not wanted */
 } gmm__act_source;
 

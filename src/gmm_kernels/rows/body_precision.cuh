@@ -145,8 +145,8 @@ GMM__NAME(gmm_act_fwd_amax)(const __grid_constant__ gmm__act_args a) {
 /* dx = p dy df/dx, y = p f(x), dprob = dy . f(x). With dprob, one warp computes a row or, where a row has at least
    as many spans as a CTA has warps, one CTA; the order of additions depends on ffn and the dtypes alone. Without
    dprob each span is a task of its own. The sum of a row for dprob: a lane adds up its columns of a span, then a
-   quarter of a warp its lanes, then its spans in their order; then quarters and warps are added. gmm_cast_dprob
-   (quantize/act_source.cuh) adds in the same order. */
+   quarter of a warp its lanes, then its spans in their order; then quarters and warps are added. gmm_act_dprob
+   (dprob.cuh) adds in the same order. */
 GMM__DEVICE void GMM__NAME(gmm__act_bwd_rows)(const gmm__act_args *a, int takes_amax) {
     gmm_pdl_wait();
     const uint32_t valid_rows = (uint32_t)*a->valid_rows, rows = a->tail_zero ? (uint32_t)a->rows : valid_rows;

@@ -176,6 +176,12 @@ static GMM__UNUSED cudaError_t gmm__k_act_bwd(const gmm__act_args *args, gmm__la
                               stream);
 }
 
+static GMM__UNUSED cudaError_t gmm__k_dprob(const gmm__dprob_args *a, gmm__launch_limits limits, cudaStream_t stream) {
+    if (a->rows == 0) return cudaSuccess;
+    return gmm__k_launch((const void *)gmm_act_dprob, (a->rows - 1) / GMM__ELEM_BLOCK + 1, limits, GMM__ELEM_BLOCK, 0,
+                         a, stream);
+}
+
 static GMM__UNUSED size_t gmm__map_counts_bytes(int64_t slots, int32_t experts) {
     return (size_t)((slots + GMM__MAP_CHUNK - 1) / GMM__MAP_CHUNK) * (size_t)experts * 4;
 }

@@ -7,13 +7,7 @@ GMM__DEVICE float gmm__warp_sum(float v) {
     for (d = 16; d > 0; d >>= 1) v += __shfl_xor_sync(0xFFFFFFFFu, v, d);
     return v;
 }
-/* The sum over a quarter of a warp, that is over 8 adjacent lanes, and the sum of these four sums. */
-GMM__DEVICE float gmm__quarter_warp_sum(float v) {
-    int32_t d;
-#pragma unroll
-    for (d = 1; d < 8; d <<= 1) v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, d));
-    return v;
-}
+/* The sum of the four sums of gmm__quarter_warp_sum. */
 GMM__DEVICE float gmm__sum_of_quarters(float v) {
     v = __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 8));
     return __fadd_rn(v, __shfl_xor_sync(0xFFFFFFFFu, v, 16));

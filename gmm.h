@@ -4981,7 +4981,8 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL: a "
+                                    "query without both gives its bytes");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
@@ -8320,6 +8321,9 @@ static gmm_status gmm__moe_read_operands(gmm__call *call) {
         return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",
                            gmm_dtype_name(call->mat[GMM__X_].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
     if (fwd) {
+        if (!d->route && !d->indices && slots > 0 && !call->query)
+            return gmm__refuse_that(call, GMM_E_NULL, "indices", "is NULL, and so is route: one of them gives the "
+                                    "experts of %lld slots", (long long)slots);
         if ((s = gmm__moe_read_mat(call, GMM__Y, "out", d->out, 1, call->out)) != GMM_OK ||
             (!d->route && (s = gmm__check_array(call, "indices", d->indices, 1, slots)) != GMM_OK))
             return s;

@@ -119,7 +119,8 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL: a "
+                                    "query without both gives its bytes");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "

@@ -2633,7 +2633,8 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.capacity", "%lld must be >= 0", (long long)g->capacity);
     if (g->dtype != GMM_I32 && g->dtype != GMM_I64)
-        return gmm__refuse(call, GMM_E_DTYPE, "groups.dtype", "%s must be i32 or i64", gmm_dtype_name(g->dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "groups.dtype", "%s%s must be i32 or i64", gmm_dtype_name(g->dtype),
+                           g->dtype == GMM_NONE ? " (0)" : "");
     if (g->form != GMM_SPLIT_SIZES && g->form != GMM_SPLIT_OFFSETS)
         return gmm__refuse(call, GMM_E_ARG, "groups.form", "%d is neither sizes (0) nor offsets (1)", (int)g->form);
     if (g->tail != GMM_TAIL_KEEP && g->tail != GMM_TAIL_ZERO)
@@ -2672,6 +2673,24 @@ static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, in
 }
 static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
 
+/* Refuses a dtype that is not in the set `dtypes`, whose names the message has. */
+static GMM__UNUSED gmm_status gmm__refuse_dtype(const gmm__call *call, const char *argument, const gmm_mat *m,
+                                                uint32_t dtypes) {
+    /* a quantized operand may be meant, whose scaling was not set */
+    const int unscaled = dtypes == (uint32_t)GMM__FLOATS && m->scaling == GMM_SCALING_NONE &&
+                         m->dtype >= GMM_E4M3 && m->dtype <= GMM_E2M1;
+    char names[96] = "";
+    size_t length = 0;
+    int k;
+    for (k = GMM_F32; k <= GMM_F64; k++) {
+        if (!(dtypes >> k & 1u)) continue;
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s",
+                                   length == 0 ? "" : dtypes >> k == 1u ? " or " : ", ", gmm_dtype_name((gmm_dtype)k));
+    }
+    return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s%s must be %s", gmm_dtype_name(m->dtype),
+                       m->dtype == GMM_NONE ? " (0)" : unscaled ? " with scaling none (0)" : "", names);
+}
+
 /* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
    and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
@@ -2686,9 +2705,9 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
+        return gmm__refuse_dtype(call, argument, m, dtypes);
     if (m->scaling != GMM_SCALING_NONE)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s must be none (0): this operand is not quantized",
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized operands",
@@ -2777,7 +2796,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none (0): a quantized operand needs another");
     s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
                                              cols, &l, &error)
                       : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &error);
@@ -3234,7 +3253,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", g.count, (long long)g.capacity,
                    (long long)K, (long long)N);
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be linear_fwd, linear_dgrad, linear_wgrad or "
+                           "linear_bgrad", (int)op, gmm_op_name(op));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;
@@ -4947,8 +4967,8 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     int i;
     for (i = 0; i < 3; i++)
         if (features[i].value % align)
-            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for mlp.quant.recipe",
-                               (long long)features[i].value, (int)align);
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d by the recipe %s",
+                               (long long)features[i].value, (int)align, gmm_recipe_name(call->recipe.kind));
     call->in_align = call->out_align = align;
     return GMM_OK;
 }
@@ -4964,7 +4984,8 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL: a "
+                                    "query without both gives its bytes");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
@@ -5095,7 +5116,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
 
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be mlp_fwd, mlp_bwd or mlp_wgrad", (int)op,
+                           gmm_op_name(op));
     if (d->reserved || d->reserved1)
         return gmm__refuse(call, GMM_E_ARG, "reserved", "%d and reserved1 %d must be 0", d->reserved, d->reserved1);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
@@ -5115,9 +5137,12 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
-        if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %s must be mlp.config.recipe, %s, and "
-                               "not none", gmm_recipe_name(call->recipe.kind), gmm_recipe_name(c->recipe));
+        if (call->recipe.kind != c->recipe)
+            return gmm__refuse_that(call, GMM_E_CONFIG, "config.recipe", "is %s, but the kind of quant.recipe is %s: "
+                                    "they must be equal", gmm_recipe_name(c->recipe),
+                                    gmm_recipe_name(call->recipe.kind));
+        if (c->recipe == GMM_RECIPE_NONE)
+            return gmm__refuse_that(call, GMM_E_CONFIG, "quant", "must be NULL: config.recipe is none");
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;
@@ -8357,6 +8382,9 @@ static gmm_status gmm__moe_read_operands(gmm__call *call) {
         return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",
                            gmm_dtype_name(call->mat[GMM__X_].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
     if (fwd) {
+        if (!d->route && !d->indices && slots > 0 && !call->query)
+            return gmm__refuse_that(call, GMM_E_NULL, "indices", "is NULL, and so is route: one of them gives the "
+                                    "experts of %lld slots", (long long)slots);
         if ((s = gmm__moe_read_mat(call, GMM__Y, "out", d->out, 1, call->out)) != GMM_OK ||
             (!d->route && (s = gmm__check_array(call, "indices", d->indices, 1, slots)) != GMM_OK))
             return s;
@@ -9170,7 +9198,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm__extents src;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be quantize or requantize", (int)op,
+                           gmm_op_name(op));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)
@@ -13488,9 +13517,9 @@ static gmm_status gmm__verify_values(const gmm__call *call, const char *name, co
         if (s != GMM_OK) return s;
         for (i = 0; i < n; i++)
             if ((values[i] < -1 && !any_negative) || values[i] >= limit)
-                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s, or >= 0 and below %lld",
-                                   (long long)(first + i), values[i], any_negative ? "negative" : "-1",
-                                   (long long)limit);
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s %lld", (long long)(first + i),
+                                   values[i], any_negative ? "negative, or below index_rows times index_div,"
+                                                           : "-1, or >= 0 and below", (long long)limit);
     }
     return GMM_OK;
 }
@@ -14252,8 +14281,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CUDA && (s = gmm__cuda_probe(&c, &device, error)) != GMM_OK) return s;
 #else
     if (c.space == GMM_SPACE_CUDA)
-        return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
-                         "engine alone; compile the implementation with nvcc", c.device);
+        return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: 1 (CUDA), config.device: %d, but this build "
+                         "holds the CPU engine alone: compile the implementation with nvcc", c.device);
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", c.device);

@@ -1230,12 +1230,12 @@ static GMM__UNUSED int64_t gmm__min_i64(int64_t a, int64_t b) { return a < b ? a
    breaks: GMM_E_ARG if it is too small for any version, GMM_E_VERSION if the caller's is newer. */
 static GMM__UNUSED gmm_status gmm__check_size(uint32_t struct_size, size_t size, char rule[96]) {
     if (struct_size && struct_size < 2 * sizeof struct_size) {
-        (void)snprintf(rule, 96, "struct_size %u is too small for any version", struct_size);
+        (void)snprintf(rule, 96, "struct_size %u is too small for any version; write = GMM_ZERO", struct_size);
         return GMM_E_ARG;
     }
     if (struct_size <= size) return GMM_OK;
-    (void)snprintf(rule, 96, "struct_size %u is larger than the %u bytes of version %s", struct_size, (unsigned)size,
-                   GMM_VERSION_STRING);
+    (void)snprintf(rule, 96, "struct_size %u is larger than the %u bytes of version %s; write = GMM_ZERO", struct_size,
+                   (unsigned)size, GMM_VERSION_STRING);
     return GMM_E_VERSION;
 }
 /* Copies a descriptor that opens with struct_size; fields that an older caller lacks become 0. */

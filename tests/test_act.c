@@ -704,7 +704,8 @@ static void bad_operands(int arg) {
     REFUSE(GMM_E_NULL, r.groups.splits = NULL, r.groups.splits = d.groups->splits, "groups.splits");
     r = make(settings(GMM_ACT_SWIGLU, 0), 12, 12, 24, GMM_BF16, GMM_BF16, GMM_BF16, GMM_BF16, 0);
     d = *bind(&r, 1);
-    REFUSE(GMM_E_DTYPE, r.x.mat.dtype = GMM_U8, r.x.mat.dtype = GMM_BF16, "x: dtype u8", "G=7 T=12 ffn=24 swiglu u8");
+    REFUSE(GMM_E_DTYPE, r.x.mat.dtype = GMM_U8, r.x.mat.dtype = GMM_BF16, "x: dtype u8 must be f32, f16 or bf16",
+           "G=7 T=12 ffn=24 swiglu u8");
     REFUSE(GMM_E_DTYPE, r.dx.mat.dtype = GMM_I32, r.dx.mat.dtype = GMM_BF16, "dx: dtype i32", shapes);
     REFUSE(GMM_E_DTYPE, r.dy.mat.scaling = GMM_SCALING_MX32, r.dy.mat.scaling = GMM_SCALING_NONE, "dy: scaling mx32");
     REFUSE(GMM_E_STRIDE, r.x.mat.ld = 47, r.x.mat.ld = 0, "x: ld 47 must be >= the 48 columns", shapes);

@@ -714,8 +714,8 @@ static void refusals(int arg) {
     (void)arg;
     build(&c, REF_NVFP4, GMM_SAVE_PREACT);
     c.config.recipe = GMM_RECIPE_MXFP8;
-    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe: kind nvfp4 must be "
-              "mlp.config.recipe, mxfp8", NULL);
+    T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.config.recipe is mxfp8, but the kind "
+              "of quant.recipe is nvfp4", NULL);
     c.config.recipe = c.recipe.kind;
     c.recipe.grad.hadamard = 0;
     T_REFUSED(GMM_E_CONFIG, gmm_mlp_fwd(T.ctx, &c.d, NULL, 0, T.stream), ": mlp.quant.recipe.grad.hadamard: ", NULL);

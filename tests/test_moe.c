@@ -961,7 +961,7 @@ static void refused_fields(int arg) {
     REFUSED(GMM_E_NULL, FWD, r.c.d.x = NULL, "moe.x is NULL");
     REFUSED(GMM_E_DTYPE, FWD, r.c.d.x = &f32, "moe.x: dtype f32 must be that of moe.mlp.w2, bf16");
     REFUSED(GMM_E_NULL, FWD, r.c.d.out = NULL, "moe.out is NULL");
-    REFUSED(GMM_E_NULL, FWD, r.c.d.indices = NULL, "moe.indices is NULL for 111 values", "R=111");
+    REFUSED(GMM_E_NULL, FWD, r.c.d.indices = NULL, "moe.indices is NULL, and so is route", "R=111");
     REFUSED(GMM_E_NULL, FWD, r.c.d.probs = NULL, "moe.probs is NULL for 111 values");
     REFUSED(GMM_E_NULL, FWD, (r.c.d.probs = NULL, r.c.d.dprobs = NULL), "moe.probs is NULL for 111 values");
     REFUSED(GMM_E_WORKSPACE, FWD, r.c.d.saved_bytes -= 1, "moe.saved has");
@@ -1032,7 +1032,7 @@ static void refused_recipes(int arg) {
     ready_to_refuse(&r, &s);
     REFUSED(GMM_E_ARG, FWD, r.c.config.hidden = 48, "moe.mlp.config.hidden: 48 must be a multiple of 32");
     REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.quant = NULL, "moe.mlp.config.recipe");
-    REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.quant.recipe");
+    REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.config.recipe is none");
     REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob = 0, r.c.config.prob_on_input = 1), "moe.mlp.config.prob_on_input");
 }
 

@@ -216,7 +216,7 @@ static void indices(int arg) {
     l.workspace = t_workspace(l.bytes);
     if (arg) {
         T_REFUSED_TEXT(GMM_E_ARG, call(ctx, &l.d, l.workspace, l.bytes, T.stream), gmm_last_error(ctx), needle[arg],
-                       "[597] is 120", "must be negative, or >= 0 and below 120", NULL);
+                       "[597] is 120", "must be negative, or below index_rows times index_div, 120", NULL);
         untouched(&l);
     } else T_OK_TEXT(call(ctx, &l.d, l.workspace, l.bytes, T.stream), gmm_last_error(ctx));
 }

@@ -1,11 +1,12 @@
 #!/bin/sh
 # guide.sh [emulated]: checks the guide, docs/guide. The C blocks of a page are one program: it compiles without
-# warnings, runs, and prints the page's blocks of text. A program for a GPU is compiled where there are CUDA's headers,
-# and runs on a GPU, or with `emulated` on the CPU. Lines of shell blocks run beside the headers in a folder gmm and the
-# program as main.c, without -O3; on kernels without bodies where there is no GPU.
+# warnings, as C++17 too where there is a compiler of it, runs, and prints the page's blocks of text. A program for a
+# GPU is compiled where there are CUDA's headers, and runs on a GPU, or with `emulated` on the CPU. Lines of shell
+# blocks run beside the headers in a folder gmm and the program as main.c, without -O3; on kernels without bodies where
+# there is no GPU.
 # CC, CXX, B and P as for check.sh, which calls this.
 
-CC=${CC:-gcc} B=${B:-build} P=${P:-build/probe}
+CC=${CC:-gcc} CXX=${CXX:-g++} B=${B:-build} P=${P:-build/probe}
 W=${W:-build/check}/guide
 strict="-std=c11 -Wall -Wextra -pedantic -Werror"
 nvcc=$(cat $P/nvcc)
@@ -27,12 +28,21 @@ compile() { # PAGE FLAGS...
     head -n 20 "$W/log"
     return 1
 }
+in_cxx() { # PAGE PROGRAM
+    printf '#include <vector>\n' | $CXX -x c++ -fsyntax-only - 2> /dev/null || return
+    [ "$for_gpu" = 0 ] || [ -s $P/cudaheaders ] || return
+    $CXX -x c++ -std=c++17 -Wall -Wextra -pedantic -Werror -I. $(cat $P/cudaheaders) -fsyntax-only "$2" \
+        > "$W/log" 2>&1 && return
+    fail "$1: its program is not C++17:"
+    head -n 20 "$W/log"
+}
 # The program of a page, as the tests are compiled.
 program() {
     program=$W/$2
     block c "$1" > "$program.c"
     [ -s "$program.c" ] || return
     for_gpu=$(grep -c cuda_runtime "$program.c")
+    [ -n "$emulated" ] || in_cxx "$1" "$program.c"
     if [ -n "$emulated" ]; then
         [ "$for_gpu" = 0 ] || { compile "$1" $(cat $P/cudaheaders) -o "$program" "$program.c" build/emulated/gmm.o \
             $(cat $P/emulated.link) && runs "$1" "$program"; }

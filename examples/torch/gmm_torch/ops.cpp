@@ -107,12 +107,13 @@ static Tensor linear_bgrad(const Tensor &dy, const Tensor &splits) {
 
 /* ---- Expert MLP */
 
-/* The number of a name in a table; an unknown one is refused with the names there are. */
-static int lookup(const std::vector<std::string> &names, c10::string_view name, const char *what) {
+/* The number of a name in a table; an unknown one is refused with the names there are, but for `unserved`. */
+static int lookup(const std::vector<std::string> &names, c10::string_view name, const char *what,
+                  const char *unserved = "") {
     std::string all;
     for (size_t i = 0; i < names.size(); i++) {
         if (names[i] == name) return (int)i;
-        all += (i ? ", " : "") + names[i];
+        if (names[i] != unserved) all += (all.empty() ? "" : ", ") + names[i];
     }
     TORCH_CHECK(false, "gmm: ", what, " '", std::string(name), "' must be one of ", all);
 }
@@ -126,7 +127,7 @@ static gmm_act act_of(c10::string_view name) {
         list.push_back("gpt_oss");
         return list;
     }();
-    const int i = lookup(names, name, "act");
+    const int i = lookup(names, name, "act", "none");
     gmm_act act = GMM_ZERO;
     if (names[(size_t)i] == "gpt_oss") return gmm_act_of(GMM_ACT_PRESET_GPT_OSS);
     act.kind = (gmm_act_kind)i;
@@ -164,7 +165,7 @@ struct Mlp {
         const int policy = lookup(saves, save, "save");
         layer.save_rows = policy == (int)saves.size() - 1;
         config.save = layer.save_rows ? GMM_SAVE_PREACT : (gmm_save)policy;
-        config.recipe = (gmm_recipe_kind)lookup(recipes, recipe_name, "recipe");
+        config.recipe = (gmm_recipe_kind)lookup(recipes, recipe_name, "recipe", "fp8_delayed");
         TORCH_CHECK(config.recipe != GMM_RECIPE_FP8_DELAYED,
                     "gmm: recipe 'fp8_delayed' keeps scales between steps, which these operators do not: use "
                     "'fp8_current' or 'fp8_block'");

@@ -169,7 +169,8 @@ static GMM__UNUSED gmm_status gmm__read_groups(gmm__call *call, const gmm_groups
     if (g->capacity < 0)
         return gmm__refuse(call, GMM_E_ARG, "groups.capacity", "%lld must be >= 0", (long long)g->capacity);
     if (g->dtype != GMM_I32 && g->dtype != GMM_I64)
-        return gmm__refuse(call, GMM_E_DTYPE, "groups.dtype", "%s must be i32 or i64", gmm_dtype_name(g->dtype));
+        return gmm__refuse(call, GMM_E_DTYPE, "groups.dtype", "%s%s must be i32 or i64", gmm_dtype_name(g->dtype),
+                           g->dtype == GMM_NONE ? " (0)" : "");
     if (g->form != GMM_SPLIT_SIZES && g->form != GMM_SPLIT_OFFSETS)
         return gmm__refuse(call, GMM_E_ARG, "groups.form", "%d is neither sizes (0) nor offsets (1)", (int)g->form);
     if (g->tail != GMM_TAIL_KEEP && g->tail != GMM_TAIL_ZERO)
@@ -208,6 +209,24 @@ static GMM__UNUSED gmm__extents gmm__matrices(int64_t matrices, int64_t rows, in
 }
 static GMM__UNUSED gmm__extents gmm__matrix(int64_t rows, int64_t cols) { return gmm__matrices(0, rows, cols); }
 
+/* Refuses a dtype that is not in the set `dtypes`, whose names the message has. */
+static GMM__UNUSED gmm_status gmm__refuse_dtype(const gmm__call *call, const char *argument, const gmm_mat *m,
+                                                uint32_t dtypes) {
+    /* a quantized operand may be meant, whose scaling was not set */
+    const int unscaled = dtypes == (uint32_t)GMM__FLOATS && m->scaling == GMM_SCALING_NONE &&
+                         m->dtype >= GMM_E4M3 && m->dtype <= GMM_E2M1;
+    char names[96] = "";
+    size_t length = 0;
+    int k;
+    for (k = GMM_F32; k <= GMM_F64; k++) {
+        if (!(dtypes >> k & 1u)) continue;
+        length += (size_t)snprintf(names + length, sizeof names - length, "%s%s",
+                                   length == 0 ? "" : dtypes >> k == 1u ? " or " : ", ", gmm_dtype_name((gmm_dtype)k));
+    }
+    return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s%s must be %s", gmm_dtype_name(m->dtype),
+                       m->dtype == GMM_NONE ? " (0)" : unscaled ? " with scaling none (0)" : "", names);
+}
+
 /* Reads an operand without scaling into call->mat[role] and checks it: its dtype against the set `dtypes`, strides,
    and outside of queries addresses and alignment. `mat` may be NULL where the operand is not required. */
 static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const char *argument, const gmm_mat *mat,
@@ -222,9 +241,9 @@ static GMM__UNUSED gmm_status gmm__read_mat(gmm__call *call, int role, const cha
                         : GMM_OK;
     if ((s = gmm__read(call, argument, m, sizeof *m, mat)) != GMM_OK) return s;
     if (m->dtype <= GMM_NONE || m->dtype > GMM_F64 || !(dtypes >> m->dtype & 1u))
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "dtype %s is not accepted here", gmm_dtype_name(m->dtype));
+        return gmm__refuse_dtype(call, argument, m, dtypes);
     if (m->scaling != GMM_SCALING_NONE)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s is not accepted here",
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling %s must be none (0): this operand is not quantized",
                            gmm_scaling_name(m->scaling));
     if (m->flags & ~(uint32_t)GMM_MAT_TABLE_ON_HOST)
         return gmm__refuse(call, GMM_E_ARG, argument, "flags 0x%x has bits that are unknown or of quantized operands",
@@ -313,7 +332,7 @@ static GMM__UNUSED gmm_status gmm__read_quant(gmm__call *call, int role, const c
     int nv, lacks_data;
     if (s != GMM_OK) return s;
     if (m->scaling == GMM_SCALING_NONE)
-        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none is not accepted here");
+        return gmm__refuse(call, GMM_E_DTYPE, argument, "scaling none (0): a quantized operand needs another");
     s = matrices == 0 ? gmm_layout_of_groups(m->dtype, m->scaling, m->scale_order, direction, call->groups.count, rows,
                                              cols, &l, &error)
                       : gmm_layout_of(m->dtype, m->scaling, m->scale_order, direction, rows, cols, &l, &error);

@@ -170,8 +170,8 @@ GMMDEF gmm_status gmm__create(gmm_context **out, const gmm_config *config, uint3
     if (c.space == GMM_SPACE_CUDA && (s = gmm__cuda_probe(&c, &device, error)) != GMM_OK) return s;
 #else
     if (c.space == GMM_SPACE_CUDA)
-        return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: CUDA %d asked, but this build holds the CPU "
-                         "engine alone; compile the implementation with nvcc", c.device);
+        return gmm__fail(error, GMM_E_BUILD, "gmm_create: config.space: 1 (CUDA), config.device: %d, but this build "
+                         "holds the CPU engine alone: compile the implementation with nvcc", c.device);
 #endif
     if (c.space == GMM_SPACE_CPU && c.device != 0)
         return gmm__fail(error, GMM_E_ARG, "gmm_create: config.device: %d must be 0 for the CPU", c.device);

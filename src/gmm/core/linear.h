@@ -134,7 +134,8 @@ static gmm_status gmm__linear_prepare(gmm__call *call, gmm_context *ctx, gmm_op 
     (void)snprintf(call->shapes, sizeof call->shapes, "G=%d T=%lld K=%lld N=%lld", g.count, (long long)g.capacity,
                    (long long)K, (long long)N);
     if (op < GMM_OP_LINEAR_FWD || op > GMM_OP_LINEAR_BGRAD)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no linear operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be linear_fwd, linear_dgrad, linear_wgrad or "
+                           "linear_bgrad", (int)op, gmm_op_name(op));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK || (s = gmm__read_groups(call, d->groups)) != GMM_OK)
         return s;
     G = call->groups.count;

@@ -102,8 +102,8 @@ static gmm_status gmm__mlp_check_features(gmm__call *call) {
     int i;
     for (i = 0; i < 3; i++)
         if (features[i].value % align)
-            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d for mlp.quant.recipe",
-                               (long long)features[i].value, (int)align);
+            return gmm__refuse(call, GMM_E_ARG, features[i].name, "%lld must be a multiple of %d by the recipe %s",
+                               (long long)features[i].value, (int)align, gmm_recipe_name(call->recipe.kind));
     call->in_align = call->out_align = align;
     return GMM_OK;
 }
@@ -119,7 +119,8 @@ static gmm_status gmm__mlp_check_policies(gmm__call *call) {
         return gmm__refuse(call, GMM_E_ARG, "quant.backward_override", "%d must be 0 to %d",
                            (int)q->backward_override, (int)GMM_BACKWARD_DEQUANTIZED);
     if (q->weight_skip && !q->weight_cache)
-        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL");
+        return gmm__refuse_that(call, GMM_E_CONFIG, "quant.weight_skip", "needs quant.weight_cache, which is NULL: a "
+                                    "query without both gives its bytes");
     if (!gmm__saves_copies(c)) return GMM_OK;
     if (call->recipe.input.dtype == GMM_NONE)
         return gmm__refuse(call, GMM_E_CONFIG, "config.save", "%d keeps x and FC2's input quantized, but quant.recipe "
@@ -250,7 +251,8 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
 
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "mlp", d, sizeof *d, mlp)) != GMM_OK) return s;
     if (op < GMM_OP_MLP_FWD || op > GMM_OP_MLP_WGRAD)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no MLP operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be mlp_fwd, mlp_bwd or mlp_wgrad", (int)op,
+                           gmm_op_name(op));
     if (d->reserved || d->reserved1)
         return gmm__refuse(call, GMM_E_ARG, "reserved", "%d and reserved1 %d must be 0", d->reserved, d->reserved1);
     if ((s = gmm__read(call, "config", c, sizeof *c, d->config)) != GMM_OK) return s;
@@ -270,9 +272,12 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
-        if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
-            return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %s must be mlp.config.recipe, %s, and "
-                               "not none", gmm_recipe_name(call->recipe.kind), gmm_recipe_name(c->recipe));
+        if (call->recipe.kind != c->recipe)
+            return gmm__refuse_that(call, GMM_E_CONFIG, "config.recipe", "is %s, but the kind of quant.recipe is %s: "
+                                    "they must be equal", gmm_recipe_name(c->recipe),
+                                    gmm_recipe_name(call->recipe.kind));
+        if (c->recipe == GMM_RECIPE_NONE)
+            return gmm__refuse_that(call, GMM_E_CONFIG, "quant", "must be NULL: config.recipe is none");
         if ((s = gmm__mlp_check_features(call)) != GMM_OK || (s = gmm__mlp_check_policies(call)) != GMM_OK) return s;
     }
     if ((s = gmm__read_options(call, d->options)) != GMM_OK) return s;

@@ -206,6 +206,9 @@ static gmm_status gmm__moe_read_operands(gmm__call *call) {
         return gmm__refuse(call, GMM_E_DTYPE, "x", "dtype %s must be that of moe.mlp.w2, %s",
                            gmm_dtype_name(call->mat[GMM__X_].dtype), gmm_dtype_name(call->mat[GMM__W2].dtype));
     if (fwd) {
+        if (!d->route && !d->indices && slots > 0 && !call->query)
+            return gmm__refuse_that(call, GMM_E_NULL, "indices", "is NULL, and so is route: one of them gives the "
+                                    "experts of %lld slots", (long long)slots);
         if ((s = gmm__moe_read_mat(call, GMM__Y, "out", d->out, 1, call->out)) != GMM_OK ||
             (!d->route && (s = gmm__check_array(call, "indices", d->indices, 1, slots)) != GMM_OK))
             return s;

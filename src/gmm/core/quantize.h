@@ -84,7 +84,8 @@ static gmm_status gmm__quantize_prepare(gmm__call *call, gmm_context *ctx, gmm_o
     gmm__extents src;
     if (s != GMM_OK || (s = gmm__read_descriptor(call, "quantization", d, sizeof *d, quantization)) != GMM_OK) return s;
     if (op != GMM_OP_QUANTIZE && op != GMM_OP_REQUANTIZE)
-        return gmm__refuse(call, GMM_E_ARG, "op", "%d is no quantizing operation", (int)op);
+        return gmm__refuse(call, GMM_E_ARG, "op", "%d (%s) must be quantize or requantize", (int)op,
+                           gmm_op_name(op));
     if ((s = gmm__read_options(call, d->options)) != GMM_OK ||
         (s = gmm__read_units(call, d->groups, d->count, d->rows, d->cols)) != GMM_OK ||
         (s = gmm__read(call, "format", f, sizeof *f, d->format)) != GMM_OK)

@@ -58,9 +58,9 @@ static gmm_status gmm__verify_values(const gmm__call *call, const char *name, co
         if (s != GMM_OK) return s;
         for (i = 0; i < n; i++)
             if ((values[i] < -1 && !any_negative) || values[i] >= limit)
-                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s, or >= 0 and below %lld",
-                                   (long long)(first + i), values[i], any_negative ? "negative" : "-1",
-                                   (long long)limit);
+                return gmm__refuse(call, GMM_E_ARG, name, "[%lld] is %d: must be %s %lld", (long long)(first + i),
+                                   values[i], any_negative ? "negative, or below index_rows times index_div,"
+                                                           : "-1, or >= 0 and below", (long long)limit);
     }
     return GMM_OK;
 }

@@ -2496,11 +2496,12 @@ static GMM__UNUSED gmm_status gmm__refuse_that(const gmm__call *call, gmm_status
     return status;
 }
 
-/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". */
+/* Fails a call because of a member of `argument`. `rule` begins with the member's name: "limit: -1 must be". A colon
+   follows it, or a space where the member is a struct_size. */
 static GMM__UNUSED gmm_status gmm__refuse_member(const gmm__call *call, gmm_status status, const char *argument,
                                                  const char *rule) {
     char path[96];
-    const size_t name = strcspn(rule, ":");
+    const size_t name = strcspn(rule, ": ");
     (void)snprintf(path, sizeof path, "%s.%.*s", argument, (int)name, rule);
     return gmm__refuse(call, status, path, "%s", rule + name + strspn(rule + name, ": "));
 }

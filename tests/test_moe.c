@@ -951,6 +951,8 @@ static void refused_fields(int arg) {
     REFUSED(GMM_E_ARG, FWD, r.c.config.topk = 2, "moe.mlp.config.topk: 2 must be that of the layer, 3");
     REFUSED(GMM_E_CONFIG, FWD, r.c.config.ffn = 0, "moe.mlp.config.ffn: 0 must be >= 1");
     REFUSED(GMM_E_CONFIG, FWD, r.c.config.prob_on_bias2 = 0, "moe.mlp.config.prob_on_bias2: 0 with topk 3");
+    REFUSED(GMM_E_ARG, FWD, r.c.config.act.struct_size = 4,
+            "moe.mlp.config.act.struct_size: 4 is too small for any version");
     REFUSED(GMM_E_ARG, FWD, r.c.mlp.reserved = 1, "moe.mlp.reserved: 1");
     REFUSED(GMM_E_NULL, FWD, r.c.mlp.w1 = NULL, "moe.mlp.w1 is NULL");
     REFUSED(GMM_E_NULL, FWD, r.c.mlp.w2 = NULL, "moe.mlp.w2 is NULL");
@@ -1032,6 +1034,8 @@ static void refused_recipes(int arg) {
     ready_to_refuse(&r, &s);
     REFUSED(GMM_E_ARG, FWD, r.c.config.hidden = 48, "moe.mlp.config.hidden: 48 must be a multiple of 32");
     REFUSED(GMM_E_CONFIG, FWD, r.c.mlp.quant = NULL, "moe.mlp.config.recipe");
+    REFUSED(GMM_E_ARG, FWD, r.c.recipe.input.struct_size = 4,
+            "moe.mlp.quant.recipe.input.struct_size: 4 is too small for any version");
     REFUSED(GMM_E_CONFIG, FWD, r.c.config.recipe = GMM_RECIPE_NONE, "moe.mlp.config.recipe is none");
     REFUSED(GMM_E_CONFIG, FWD, (r.c.config.prob = 0, r.c.config.prob_on_input = 1), "moe.mlp.config.prob_on_input");
 }

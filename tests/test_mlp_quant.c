@@ -214,6 +214,26 @@ static void policy_bits(int arg) {
     t_same("dw2", t_mat_bits(&preact.dw2), t_mat_bits(&c.dw2), sizeof(float) * G * FFN * HIDDEN);
 }
 
+/* Members behind the struct_size of a recipe's formats are not read. */
+static void smaller_formats(int arg) {
+    mlp_case whole, smaller;
+    (void)arg;
+    t_reseed(7);
+    build(&whole, REF_FP8_CURRENT, GMM_SAVE_QUANTIZED);
+    mlp_forward(&whole.d);
+    gradients_of(&whole, NULL);
+    t_reseed(7);
+    build(&smaller, REF_FP8_CURRENT, GMM_SAVE_QUANTIZED);
+    for (int i = 0; i < 3; i++) {
+        gmm_format *f = i == 0 ? &smaller.recipe.input : i == 1 ? &smaller.recipe.weight : &smaller.recipe.grad;
+        f->struct_size = (uint32_t)offsetof(gmm_format, eps);
+        f->eps = 1e20f;
+    }
+    mlp_forward(&smaller.d);
+    gradients_of(&smaller, NULL);
+    same_gradients(&whole, &smaller);
+}
+
 /* Weights in a cache: the bits are those without one, and with the word set nothing reads the weights. */
 static void weight_cache(int arg) {
     const int32_t words[2] = { 0, 1 };
@@ -864,6 +884,7 @@ void tests_mlp_quant(void) {
         t_add(bias_gradients, i, "mlp recipe %s bias gradients from its casts", ref_recipe_of(i).name);
         t_add(bias_workspace, i, "mlp recipe %s workspace of bias gradients", ref_recipe_of(i).name);
     }
+    t_add(smaller_formats, 0, "mlp recipe formats of fewer members");
     t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)

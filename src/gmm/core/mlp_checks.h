@@ -270,6 +270,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
+        gmm__complete_recipe(&call->recipe);
         if (call->recipe.kind == GMM_RECIPE_NONE || call->recipe.kind != c->recipe)
             return gmm__refuse(call, GMM_E_CONFIG, "quant.recipe", "kind %s must be mlp.config.recipe, %s, and "
                                "not none", gmm_recipe_name(call->recipe.kind), gmm_recipe_name(c->recipe));

@@ -1285,8 +1285,8 @@ GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quan
 
 /* The rowwise and columnwise copies of src that are wanted, both from its own values. Padding of data and scales is
    zeroed, except in the last 16 rows of a group that a Hadamard transform mixes (gmm_quant.h section 6). Transformed
-   matrices of fixed extents have a multiple of 16 rows. An empty group has scale 1 (TENSOR; delayed: its scale as any
-   other) and amax 0.
+   matrices of fixed extents have a multiple of 16 rows. An empty group has amax 0 and, in TENSOR and columnwise ROW,
+   the scale of that amax, 1 without eps (delayed: its scale as any other).
    Stream, graph: enqueued; capturable, and a replay may have other group sizes, skip, scale and random.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,
@@ -5138,6 +5138,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
+        gmm__complete_recipe(&call->recipe);
         if (call->recipe.kind != c->recipe)
             return gmm__refuse_that(call, GMM_E_CONFIG, "config.recipe", "is %s, but the kind of quant.recipe is %s: "
                                     "they must be equal", gmm_recipe_name(c->recipe),
@@ -5482,7 +5483,8 @@ static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat
         o->format[direction] = gmm__mlp_format_of(&steps->call->recipe, slot, (gmm_direction)direction);
     if (source->scaling == GMM_SCALING_NONE) return;
     o->copy[GMM_ROWWISE] = *source;
-    if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
+    if (source->columnwise)
+        (void)gmm__copy_sized(&o->copy[GMM_COLUMNWISE], sizeof o->copy[GMM_COLUMNWISE], source->columnwise);
 }
 
 /* Makes the addresses of a weight unknown: it becomes a table in host memory without entries, which in a plan takes
@@ -11257,7 +11259,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    scales_by_amax = gmm__amax_by_unit(f) || a.row_amax;
+    scales_by_amax = gmm__amax_by_unit(f) || a.row_amax || a.col_amax;
     if (e == cudaSuccess && takes_amax && (scales_by_amax || records_amax))
         e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);

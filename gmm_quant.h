@@ -1253,6 +1253,15 @@ static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) 
     char rule[96];
     return gmm__read_sized(dst, size, src, rule) == GMM_OK;
 }
+/* Members behind the struct_size of a format that a recipe holds become 0, as where the format stands alone. */
+static GMM__UNUSED void gmm__complete_recipe(gmm_recipe *recipe) {
+    gmm_format *const f[3] = { &recipe->input, &recipe->weight, &recipe->grad };
+    int i;
+    for (i = 0; i < 3; i++) {
+        const gmm_format given = *f[i];
+        (void)gmm__copy_sized(f[i], sizeof *f[i], &given);
+    }
+}
 
 /* --- views of quantized operands, on the host and on the device --- */
 
@@ -1941,6 +1950,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     int i;
     if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
     if ((s = gmm__read_sized(&r, sizeof r, recipe, rule)) != GMM_OK) return gmm__fail(error, s, "%s", rule);
+    gmm__complete_recipe(&r);
     f[0] = &r.input;
     f[1] = &r.weight;
     f[2] = &r.grad;

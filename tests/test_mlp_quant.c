@@ -214,6 +214,48 @@ static void policy_bits(int arg) {
     t_same("dw2", t_mat_bits(&preact.dw2), t_mat_bits(&c.dw2), sizeof(float) * G * FFN * HIDDEN);
 }
 
+/* Members behind the struct_size of a recipe's formats are not read. */
+static void smaller_formats(int arg) {
+    mlp_case whole, smaller;
+    (void)arg;
+    t_reseed(7);
+    build(&whole, REF_FP8_CURRENT, GMM_SAVE_QUANTIZED);
+    mlp_forward(&whole.d);
+    gradients_of(&whole, NULL);
+    t_reseed(7);
+    build(&smaller, REF_FP8_CURRENT, GMM_SAVE_QUANTIZED);
+    for (int i = 0; i < 3; i++) {
+        gmm_format *f = i == 0 ? &smaller.recipe.input : i == 1 ? &smaller.recipe.weight : &smaller.recipe.grad;
+        f->struct_size = (uint32_t)offsetof(gmm_format, eps);
+        f->eps = 1e20f;
+    }
+    mlp_forward(&smaller.d);
+    gradients_of(&smaller, NULL);
+    same_gradients(&whole, &smaller);
+}
+
+/* Of a columnwise copy of a weight, as of any matrix, no byte behind its struct_size is read. */
+static void smaller_copies(int arg) {
+    const uint32_t size = (uint32_t)offsetof(gmm_mat, columnwise);
+    mlp_case whole, smaller;
+    gmm_mat copies[2], quantized;
+    (void)arg;
+    t_reseed(7);
+    build(&whole, REF_FP8_BLOCK, GMM_SAVE_PREACT);
+    mlp_forward(&whole.d);
+    gradients_of(&whole, NULL);
+    t_reseed(7);
+    build(&smaller, REF_FP8_BLOCK, GMM_SAVE_PREACT);
+    quantized = *mlp_cast(&smaller.d, GMM_SLOT_W1, &smaller.w1.mat, copies);
+    copies[1].struct_size = size;
+    /* memory of t_in ends with an unreadable page, but is not the host's in a GPU context */
+    quantized.columnwise = (const gmm_mat *)(T.gpu ? memcpy(t_host(size), &copies[1], size) : t_in(&copies[1], size));
+    smaller.d.w1 = &quantized;
+    mlp_forward(&smaller.d);
+    gradients_of(&smaller, NULL);
+    same_gradients(&whole, &smaller);
+}
+
 /* Weights in a cache: the bits are those without one, and with the word set nothing reads the weights. */
 static void weight_cache(int arg) {
     const int32_t words[2] = { 0, 1 };
@@ -864,6 +906,8 @@ void tests_mlp_quant(void) {
         t_add(bias_gradients, i, "mlp recipe %s bias gradients from its casts", ref_recipe_of(i).name);
         t_add(bias_workspace, i, "mlp recipe %s workspace of bias gradients", ref_recipe_of(i).name);
     }
+    t_add(smaller_formats, 0, "mlp recipe formats of fewer members");
+    t_add(smaller_copies, 0, "mlp recipe copies of fewer members");
     t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)

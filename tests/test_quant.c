@@ -691,6 +691,9 @@ static void recipes(int arg) {
     T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK, "%s", e.text);
     r.input.struct_size = (uint32_t)sizeof r.input;
     T_CHECK(gmm_recipe_validate(&r, NULL) == GMM_OK && gmm_format_validate(&r.input, NULL) == GMM_OK, "sized format");
+    r.weight.struct_size = (uint32_t)offsetof(gmm_format, hadamard);
+    r.weight.hadamard = r.weight.row_amax = 5; /* which a format of this size does not have */
+    T_CHECK(gmm_recipe_validate(&r, &e) == GMM_OK && gmm_format_validate(&r.weight, &e) == GMM_OK, "%s", e.text);
     T_CHECK(gmm_recipe_validate(NULL, &e) == GMM_E_NULL && gmm_format_validate(NULL, &e) == GMM_E_NULL, "NULL");
     T_CHECK(gmm_feature_align(GMM_SCALING_NONE) == 1 && gmm_feature_align(GMM_SCALING_128X128) == 16 &&
             gmm_feature_align(GMM_SCALING_MX32) == 32, "aligns");

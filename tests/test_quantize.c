@@ -413,6 +413,42 @@ static void activations(int arg) {
     }
 }
 
+/* Groups without rows have the scales of an amax of 0, also where the capacity is 0. By eps these differ from those of
+   an amax that nothing has written. */
+static void no_rows(int arg) {
+    enum { G = 3, COLS = 96 };
+    const int64_t sizes[G] = { 0, 0, 0 };
+    const float want = 1.0f / (448.0f / 2.0f);
+    gmm_format f = named(GMM_E4M3, arg ? GMM_SCALING_ROW : GMM_SCALING_TENSOR);
+    f.eps = 2.0f;
+    for (int64_t capacity = 0; capacity < 20; capacity += 10) {
+        const t_mat src = t_mat_in(GMM_BF16, 1, capacity, COLS, T_REALS);
+        gmm_groups groups = GMM_ZERO;
+        gmm_quantization d = GMM_ZERO;
+        gmm_layout l = GMM_ZERO;
+        gmm_mat copy;
+        const float *scale;
+        t_about("capacity %lld", (long long)capacity);
+        T_CHECK(gmm_layout_of_groups(f.dtype, f.scaling, f.order, GMM_COLUMNWISE, G, capacity, COLS, &l, NULL) ==
+                GMM_OK, "layout");
+        groups.count = G;
+        groups.capacity = capacity;
+        groups.splits = t_in(sizes, sizeof sizes);
+        groups.dtype = GMM_I64;
+        copy = gmm_mat_quantized(&f, GMM_COLUMNWISE, t_alloc((size_t)l.data_bytes), t_alloc((size_t)l.scale_bytes),
+                                 NULL);
+        d.groups = &groups;
+        d.cols = COLS;
+        d.format = &f;
+        d.src = &src.mat;
+        d.columnwise = &copy;
+        T_OK(quantize(&d, GMM_OP_QUANTIZE));
+        scale = (const float *)t_get(copy.scale, (size_t)l.scale_bytes);
+        for (int64_t i = 0; i < l.scale_bytes / 4; i++)
+            T_CHECK(scale[i] == want, "scale %lld is %g, not %g", (long long)i, (double)scale[i], (double)want);
+    }
+}
+
 /* Gathered rows have the copies of rows that are there, and an entry past the tokens is reported. */
 static void gathers(int arg) {
     static const int64_t splits[][5] = { { 1, 0, 300, 33, 0 }, { 0, 129, 127, 0, 128 }, { 0, 0, 0, 5, 0 },
@@ -1884,6 +1920,7 @@ void tests_quantize(void) {
         if (of_groups(&v[i].format)) t_add(activations, i, "quantize activations %s", v[i].name);
     for (int i = 0; i < n; i++)
         if (of_groups(&v[i].format)) t_add(gathers, i, "quantize gathered rows %s", v[i].name);
+    for (int i = 0; i < 2; i++) t_add(no_rows, i, "quantize no rows, %s", i ? "row" : "tensor");
     for (int i = 0; i < n; i++) t_add(matrices, i, "quantize matrices %s", v[i].name);
     for (int i = 0; i < n; i++)
         if (of_groups(&v[i].format)) t_add(apart, i, "quantize apart %s", v[i].name);

@@ -65,4 +65,13 @@ static GMM__UNUSED int gmm__copy_sized(void *dst, size_t size, const void *src) 
     char rule[96];
     return gmm__read_sized(dst, size, src, rule) == GMM_OK;
 }
+/* Members behind the struct_size of a format that a recipe holds become 0, as where the format stands alone. */
+static GMM__UNUSED void gmm__complete_recipe(gmm_recipe *recipe) {
+    gmm_format *const f[3] = { &recipe->input, &recipe->weight, &recipe->grad };
+    int i;
+    for (i = 0; i < 3; i++) {
+        const gmm_format given = *f[i];
+        (void)gmm__copy_sized(f[i], sizeof *f[i], &given);
+    }
+}
 

@@ -110,6 +110,7 @@ GMMDEF gmm_status gmm_recipe_validate(const gmm_recipe *recipe, gmm_error *error
     int i;
     if (!recipe) return gmm__fail(error, GMM_E_NULL, "recipe: is NULL");
     if ((s = gmm__read_sized(&r, sizeof r, recipe, rule)) != GMM_OK) return gmm__fail(error, s, "%s", rule);
+    gmm__complete_recipe(&r);
     f[0] = &r.input;
     f[1] = &r.weight;
     f[2] = &r.grad;

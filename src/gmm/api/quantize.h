@@ -58,8 +58,8 @@ GMMDEF gmm_status gmm_quantize_query(gmm_context *ctx, gmm_op op, const gmm_quan
 
 /* The rowwise and columnwise copies of src that are wanted, both from its own values. Padding of data and scales is
    zeroed, except in the last 16 rows of a group that a Hadamard transform mixes (gmm_quant.h section 6). Transformed
-   matrices of fixed extents have a multiple of 16 rows. An empty group has scale 1 (TENSOR; delayed: its scale as any
-   other) and amax 0.
+   matrices of fixed extents have a multiple of 16 rows. An empty group has amax 0 and, in TENSOR and columnwise ROW,
+   the scale of that amax, 1 without eps (delayed: its scale as any other).
    Stream, graph: enqueued; capturable, and a replay may have other group sizes, skip, scale and random.
    Errors: as gmm_linear_fwd, GMM_E_CONFIG (format, phase). */
 GMMDEF gmm_status gmm_quantize(gmm_context *ctx, const gmm_quantization *quantization, void *workspace,

@@ -272,6 +272,7 @@ static gmm_status gmm__mlp_prepare(gmm__call *call, gmm_context *ctx, gmm_op op,
             return s;
         if ((s = gmm_recipe_validate(&call->recipe, &error)) != GMM_OK)
             return gmm__refuse_member(call, s, "quant.recipe", error.text);
+        gmm__complete_recipe(&call->recipe);
         if (call->recipe.kind != c->recipe)
             return gmm__refuse_that(call, GMM_E_CONFIG, "config.recipe", "is %s, but the kind of quant.recipe is %s: "
                                     "they must be equal", gmm_recipe_name(c->recipe),

@@ -300,7 +300,8 @@ static void gmm__mlp_fill_operand(gmm__mlp_steps *steps, int slot, const gmm_mat
         o->format[direction] = gmm__mlp_format_of(&steps->call->recipe, slot, (gmm_direction)direction);
     if (source->scaling == GMM_SCALING_NONE) return;
     o->copy[GMM_ROWWISE] = *source;
-    if (source->columnwise) o->copy[GMM_COLUMNWISE] = *source->columnwise;
+    if (source->columnwise)
+        (void)gmm__copy_sized(&o->copy[GMM_COLUMNWISE], sizeof o->copy[GMM_COLUMNWISE], source->columnwise);
 }
 
 /* Makes the addresses of a weight unknown: it becomes a table in host memory without entries, which in a plan takes

@@ -241,7 +241,7 @@ static gmm_status gmm__mma_launch_quantize(const gmm__plan *plan, gmm_stream str
         a.offsets = split.offsets;
         a.tiles = split.tiles[GMM__TILES_128];
     }
-    scales_by_amax = gmm__amax_by_unit(f) || a.row_amax;
+    scales_by_amax = gmm__amax_by_unit(f) || a.row_amax || a.col_amax;
     if (e == cudaSuccess && takes_amax && (scales_by_amax || records_amax))
         e = gmm_launch_fill(amax, 0, (int64_t)floats, call->options.sm_limit, gmm__cuda_pdl(call), stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);

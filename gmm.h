@@ -2298,7 +2298,7 @@ typedef struct gmm__call {
 } gmm__call;
 
 /* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
-enum { GMM__REGIONS = 11 }; /* the most that an operation of an engine has */
+enum { GMM__REGIONS = 12 }; /* the most that an operation of an engine has */
 typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;
@@ -10000,8 +10000,10 @@ enum {
     GMM__WGMMA_TILES16,       /* [G + 1] int32: prefix sums of the groups' blocks of 16 rows, for transposed tokens */
     GMM__WGMMA_DOTS,          /* [ceil(ffn / GMM_ACT_DOT_COLS)][rows] float: parts of dprob, which a dgrad writes */
     GMM__WGMMA_OFFSETS16,     /* [G + 1] int64: row offsets of groups padded to multiples of 16 rows */
+    GMM__CUDA_REGIONS,
     GMM__WGMMA_GROUP_TABLES = GMM__BGRAD_PARTIALS /* group tables of each CTA; no operation needs both regions */
 };
+typedef char gmm__cuda_regions_fit[(int)GMM__CUDA_REGIONS <= (int)GMM__REGIONS ? 1 : -1];
 
 /* The status of a call whose last CUDA function returned e. */
 static gmm_status gmm__cuda_status(const gmm__call *call, cudaError_t e) {

@@ -129,7 +129,7 @@ typedef struct gmm__call {
 } gmm__call;
 
 /* How an engine serves a call: the result of its plan function, which is pure, and the input of its launch function. */
-enum { GMM__REGIONS = 11 }; /* the most that an operation of an engine has */
+enum { GMM__REGIONS = 12 }; /* the most that an operation of an engine has */
 typedef struct gmm__plan {
     const gmm__call *call;
     gmm_engine engine;

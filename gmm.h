@@ -250,12 +250,14 @@ GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
 /* Whether an MLP, also within a layer, computes the activation in FC1's product of forward, from its rounded results,
    and the gradient of the activation in FC2's dgrad of backward. AUTO: where the plan's cost model expects that to be
-   faster. Results have the bits of two launches. In forward WGMMA has it for
-   gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
-   of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and weights of 128X128, where the product quantizes the
-   activation too, ffn and interleave multiples of 128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in
-   inference. In backward WGMMA has it for gated activations, F16 and BF16 without a recipe, ffn a multiple of 64, and
-   interleave 0 or a multiple of 8. Backward by a recipe does not look at `fuse`. */
+   faster. Results have the bits of two launches.
+       forward    WGMMA has it for gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and
+                  interleave 0, 8, 16, 32 or a multiple of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and
+                  weights of 128X128, where the product quantizes the activation too, ffn and interleave multiples of
+                  128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in inference
+       backward   WGMMA has it for gated activations, F16 and BF16 without a recipe, ffn a multiple of 64, interleave 0
+                  or a multiple of 8. By a recipe, and where nothing but the gradients of FC2 is wanted, `fuse` is not
+                  looked at */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,
@@ -6181,7 +6183,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_wants *wan
 }
 
 /* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
-   which no later step reads, is in the same memory. */
+   which no later step reads, is in the same memory; that of dh alone is not written if steps->fuses_act. */
 static int gmm__mlp_computes_h(const gmm__mlp_wants *wants) { return wants->h && !wants->h_saved; }
 static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
@@ -6195,19 +6197,24 @@ static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *ac
     step->fused.product_act = act;
     step->fused.drops_d = 1;
 }
+/* dprob of such a product. A query need not have its address yet. */
+static float *gmm__mlp_fused_dprob(const gmm__call *call) {
+    if (call->query && call->config.prob && !call->d.mlp.dprob) return (float *)gmm__placeholder();
+    return call->d.mlp.dprob;
+}
 /* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
 static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
-    gmm_activation act = steps->act; /* with what is wanted, wherever it will be */
+    gmm_activation act = steps->act; /* which results are NULL counts here; addresses come later */
     gmm__mlp_step step;
-    if (!wants->dh || call->recipe.kind != GMM_RECIPE_NONE || call->options.fuse == GMM_FUSE_NEVER ||
-        (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
+    if (call->op != GMM_OP_MLP_BWD || !wants->dh || call->recipe.kind != GMM_RECIPE_NONE) return 0;
+    if (call->options.fuse == GMM_FUSE_NEVER || (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
         return 0;
     act.dy = &steps->dh;
     act.dx = wants->dz ? &steps->z : NULL;
     act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
-    act.dprob = call->d.mlp.dprob;
+    act.dprob = gmm__mlp_fused_dprob(call);
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_DGRAD;
     step.descriptor = &steps->dgrad2;
@@ -6238,6 +6245,7 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (steps->fuses_act) {
+        steps->act.dprob = gmm__mlp_fused_dprob(call);
         gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
         gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
     } else if (wants->dh)
@@ -6702,8 +6710,9 @@ static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream strea
     return GMM_OK;
 }
 
-/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. What it
-   describes is the first, by prices. Both have the same matrices in gmm_mlp.deferred. */
+/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. The
+   choice by prices is described, the other one only adds to workspace_bytes. Both have the same matrices in
+   gmm_mlp.deferred. */
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
     const gmm_error last_error = call->ctx->error;
@@ -11413,17 +11422,17 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
+/* Activations: fitted to 130 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
    one launch and with two (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store,
    and slows the mainloop down besides. The mainloop of long contractions is not slowed down as in other ping-pong
    tiles. */
-static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
-static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
-static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
-static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_store_glu = 1700.0;         /* clocks per m16: store of D, activation, store of h */
+static const double gmm__wgmma_store_glu_alone = 1000.0;   /* the same where D is not stored */
+static const double gmm__wgmma_glu_m16 = 400.0;            /* clocks per m16 that are not hidden */
+static const double gmm__wgmma_glu_alone_m16 = 300.0;      /* the same where D is not stored */
 static const double gmm__wgmma_store_dglu = 2100.0;        /* clocks per m16: the gradient of the activation */
 static const double gmm__wgmma_dglu_m16 = 1000.0;          /* clocks per m16 of it that are not hidden */
-static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_glu_width = 0.3;            /* of the time by which narrower tiles would be faster */
 static const double gmm__wgmma_dglu_width = 0.2;           /* the same in dgrad */
 static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
 static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
@@ -11547,11 +11556,11 @@ static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma
     return blocks * (k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong);
 }
 /* Clocks of one of `waves` tiles of a CTA. Consumers of a cooperative tile store it together. Of ping-pong tiles one is
-   stored while the other is multiplied: a warp group has the time of two tiles for both. The long epilogue of a glu or
-   dglu product counts one more tile where a warp group has one more than the other. */
+   stored while the other is multiplied: a warp group has the time of two tiles for both. If the number of tiles is odd,
+   one warp group has one more, and its time counts in glu and dglu products, whose epilogue is long. */
 static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16, int64_t waves) {
     const int fused = k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu;
-    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0;
+    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0; /* of the busier warp group */
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
     const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles);
     const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * turns * (mainloop + store);
@@ -11716,11 +11725,11 @@ static int32_t gmm__wgmma_choose_fp8(const gmm__call *call, gmm_gemm_op op, gmm_
 
 #ifdef __CUDACC__
 
-/* Whether the product is FC2's dgrad, which computes the activation's gradient. */
-static int gmm__wgmma_fuses_gradient(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
+/* Whether the product is a dgrad, which may compute the activation's gradient. */
+static int gmm__wgmma_is_dgrad(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
 /* The operation of the kernels that compute a 16-bit product and the activation, or its gradient. */
 static gmm_gemm_op gmm__wgmma_fused_op(const gmm__call *call) {
-    return gmm__wgmma_fuses_gradient(call) ? gmm_gemm_dglu : gmm_gemm_glu;
+    return gmm__wgmma_is_dgrad(call) ? gmm_gemm_dglu : gmm_gemm_glu;
 }
 
 /* Clocks of a product alone, or with the activation or its gradient (`fused`); 0: no tile serves it. `copies` as in
@@ -11742,9 +11751,10 @@ static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int co
     return clocks;
 }
 
-/* Tiles of 16-bit glu products are 176 x 128 and cannot be narrowed; those of the product alone are, where a group fits
-   one, until they fill the last wave, which its price does not count. What the price of the glu product is multiplied
-   by instead. 0: a long contraction would leave multiprocessors without work. */
+/* The product alone gets narrower tiles where each group fits one tile, so that its last wave is full. A glu product
+   keeps 128 columns, and a dglu product that gets 64 leaves half of the threads of its epilogue idle. Prices do not
+   know this, so that of the fused product is multiplied by the result. 0: one wave of tiles with a long contraction,
+   which would leave multiprocessors without work. */
 static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const int32_t processors = call->ctx->device.processors;
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm__wgmma_op(call->op), processors);
@@ -11752,7 +11762,7 @@ static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
     const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
     if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
-    return 1.0 + (gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
+    return 1.0 + (gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
                      (tiles_n / (double)wide.tiles_n - 1.0);
 }
 
@@ -11761,19 +11771,20 @@ static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
    and, where it is wanted, h. */
 static int64_t gmm__wgmma_act_bytes(const gmm__call *call) {
     const gmm_activation *d = call->fused.product_act;
-    if (gmm__wgmma_fuses_gradient(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
+    if (gmm__wgmma_is_dgrad(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
     return call->out / 2 * (call->fused.product_cast ? 5 : 6);
 }
 /* Whether one launch is expected to be faster than the product and the kernel of the activation, or of its gradient,
    unless the caller demands it. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int gradient = gmm__wgmma_fuses_gradient(call);
+    const int gradient = gmm__wgmma_is_dgrad(call);
     const double bytes = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * gmm__wgmma_act_bytes(call));
     double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
     if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
+    /* in backward the launch of gmm_act_dprob takes the place of that of the activation */
     act = gradient ? bytes / gmm__wgmma_act_bwd_rate : bytes / gmm__wgmma_act_rate + gmm__wgmma_act_fixed;
     product = gmm__wgmma_product_clocks(call, 0, copies);
     fused = width * gmm__wgmma_product_clocks(call, 1, copies);
@@ -11801,12 +11812,14 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
 static int32_t gmm__wgmma_dglu_interleave(const gmm__call *call) {
     return call->act.interleave == call->in ? 0 : call->act.interleave;
 }
-/* The same of FC2's dgrad and the gradient of the activation. Its matrices are packed, with 2 ffn and ffn columns. */
+/* Whether a dglu product serves call->fused.product_act, and is expected to be faster or demanded. The matrices of the
+   activation are packed, with 2 ffn and ffn columns. */
 static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int copies) {
     const gmm_activation *d = call->fused.product_act;
     const int64_t ffn = call->in;
     if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no gradient of an ungated act");
-    if (ffn % 64) return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
+    if (ffn % 64 || ffn > GMM__MAX_EXTENT / 2)
+        return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
     if (gmm__wgmma_dglu_interleave(call) % 8)
         return gmm__decline(plan, "fuses no gradient of interleave %d", (int)call->act.interleave);
     if (d->x->dtype != call->mat[GMM__DY].dtype || (uintptr_t)d->x->data % 16)
@@ -11814,9 +11827,9 @@ static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int co
                             "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
-/* Reserves the parts of dprob. A query need not have its address yet. */
+/* Reserves the parts of dprob, if it is wanted. */
 static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
-    if (call->fused.product_act->dprob || call->query)
+    if (call->fused.product_act->dprob)
         gmm__reserve(plan, GMM__WGMMA_DOTS,
                      (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
 }
@@ -11828,7 +11841,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
-    if (gmm__wgmma_fuses_gradient(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
+    if (gmm__wgmma_is_dgrad(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
     if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
@@ -11891,7 +11904,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     return gmm__wgmma_fused_tail(plan, args, &glu->h, stream);
 }
 
-/* The same of the activation's gradient in a dglu product. */
+/* Describes the activation of a dglu product to its kernel, and enqueues zeros behind the last group of its results. */
 static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     const gmm_activation *d = call->fused.product_act;
@@ -11910,7 +11923,8 @@ static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *ar
     e = gmm__wgmma_fused_tail(plan, args, &dglu->dz, stream);
     return e == cudaSuccess ? gmm__wgmma_fused_tail(plan, args, &dglu->h, stream) : e;
 }
-/* Enqueues dprob behind a dglu product, if it is wanted. The steps of an MLP have row offsets in device memory. */
+/* Enqueues dprob behind a dglu product that has written its parts (args->dglu.dots; NULL for all other products). The
+   steps of an MLP have row offsets in device memory. */
 static cudaError_t gmm__wgmma_dglu_dprob(const gmm__plan *plan, const gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     gmm__dprob_args dprob;
@@ -12331,7 +12345,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
     if (dequantizes && (s = gmm__wgmma_dequantize(plan, &split, &args, stream)) != GMM_OK) return s;
 #endif
     if (call->fused.product_act && !fp8)
-        e = gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
+        e = gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
                                             : gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));

@@ -646,8 +646,8 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
    its predecessor in the stream still run, which hides the launch latency. A kernel calls one of these functions before
    it reads or writes device memory. Both wait until the predecessor has finished and its writes are visible.
    gmm_pdl_wait also lets the successor launch when all CTAs of this kernel have begun; gmm_pdl_wait_only when all have
-   ended. The kernels of quantize/ call the latter: with gmm_pdl_wait, casts and the products behind them together take
-   2 to 3 us longer per cast. */
+   ended. The kernels of quantize/ and gmm_act_dprob call the latter: with gmm_pdl_wait, casts and the products behind
+   them together take 2 to 3 us longer per cast. */
 GMM__DEVICE void gmm_pdl_wait_only(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     gmm_griddepcontrol_wait();
@@ -2491,7 +2491,7 @@ typedef struct gmm_sm90_glu {
 /* The gradient of the gated activation behind a dglu product, from D, the rounded gradient of its result, and from its
    inputs z: dz = p D f'(z), and h = p f(z) again. Rows of z, dz and h begin at multiples of 16 bytes. */
 typedef struct gmm_sm90_dglu {
-    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another */
+    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another; dz.data NULL: not wanted */
     gmm_kmat h;         /* [T, ffn]; data NULL: not wanted */
     const float *prob;  /* [T] p; NULL: 1 */
     float *dots;        /* [parts of GMM_ACT_DOT_COLS columns][T]: sums of D f(z) over a part, which add up to dprob;
@@ -4106,7 +4106,7 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 /* 16 threads share a row of D, with a vector of 8 columns each, and a quarter of a warp a part of dprob. */
 typedef struct gmm_sm90_dglu_thread {
     int32_t row;    /* of the token matrices: the thread's first */
-    int32_t rows;   /* behind it in the tile; at most 0 if D does not have the columns */
+    int32_t rows;   /* of the tile from that one on; 0 or less: none, also where the columns are behind those of D */
     int32_t column; /* of D: the vector's first */
     int32_t gate;   /* of z: that of its gate values */
 } gmm_sm90_dglu_thread;
@@ -4126,27 +4126,28 @@ typedef struct gmm_sm90_dglu_row {
 } gmm_sm90_dglu_row;
 /* Loads those of the row `row` rows behind the thread's first one. */
 GMM__DEVICE void gmm_sm90_dglu_load(const gmm_sm90_dglu *g, const gmm_sm90_dglu_thread *thread, int row,
-                                    gmm_sm90_dglu_row *next) {
+                                    gmm_sm90_dglu_row *in) {
     const char *const z = (const char *)g->z.data + ((int64_t)(thread->row + row) * g->z.ld + thread->gate) * 2;
-    next->gate = next->linear = make_uint4(0u, 0u, 0u, 0u);
-    next->p = 1.0f;
+    in->gate = in->linear = make_uint4(0u, 0u, 0u, 0u);
+    in->p = 1.0f;
     if (row >= thread->rows) return;
-    next->gate = *(const uint4 *)z;
-    next->linear = *(const uint4 *)(z + 2 * g->linear);
-    if (g->prob) next->p = g->prob[thread->row + row];
+    in->gate = *(const uint4 *)z;
+    in->linear = *(const uint4 *)(z + 2 * g->linear);
+    if (g->prob) in->p = g->prob[thread->row + row];
 }
-/* Computes and stores what follows from 8 rows of D, of which `slot` has the first, and loads *next from 16 rows on. */
+/* Computes and stores what follows from 8 rows of D, of which `slot` has the first. *in is the thread's row, and gets
+   the one 16 rows behind it. */
 GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtype, const gmm_sm90_dglu_thread *thread,
-                                    const char *slot, int row, gmm_sm90_dglu_row *next) {
+                                    const char *slot, int row, gmm_sm90_dglu_row *in) {
     const int tid = gmm_tid_x() & 127;
     const int64_t at = thread->row + row;
-    const float p = next->p;
+    const float p = in->p;
     float a[8], b[8], d[8], f[8], da[8], db[8], dot = 0.0f;
     int i;
-    gmm_sm90_widen8(dtype, next->gate, a);
-    gmm_sm90_widen8(dtype, next->linear, b);
+    gmm_sm90_widen8(dtype, in->gate, a);
+    gmm_sm90_widen8(dtype, in->linear, b);
     gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, tid / 16, tid % 16 * 8), d);
-    gmm_sm90_dglu_load(g, thread, row + 16, next);
+    gmm_sm90_dglu_load(g, thread, row + 16, in);
     gmm__act_x8(g->kind, 1, g->coef, a, b, f, da, db);
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -4160,7 +4161,7 @@ GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtyp
         if (row < thread->rows && tid % 8 == 0) g->dots[thread->column / GMM_ACT_DOT_COLS * g->capacity + at] = dot;
     }
     if (row >= thread->rows) return;
-    {
+    if (g->dz.data) {
         char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
         *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
         *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);
@@ -10092,7 +10093,8 @@ GMM__KERNEL __launch_bounds__(GMM__ELEM_BLOCK, 16) gmm_gather_row_probs(const __
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory have next to none, and 16 CTAs per multiprocessor. */
+   kernel calls gmm_pdl_wait, but gmm_act_dprob gmm_pdl_wait_only. Those without dynamic shared memory have next to
+   none, and 16 CTAs per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;
@@ -12290,14 +12292,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
 #endif
 #if GMM__DGLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Computes the activation's gradient for a tile of D, which is not stored. As in a glu product D is packed first, and
-   its rows pass through store slots. z is loaded two passes of 8 rows ahead. */
+   its rows pass through store slots. z is loaded 16 rows ahead. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_dglu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
                                                  const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
     const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
     const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
                            (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* as in a glu product */
+    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* uniform, for the registers of the mainloop */
     const gmm_sm90_dglu_thread thread = gmm_sm90_dglu_begin(&args->dglu, out->tile, out->col0);
     gmm_sm90_dglu_row next[2];
     uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];

@@ -686,7 +686,7 @@ static void product_late(int arg) {
 
 /* What the plan takes by itself: one launch where groups have few rows, two where the product is large. */
 static void product_chosen(int arg) {
-    static const struct { int64_t hidden, ffn, rows; int joined, recipe; } rows[] = { { 512, 1024, 64, 1, 0 },
+    static const struct { int64_t hidden, ffn, rows; int joined, recipe; } rows[] = { { 2048, 4096, 64, 1, 0 },
                                                                                     { 768, 2688, 2225, 0, 0 },
                                                                                     { 1024, 4096, 16, 1, 1 },
                                                                                     { 4096, 640, 146, 0, 1 } };
@@ -930,7 +930,7 @@ static void dgrad_shapes(int arg) {
         product_spec s = swiglu_of((k + arg) % 2 ? GMM_F16 : GMM_BF16);
         s.hidden = hidden[(k + arg) % 4];
         s.ffn = ffn[k];
-        s.prob = (k + arg) % 3 != 1;
+        s.prob = (k + arg) % 6 != 3; /* whose wants lack dprob */
         s.save = saves[(k + arg) % 3];
         s.gathers = k == 1 && arg % 2;
         s.tables = k == 2;
@@ -943,6 +943,7 @@ static void dgrad_shapes(int arg) {
 /* Everything that such a product takes, drawn at random. */
 static void dgrad_drawn(int arg) {
     product_spec s = product_of(t_int(0, 1) ? GMM_BF16 : GMM_F16, 0);
+    int wants = (int)t_int(1, 63);
     (void)arg;
     do s.row = &ref_acts[t_int(0, ref_act_count - 1)];
     while (!s.row->gated);
@@ -958,7 +959,8 @@ static void dgrad_drawn(int arg) {
     s.save = (gmm_save)(t_int(0, 1) ? GMM_SAVE_PREACT : GMM_SAVE_PREACT_AND_ACT);
     s.tail = (gmm_tail)t_int(0, 1);
     s.sizes = t_draw_sizes(s.groups, t_int(1, 600));
-    compare_dgrad(&s, (int)t_int(1, 63) | WANT_DX);
+    if (!(wants & (WANT_DX | WANT_DW1 | WANT_DW2 | (s.prob ? WANT_DPROB : 0)))) wants |= WANT_DX;
+    compare_dgrad(&s, wants);
 }
 /* What the plan takes by itself in backward. */
 static void dgrad_chosen(int arg) {

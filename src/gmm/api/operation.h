@@ -50,12 +50,14 @@ GMMDEF const char *gmm_engine_name(gmm_engine engine);
 
 /* Whether an MLP, also within a layer, computes the activation in FC1's product of forward, from its rounded results,
    and the gradient of the activation in FC2's dgrad of backward. AUTO: where the plan's cost model expects that to be
-   faster. Results have the bits of two launches. In forward WGMMA has it for
-   gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and interleave 0, 8, 16, 32 or a multiple
-   of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and weights of 128X128, where the product quantizes the
-   activation too, ffn and interleave multiples of 128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in
-   inference. In backward WGMMA has it for gated activations, F16 and BF16 without a recipe, ffn a multiple of 64, and
-   interleave 0 or a multiple of 8. Backward by a recipe does not look at `fuse`. */
+   faster. Results have the bits of two launches.
+       forward    WGMMA has it for gated activations: for F16 and BF16 without a recipe, ffn a multiple of 64, and
+                  interleave 0, 8, 16, 32 or a multiple of 64; and for BF16 by the recipe FP8_BLOCK with E4M3 inputs and
+                  weights of 128X128, where the product quantizes the activation too, ffn and interleave multiples of
+                  128, and config.save PREACT, PREACT_E4M3 or NOTHING, also in inference
+       backward   WGMMA has it for gated activations, F16 and BF16 without a recipe, ffn a multiple of 64, interleave 0
+                  or a multiple of 8. By a recipe, and where nothing but the gradients of FC2 is wanted, `fuse` is not
+                  looked at */
 typedef enum gmm_fuse {
     GMM_FUSE_AUTO = 0,
     GMM_FUSE_NEVER = 1,

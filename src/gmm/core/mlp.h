@@ -169,8 +169,9 @@ static gmm_status gmm__mlp_append_wgrads(gmm__mlp_steps *steps, gmm_stream strea
     return GMM_OK;
 }
 
-/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. What it
-   describes is the first, by prices. Both have the same matrices in gmm_mlp.deferred. */
+/* A query covers both ways in which the call may decide whether FC2's dgrad computes the activation's gradient. The
+   choice by prices is described, the other one only adds to workspace_bytes. Both have the same matrices in
+   gmm_mlp.deferred. */
 static int gmm__compose_plan_mlp_bwd(const gmm__call *call, gmm__plan *plan) {
     const int two_choices = call->query && call->options.fuse == GMM_FUSE_AUTO && gmm__mlp_may_fuse_act(call);
     const gmm_error last_error = call->ctx->error;

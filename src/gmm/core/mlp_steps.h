@@ -323,7 +323,7 @@ static void gmm__mlp_add_preact(gmm__mlp_steps *steps, const gmm__mlp_wants *wan
 }
 
 /* Whether the activation of backward computes h, and where: in `deferred` where a queued weight gradient reads it. dh,
-   which no later step reads, is in the same memory. */
+   which no later step reads, is in the same memory; that of dh alone is not written if steps->fuses_act. */
 static int gmm__mlp_computes_h(const gmm__mlp_wants *wants) { return wants->h && !wants->h_saved; }
 static gmm_mat gmm__mlp_place_dh(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
@@ -337,19 +337,24 @@ static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *ac
     step->fused.product_act = act;
     step->fused.drops_d = 1;
 }
+/* dprob of such a product. A query need not have its address yet. */
+static float *gmm__mlp_fused_dprob(const gmm__call *call) {
+    if (call->query && call->config.prob && !call->d.mlp.dprob) return (float *)gmm__placeholder();
+    return call->d.mlp.dprob;
+}
 /* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
 static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
     const gmm_error last_error = call->ctx->error;
-    gmm_activation act = steps->act; /* with what is wanted, wherever it will be */
+    gmm_activation act = steps->act; /* which results are NULL counts here; addresses come later */
     gmm__mlp_step step;
-    if (!wants->dh || call->recipe.kind != GMM_RECIPE_NONE || call->options.fuse == GMM_FUSE_NEVER ||
-        (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
+    if (call->op != GMM_OP_MLP_BWD || !wants->dh || call->recipe.kind != GMM_RECIPE_NONE) return 0;
+    if (call->options.fuse == GMM_FUSE_NEVER || (call->options.fuse == GMM_FUSE_AUTO && !gmm__mlp_may_fuse_act(call)))
         return 0;
     act.dy = &steps->dh;
     act.dx = wants->dz ? &steps->z : NULL;
     act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
-    act.dprob = call->d.mlp.dprob;
+    act.dprob = gmm__mlp_fused_dprob(call);
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_DGRAD;
     step.descriptor = &steps->dgrad2;
@@ -380,6 +385,7 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (steps->fuses_act) {
+        steps->act.dprob = gmm__mlp_fused_dprob(call);
         gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
         gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
     } else if (wants->dh)

@@ -3,11 +3,11 @@
 
 #ifdef __CUDACC__
 
-/* Whether the product is FC2's dgrad, which computes the activation's gradient. */
-static int gmm__wgmma_fuses_gradient(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
+/* Whether the product is a dgrad, which may compute the activation's gradient. */
+static int gmm__wgmma_is_dgrad(const gmm__call *call) { return call->op == GMM_OP_LINEAR_DGRAD; }
 /* The operation of the kernels that compute a 16-bit product and the activation, or its gradient. */
 static gmm_gemm_op gmm__wgmma_fused_op(const gmm__call *call) {
-    return gmm__wgmma_fuses_gradient(call) ? gmm_gemm_dglu : gmm_gemm_glu;
+    return gmm__wgmma_is_dgrad(call) ? gmm_gemm_dglu : gmm_gemm_glu;
 }
 
 /* Clocks of a product alone, or with the activation or its gradient (`fused`); 0: no tile serves it. `copies` as in
@@ -29,9 +29,10 @@ static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int co
     return clocks;
 }
 
-/* Tiles of 16-bit glu products are 176 x 128 and cannot be narrowed; those of the product alone are, where a group fits
-   one, until they fill the last wave, which its price does not count. What the price of the glu product is multiplied
-   by instead. 0: a long contraction would leave multiprocessors without work. */
+/* The product alone gets narrower tiles where each group fits one tile, so that its last wave is full. A glu product
+   keeps 128 columns, and a dglu product that gets 64 leaves half of the threads of its epilogue idle. Prices do not
+   know this, so that of the fused product is multiplied by the result. 0: one wave of tiles with a long contraction,
+   which would leave multiprocessors without work. */
 static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const int32_t processors = call->ctx->device.processors;
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm__wgmma_op(call->op), processors);
@@ -39,7 +40,7 @@ static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
     const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
     if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
-    return 1.0 + (gmm__wgmma_fuses_gradient(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
+    return 1.0 + (gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *
                      (tiles_n / (double)wide.tiles_n - 1.0);
 }
 
@@ -48,19 +49,20 @@ static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
    and, where it is wanted, h. */
 static int64_t gmm__wgmma_act_bytes(const gmm__call *call) {
     const gmm_activation *d = call->fused.product_act;
-    if (gmm__wgmma_fuses_gradient(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
+    if (gmm__wgmma_is_dgrad(call)) return call->in * (6 + 4 * (d->dx != NULL) + 2 * (d->y != NULL));
     return call->out / 2 * (call->fused.product_cast ? 5 : 6);
 }
 /* Whether one launch is expected to be faster than the product and the kernel of the activation, or of its gradient,
    unless the caller demands it. */
 static int gmm__wgmma_fused_act_pays(const gmm__call *call, gmm__plan *plan, int copies) {
-    const int gradient = gmm__wgmma_fuses_gradient(call);
+    const int gradient = gmm__wgmma_is_dgrad(call);
     const double bytes = (double)(gmm__cuda_rows_per_group(call) * call->groups.count * gmm__wgmma_act_bytes(call));
     double act, product, fused, width;
     if (call->options.fuse == GMM_FUSE_ALWAYS) return 1;
     if (call->options.tile) return gmm__decline(plan, "fuses no activation where options.tile demands a tile");
     width = call->fused.product_cast ? 1.0 : gmm__wgmma_glu_width_factor(call);
     if (width == 0.0) return gmm__decline(plan, "expects narrower tiles, which fuse no activation, to be faster");
+    /* in backward the launch of gmm_act_dprob takes the place of that of the activation */
     act = gradient ? bytes / gmm__wgmma_act_bwd_rate : bytes / gmm__wgmma_act_rate + gmm__wgmma_act_fixed;
     product = gmm__wgmma_product_clocks(call, 0, copies);
     fused = width * gmm__wgmma_product_clocks(call, 1, copies);
@@ -88,12 +90,14 @@ static int gmm__wgmma_serves_glu(const gmm__call *call, gmm__plan *plan, int cop
 static int32_t gmm__wgmma_dglu_interleave(const gmm__call *call) {
     return call->act.interleave == call->in ? 0 : call->act.interleave;
 }
-/* The same of FC2's dgrad and the gradient of the activation. Its matrices are packed, with 2 ffn and ffn columns. */
+/* Whether a dglu product serves call->fused.product_act, and is expected to be faster or demanded. The matrices of the
+   activation are packed, with 2 ffn and ffn columns. */
 static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int copies) {
     const gmm_activation *d = call->fused.product_act;
     const int64_t ffn = call->in;
     if (!gmm_act_gated(call->act.kind)) return gmm__decline(plan, "fuses no gradient of an ungated act");
-    if (ffn % 64) return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
+    if (ffn % 64 || ffn > GMM__MAX_EXTENT / 2)
+        return gmm__decline(plan, "fuses no gradient of ffn %lld", (long long)ffn);
     if (gmm__wgmma_dglu_interleave(call) % 8)
         return gmm__decline(plan, "fuses no gradient of interleave %d", (int)call->act.interleave);
     if (d->x->dtype != call->mat[GMM__DY].dtype || (uintptr_t)d->x->data % 16)
@@ -101,9 +105,9 @@ static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int co
                             "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
-/* Reserves the parts of dprob. A query need not have its address yet. */
+/* Reserves the parts of dprob, if it is wanted. */
 static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
-    if (call->fused.product_act->dprob || call->query)
+    if (call->fused.product_act->dprob)
         gmm__reserve(plan, GMM__WGMMA_DOTS,
                      (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
 }
@@ -115,7 +119,7 @@ static int gmm__wgmma_serves_fp8_glu(const gmm__call *call, gmm__plan *plan) {
     const gmm_mat *x = &call->mat[GMM__X_], *w = &call->mat[GMM__W], *z = &call->mat[GMM__Y];
     const gmm_format *f = call->fused.product_cast;
     const int64_t ffn = call->out / 2, block = call->act.interleave;
-    if (gmm__wgmma_fuses_gradient(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
+    if (gmm__wgmma_is_dgrad(call)) return gmm__decline(plan, "fuses no gradient with quantized operands");
     if (!f || f->dtype != GMM_E4M3 || f->scaling != GMM_SCALING_1X128 || f->order != GMM_SCALES_COMPACT)
         return gmm__decline(plan, "fuses no activation with a cast but to e4m3 by 1x128");
     if (x->dtype != GMM_E4M3 || x->scaling != GMM_SCALING_1X128 || w->scaling != GMM_SCALING_128X128)
@@ -178,7 +182,7 @@ static cudaError_t gmm__wgmma_glu_args(const gmm__plan *plan, gmm_sm90_args *arg
     return gmm__wgmma_fused_tail(plan, args, &glu->h, stream);
 }
 
-/* The same of the activation's gradient in a dglu product. */
+/* Describes the activation of a dglu product to its kernel, and enqueues zeros behind the last group of its results. */
 static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     const gmm_activation *d = call->fused.product_act;
@@ -197,7 +201,8 @@ static cudaError_t gmm__wgmma_dglu_args(const gmm__plan *plan, gmm_sm90_args *ar
     e = gmm__wgmma_fused_tail(plan, args, &dglu->dz, stream);
     return e == cudaSuccess ? gmm__wgmma_fused_tail(plan, args, &dglu->h, stream) : e;
 }
-/* Enqueues dprob behind a dglu product, if it is wanted. The steps of an MLP have row offsets in device memory. */
+/* Enqueues dprob behind a dglu product that has written its parts (args->dglu.dots; NULL for all other products). The
+   steps of an MLP have row offsets in device memory. */
 static cudaError_t gmm__wgmma_dglu_dprob(const gmm__plan *plan, const gmm_sm90_args *args, cudaStream_t stream) {
     const gmm__call *call = plan->call;
     gmm__dprob_args dprob;

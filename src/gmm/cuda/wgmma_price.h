@@ -33,17 +33,17 @@ static const double gmm__wgmma_store_f32_block = 3200.0;   /* the same, divided 
 static const double gmm__wgmma_fixed_cooperative = 880.0;  /* clocks per tile */
 static const double gmm__wgmma_fixed_gather = 2500.0;      /* clocks per tile, added: the index before the first copy */
 static const double gmm__wgmma_fixed_pingpong = 200.0;     /* clocks per tile */
-/* Activations: fitted to 161 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
+/* Activations: fitted to 130 MLPs in 16 bits and 96 by blocks of FP8, their gradient to 209 MLPs in 16 bits, each with
    one launch and with two (tests/bench/joined.cu). The epilogue of a glu product takes the place of a ping-pong store,
    and slows the mainloop down besides. The mainloop of long contractions is not slowed down as in other ping-pong
    tiles. */
-static const double gmm__wgmma_store_glu = 1530.0;         /* clocks per m16: store of D, activation, store of h */
-static const double gmm__wgmma_store_glu_alone = 1200.0;   /* the same where D is not stored */
-static const double gmm__wgmma_glu_m16 = 540.0;            /* clocks per m16 that are not hidden */
-static const double gmm__wgmma_glu_alone_m16 = 480.0;      /* the same where D is not stored */
+static const double gmm__wgmma_store_glu = 1700.0;         /* clocks per m16: store of D, activation, store of h */
+static const double gmm__wgmma_store_glu_alone = 1000.0;   /* the same where D is not stored */
+static const double gmm__wgmma_glu_m16 = 400.0;            /* clocks per m16 that are not hidden */
+static const double gmm__wgmma_glu_alone_m16 = 300.0;      /* the same where D is not stored */
 static const double gmm__wgmma_store_dglu = 2100.0;        /* clocks per m16: the gradient of the activation */
 static const double gmm__wgmma_dglu_m16 = 1000.0;          /* clocks per m16 of it that are not hidden */
-static const double gmm__wgmma_glu_width = 0.43;           /* of the time by which narrower tiles would be faster */
+static const double gmm__wgmma_glu_width = 0.3;            /* of the time by which narrower tiles would be faster */
 static const double gmm__wgmma_dglu_width = 0.2;           /* the same in dgrad */
 static const double gmm__wgmma_act_rate = 1400.0;          /* bytes per clock: an activation, or its cast */
 static const double gmm__wgmma_act_fixed = 7000.0;         /* clocks: its launch */
@@ -167,11 +167,11 @@ static double gmm__wgmma_store_clocks(const gmm_sm90_kernel *k, const gmm__wgmma
     return blocks * (k->consumers == 2 ? gmm__wgmma_store_cooperative : gmm__wgmma_store_pingpong);
 }
 /* Clocks of one of `waves` tiles of a CTA. Consumers of a cooperative tile store it together. Of ping-pong tiles one is
-   stored while the other is multiplied: a warp group has the time of two tiles for both. The long epilogue of a glu or
-   dglu product counts one more tile where a warp group has one more than the other. */
+   stored while the other is multiplied: a warp group has the time of two tiles for both. If the number of tiles is odd,
+   one warp group has one more, and its time counts in glu and dglu products, whose epilogue is long. */
 static double gmm__wgmma_tile_clocks(const gmm_sm90_kernel *k, const gmm__wgmma_shape *s, double m16, int64_t waves) {
     const int fused = k->op == gmm_gemm_glu || k->op == gmm_gemm_dglu;
-    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0;
+    const double turns = fused ? (double)(waves + waves % 2) / (double)waves : 1.0; /* of the busier warp group */
     const double k_tiles = (double)gmm__ceil_div(s->contraction, 64), step = gmm__wgmma_step_clocks(k, m16);
     const double mainloop = k_tiles * step * gmm__wgmma_slowdown(k, s, k_tiles);
     const double store = gmm__wgmma_store_clocks(k, s, k_tiles, m16), both = 0.5 * turns * (mainloop + store);

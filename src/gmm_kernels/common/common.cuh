@@ -102,8 +102,8 @@ GMM__DEVICE void gmm_find_group64(const int64_t *ends, int32_t groups, int64_t i
    its predecessor in the stream still run, which hides the launch latency. A kernel calls one of these functions before
    it reads or writes device memory. Both wait until the predecessor has finished and its writes are visible.
    gmm_pdl_wait also lets the successor launch when all CTAs of this kernel have begun; gmm_pdl_wait_only when all have
-   ended. The kernels of quantize/ call the latter: with gmm_pdl_wait, casts and the products behind them together take
-   2 to 3 us longer per cast. */
+   ended. The kernels of quantize/ and gmm_act_dprob call the latter: with gmm_pdl_wait, casts and the products behind
+   them together take 2 to 3 us longer per cast. */
 GMM__DEVICE void gmm_pdl_wait_only(void) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
     gmm_griddepcontrol_wait();

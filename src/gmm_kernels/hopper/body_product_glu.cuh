@@ -37,14 +37,14 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm
 #endif
 #if GMM__DGLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
 /* Computes the activation's gradient for a tile of D, which is not stored. As in a glu product D is packed first, and
-   its rows pass through store slots. z is loaded two passes of 8 rows ahead. */
+   its rows pass through store slots. z is loaded 16 rows ahead. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_dglu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
                                                  const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
     const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
     const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
                            (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* as in a glu product */
+    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* uniform, for the registers of the mainloop */
     const gmm_sm90_dglu_thread thread = gmm_sm90_dglu_begin(&args->dglu, out->tile, out->col0);
     gmm_sm90_dglu_row next[2];
     uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];

@@ -76,7 +76,7 @@ GMM__DEVICE void gmm_sm90_glu_store_d(const gmm_sm90_glu *glu, const gmm_sm90_ou
 /* 16 threads share a row of D, with a vector of 8 columns each, and a quarter of a warp a part of dprob. */
 typedef struct gmm_sm90_dglu_thread {
     int32_t row;    /* of the token matrices: the thread's first */
-    int32_t rows;   /* behind it in the tile; at most 0 if D does not have the columns */
+    int32_t rows;   /* of the tile from that one on; 0 or less: none, also where the columns are behind those of D */
     int32_t column; /* of D: the vector's first */
     int32_t gate;   /* of z: that of its gate values */
 } gmm_sm90_dglu_thread;
@@ -96,27 +96,28 @@ typedef struct gmm_sm90_dglu_row {
 } gmm_sm90_dglu_row;
 /* Loads those of the row `row` rows behind the thread's first one. */
 GMM__DEVICE void gmm_sm90_dglu_load(const gmm_sm90_dglu *g, const gmm_sm90_dglu_thread *thread, int row,
-                                    gmm_sm90_dglu_row *next) {
+                                    gmm_sm90_dglu_row *in) {
     const char *const z = (const char *)g->z.data + ((int64_t)(thread->row + row) * g->z.ld + thread->gate) * 2;
-    next->gate = next->linear = make_uint4(0u, 0u, 0u, 0u);
-    next->p = 1.0f;
+    in->gate = in->linear = make_uint4(0u, 0u, 0u, 0u);
+    in->p = 1.0f;
     if (row >= thread->rows) return;
-    next->gate = *(const uint4 *)z;
-    next->linear = *(const uint4 *)(z + 2 * g->linear);
-    if (g->prob) next->p = g->prob[thread->row + row];
+    in->gate = *(const uint4 *)z;
+    in->linear = *(const uint4 *)(z + 2 * g->linear);
+    if (g->prob) in->p = g->prob[thread->row + row];
 }
-/* Computes and stores what follows from 8 rows of D, of which `slot` has the first, and loads *next from 16 rows on. */
+/* Computes and stores what follows from 8 rows of D, of which `slot` has the first. *in is the thread's row, and gets
+   the one 16 rows behind it. */
 GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtype, const gmm_sm90_dglu_thread *thread,
-                                    const char *slot, int row, gmm_sm90_dglu_row *next) {
+                                    const char *slot, int row, gmm_sm90_dglu_row *in) {
     const int tid = gmm_tid_x() & 127;
     const int64_t at = thread->row + row;
-    const float p = next->p;
+    const float p = in->p;
     float a[8], b[8], d[8], f[8], da[8], db[8], dot = 0.0f;
     int i;
-    gmm_sm90_widen8(dtype, next->gate, a);
-    gmm_sm90_widen8(dtype, next->linear, b);
+    gmm_sm90_widen8(dtype, in->gate, a);
+    gmm_sm90_widen8(dtype, in->linear, b);
     gmm_sm90_widen8(dtype, gmm_sm90_slot_vector(slot, tid / 16, tid % 16 * 8), d);
-    gmm_sm90_dglu_load(g, thread, row + 16, next);
+    gmm_sm90_dglu_load(g, thread, row + 16, in);
     gmm__act_x8(g->kind, 1, g->coef, a, b, f, da, db);
 #pragma unroll
     for (i = 0; i < 8; i++) {
@@ -130,7 +131,7 @@ GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtyp
         if (row < thread->rows && tid % 8 == 0) g->dots[thread->column / GMM_ACT_DOT_COLS * g->capacity + at] = dot;
     }
     if (row >= thread->rows) return;
-    {
+    if (g->dz.data) {
         char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
         *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
         *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);

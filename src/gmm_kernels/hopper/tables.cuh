@@ -110,7 +110,7 @@ typedef struct gmm_sm90_glu {
 /* The gradient of the gated activation behind a dglu product, from D, the rounded gradient of its result, and from its
    inputs z: dz = p D f'(z), and h = p f(z) again. Rows of z, dz and h begin at multiples of 16 bytes. */
 typedef struct gmm_sm90_dglu {
-    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another */
+    gmm_kmat z, dz;     /* [T, 2 ffn]; the same matrix, or apart from one another; dz.data NULL: not wanted */
     gmm_kmat h;         /* [T, ffn]; data NULL: not wanted */
     const float *prob;  /* [T] p; NULL: 1 */
     float *dots;        /* [parts of GMM_ACT_DOT_COLS columns][T]: sums of D f(z) over a part, which add up to dprob;

@@ -2,7 +2,8 @@
 
 #if GMM__HOLDS(0)
 /* Starts at most limits.max_ctas CTAs; kernels loop over their tasks, and results do not depend on the grid. Every
-   kernel calls gmm_pdl_wait. Those without dynamic shared memory have next to none, and 16 CTAs per multiprocessor. */
+   kernel calls gmm_pdl_wait, but gmm_act_dprob gmm_pdl_wait_only. Those without dynamic shared memory have next to
+   none, and 16 CTAs per multiprocessor. */
 static GMM__UNUSED cudaError_t gmm__k_launch(const void *kernel, int64_t blocks, gmm__launch_limits limits,
                                              int32_t threads, size_t shared, const void *args, cudaStream_t stream) {
     if (blocks > limits.max_ctas) blocks = limits.max_ctas;

@@ -6197,11 +6197,6 @@ static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *ac
     step->fused.product_act = act;
     step->fused.drops_d = 1;
 }
-/* dprob of such a product. A query need not have its address yet. */
-static float *gmm__mlp_fused_dprob(const gmm__call *call) {
-    if (call->query && call->config.prob && !call->d.mlp.dprob) return (float *)gmm__placeholder();
-    return call->d.mlp.dprob;
-}
 /* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
 static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
@@ -6214,7 +6209,6 @@ static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants
     act.dy = &steps->dh;
     act.dx = wants->dz ? &steps->z : NULL;
     act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
-    act.dprob = gmm__mlp_fused_dprob(call);
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_DGRAD;
     step.descriptor = &steps->dgrad2;
@@ -6245,7 +6239,6 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (steps->fuses_act) {
-        steps->act.dprob = gmm__mlp_fused_dprob(call);
         gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
         gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
     } else if (wants->dh)
@@ -11836,11 +11829,10 @@ static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int co
                             "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
-/* Reserves the parts of dprob, if it is wanted. */
+/* Reserves the parts of dprob, wanted or not, so that a query without the address of dprob plans as the call does. */
 static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
-    if (call->fused.product_act->dprob)
-        gmm__reserve(plan, GMM__WGMMA_DOTS,
-                     (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
+    gmm__reserve(plan, GMM__WGMMA_DOTS,
+                 (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
 }
 
 #ifndef GMM_NO_QUANT
@@ -12355,7 +12347,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->fused.product_act && !fp8)
         e = gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
-                                            : gmm__wgmma_glu_args(plan, &args, stream);
+                                      : gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)

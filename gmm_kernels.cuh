@@ -561,6 +561,10 @@ GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
+GMM__DEVICE uint4 gmm_pack8(gmm_dtype dtype, const float v[8]) {
+    return make_uint4(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]), gmm_pack2(dtype, v[4], v[5]),
+                      gmm_pack2(dtype, v[6], v[7]));
+}
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float value = __uint_as_float((uint32_t)bits << 16);
     if (dtype != GMM_BF16) value = gmm_cvt_f32_f16(bits);
@@ -3144,7 +3148,12 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, ui
    columns of D along M and rows of D along N; the FP8 products have rows along M. */
 GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + lane / 4 + (u & 2 ? 8 : 0); }
 GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
-
+/* The address that lane `lane` of warp `warp` passes to stmatrix.x4.trans for 16 rows of D, of which the warp has 16 of
+   64 columns as accumulators (swap_ab). `to`: of the first row and of these 64 columns, in rows of row_bytes whose
+   chunks of 16 bytes are swizzled as TMA with 128 bytes does. */
+GMM__DEVICE uint32_t gmm_wgmma_stmatrix_at(uint32_t to, int row_bytes, int warp, int lane) {
+    return to + (lane / 16 * 8 + lane % 8) * row_bytes + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) << 4);
+}
 /* State of the consumer warp groups, and behind it the tile scheduler of the Hopper products on the device: the split
    reader, the choice of a tile for the split, the sums of cluster tiles. schedule.cuh has the arithmetic and says
    what a cluster tile is. From gmm_sm90_lane_sum on, functions run in the scheduler warp of a CTA, unless they say
@@ -4058,11 +4067,6 @@ GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
     for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
 }
 
-GMM__DEVICE uint4 gmm_sm90_narrow8(const gmm_dtype dtype, const float f[8]) {
-    return make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
-                      gmm_pack2(dtype, f[6], f[7]));
-}
-
 /* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
 GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
                                       const char *slot, int row, const int count, const float probs[2]) {
@@ -4082,7 +4086,7 @@ GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype d
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
         if (row + line < t->rows)
-            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_sm90_narrow8(dtype, f);
+            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_pack8(dtype, f);
     }
 }
 
@@ -4163,10 +4167,10 @@ GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtyp
     if (row >= thread->rows) return;
     if (g->dz.data) {
         char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
-        *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
-        *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);
+        *(uint4 *)dz = gmm_pack8(dtype, da);
+        *(uint4 *)(dz + 2 * g->linear) = gmm_pack8(dtype, db);
     }
-    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_sm90_narrow8(dtype, f);
+    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_pack8(dtype, f);
 }
 
 /* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the
@@ -7700,10 +7704,6 @@ GMM__DEVICE void gmm_cast_unpack8(gmm_dtype dtype, uint4 v, float x[8]) {
 #pragma unroll
     for (i = 0; i < 8; i++) x[i] = gmm__word_value(dtype, words, i);
 }
-GMM__DEVICE uint4 gmm_cast_pack8(gmm_dtype dtype, const float x[8]) {
-    return make_uint4(gmm_pack2(dtype, x[0], x[1]), gmm_pack2(dtype, x[2], x[3]), gmm_pack2(dtype, x[4], x[5]),
-                      gmm_pack2(dtype, x[6], x[7]));
-}
 
 /* Computes the slots, and writes the parts of dprob, of the tile of h at which t stands. Rows behind the strip's last
    one repeat it, and columns behind the last one repeat the first; these values are not used. */
@@ -7736,8 +7736,8 @@ GMM__DEVICE void gmm_cast_compute_gradient(const gmm_cast_tile *t, uint8_t *slot
             d_gate[k] *= p * g[k];
             d_linear[k] *= p * g[k];
         }
-        own[0] = gmm_cast_pack8(t->source, d_gate);
-        if (act->gated) own[8 * GMM__QUANT_THREADS] = gmm_cast_pack8(t->source, d_linear);
+        own[0] = gmm_pack8(t->source, d_gate);
+        if (act->gated) own[8 * GMM__QUANT_THREADS] = gmm_pack8(t->source, d_linear);
         if (!act->dots) continue;
         dot = gmm__quarter_warp_sum(exists ? dot : 0.0f);
         if (i < dot_rows) *dots = dot;
@@ -12147,7 +12147,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - store->pending);
     char *const slot = store->slots + store->part % GMM__DEFERRED_SLOTS * (512 * GMM__WORDS_PER_STORE);
     const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
-    const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(slot_at, 128, w, lane);
     const gmm_kmat *const d = &args->p.d;
     int x, e;
 #pragma unroll
@@ -12186,7 +12186,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, ui
     const gmm_sm90_tile *const t = store->tile;
     const int wg = store->wg, lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
     const uint32_t slots_at = base + GMM_SM90_BOX_BYTES * (uint32_t)wg;
-    const uint32_t st_at = slots_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(slots_at, 128, w, lane);
     int u;
     static_assert(GMM__CFG(m16) <= 4 * GMM__CFG(stages), "the stages hold the rows of a tile of D");
     gmm_consumer_sync(wg); /* all warps have multiplied the last stage */
@@ -12254,76 +12254,75 @@ GMM__DEVICE void GMM__PART(gmm_sm90_mainloop_)(const int n8, const int small_m,
 }
 #endif
 /* GMM__BODY_PRODUCT, continued: the stores of glu and dglu products. */
-#if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Stores a tile of D, unless it is dropped, and of h. D is packed first, which leaves the activation half of the
-   accumulators' registers; words are selected by predicates, so that the activation's code stands once in the loop. */
-GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
-                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
-    const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
-    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
-    /* of lane 0, so that ptxas knows that all threads loop as often: else the mainloop loses its uniform registers */
-    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0);
-    uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
-    int row, u, j;
+#if (GMM__GLU || GMM__DGLU) && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Rounds a tile of D to 16 bits, which leaves the activation half of the accumulators' registers. */
+GMM__DEVICE void GMM__PART(gmm_sm90_pack_tile_)(const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)],
+                                                uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)]) {
+    int u, j;
 #pragma unroll
     for (j = 0; j < GMM__CFG(wgmma_m); j++)
 #pragma unroll
         for (u = 0; u < 4 * GMM__CFG(m16); u++)
             words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
+}
+/* Writes part number `part` of these rows, as many as a slot holds, of 256 bytes each, to the slot, and joins the warp
+   group. st_at: the thread's address for stmatrix in the slot. Words are selected by predicates, so that the code of
+   the activation, which follows, stands once in a loop over parts. */
+GMM__DEVICE void GMM__PART(gmm_sm90_write_slot_)(const gmm_sm90_output *out, uint32_t st_at, int part,
+                                                 const uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)]) {
+    const int count = 8 * GMM__CFG(store_blocks);
+    int u, j;
+#pragma unroll
+    for (j = 0; j < GMM__CFG(wgmma_m); j++)
+#pragma unroll
+        for (u = 0; u < GMM__CFG(m16); u++)
+            gmm_stmatrix_x4_trans_if(16 * u / count == part, st_at + 16 * u % count * 256 + 128 * j, words[j][4 * u],
+                                     words[j][4 * u + 1], words[j][4 * u + 2], words[j][4 * u + 3]);
+    gmm_consumer_sync(out->wg);
+}
+#endif
+#if GMM__GLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
+/* Stores a tile of D, unless it is dropped, and of h. */
+GMM__DEVICE void GMM__PART(gmm_sm90_store_glu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
+                                                const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
+    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot */
+    const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
+    const uint32_t st_at = gmm_wgmma_stmatrix_at((uint32_t)__cvta_generic_to_shared(out->slots), 256, w, lane);
+    /* of lane 0, so that ptxas knows that all threads loop as often: else the mainloop loses its uniform registers */
+    const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0);
+    uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
+    int row;
+    GMM__PART(gmm_sm90_pack_tile_)(acc, words);
 #pragma unroll 1
     for (row = 0; row < rows; row += count, (*part)++) {
         const int slot = (*part & 1) * GMM__CFG(slot_bytes);
         float probs[2];
         gmm_sm90_glu_probs(&args->glu, out->tile, row, count, probs);
-#pragma unroll
-        for (j = 0; j < GMM__CFG(wgmma_m); j++)
-#pragma unroll
-            for (u = 0; u < GMM__CFG(m16); u++)
-                gmm_stmatrix_x4_trans_if(16 * u / count == row / count, st_at + slot + 16 * u % count * 256 + 128 * j,
-                                         words[j][4 * u], words[j][4 * u + 1], words[j][4 * u + 2],
-                                         words[j][4 * u + 3]);
-        gmm_consumer_sync(out->wg);
+        GMM__PART(gmm_sm90_write_slot_)(out, st_at + slot, row / count, words);
         gmm_sm90_glu_store_h(&args->glu, GMM__DTYPE, out, out->slots + slot, row, count, probs);
         if (!args->glu.drops_d) gmm_sm90_glu_store_d(&args->glu, out, out->slots + slot, row, count);
     }
 }
 #endif
 #if GMM__DGLU && defined(__CUDA_ARCH_FEAT_SM90_ALL)
-/* Computes the activation's gradient for a tile of D, which is not stored. As in a glu product D is packed first, and
-   its rows pass through store slots. z is loaded 16 rows ahead. */
+/* Computes the activation's gradient for a tile of D, which is not stored. z is loaded 16 rows ahead. */
 GMM__DEVICE void GMM__PART(gmm_sm90_store_dglu_)(const GMM__ARGS *args, const gmm_sm90_output *out, uint32_t *part,
                                                  const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
-    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot, of 256 bytes */
+    const int count = 8 * GMM__CFG(store_blocks); /* rows of a slot */
     const int lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
-    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * 256 +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at((uint32_t)__cvta_generic_to_shared(out->slots), 256, w, lane);
     const int rows = __shfl_sync(0xFFFFFFFFu, out->tile->rows, 0); /* uniform, for the registers of the mainloop */
     const gmm_sm90_dglu_thread thread = gmm_sm90_dglu_begin(&args->dglu, out->tile, out->col0);
     gmm_sm90_dglu_row next[2];
     uint32_t words[GMM__CFG(wgmma_m)][4 * GMM__CFG(m16)];
-    int row, u, j;
+    int row, j;
     gmm_sm90_dglu_load(&args->dglu, &thread, 0, &next[0]);
     gmm_sm90_dglu_load(&args->dglu, &thread, 8, &next[1]);
-#pragma unroll
-    for (j = 0; j < GMM__CFG(wgmma_m); j++)
-#pragma unroll
-        for (u = 0; u < 4 * GMM__CFG(m16); u++)
-            words[j][u] = gmm_pack2(GMM__DTYPE, acc[j][2 * u], acc[j][2 * u + 1]);
+    GMM__PART(gmm_sm90_pack_tile_)(acc, words);
 #pragma unroll 1
     for (row = 0; row < rows; row += 16) {
         const int slot = (*part & 1) * GMM__CFG(slot_bytes);
-        if (row % count == 0) {
-#pragma unroll
-            for (j = 0; j < GMM__CFG(wgmma_m); j++)
-#pragma unroll
-                for (u = 0; u < GMM__CFG(m16); u++)
-                    gmm_stmatrix_x4_trans_if(16 * u / count == row / count,
-                                             st_at + slot + 16 * u % count * 256 + 128 * j, words[j][4 * u],
-                                             words[j][4 * u + 1], words[j][4 * u + 2], words[j][4 * u + 3]);
-            gmm_consumer_sync(out->wg);
-        }
+        if (row % count == 0) GMM__PART(gmm_sm90_write_slot_)(out, st_at + slot, row / count, words);
 #pragma unroll
         for (j = 0; j < 2; j++)
             gmm_sm90_dglu_step(&args->dglu, GMM__DTYPE, &thread, out->slots + slot + (row % count + 8 * j) * 256,
@@ -12392,8 +12391,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, c
 GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_16_)(const gmm_sm90_output *out, uint32_t *part,
                                                      const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
-    const uint32_t st_at = out->slots_at + (lane / 16 * 8 + lane % 8) * 128 +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(out->slots_at, 128, w, lane);
     int u, j;
 #pragma unroll
     for (u = 0; u < GMM__CFG(m16); u++) {
@@ -12458,8 +12456,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
     const int cols = t->cols - out->col0, cols_left = cols - 8 * chunk;
     const int vectorized = gmm_sm90_d_aligned(out) && (cols >= 64 * GMM__CFG(wgmma_m) || cols % 8 == 0);
     const int rows_left = cols_left > 0 ? t->rows - slot_row : 0;
-    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at((uint32_t)__cvta_generic_to_shared(out->slots), row_bytes, w, lane);
     const char *const ld_at = out->slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
     const int64_t pitch = out->pitch;
     char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;

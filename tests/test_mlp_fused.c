@@ -963,7 +963,7 @@ static void dgrad_drawn(int arg) {
     compare_dgrad(&s, wants);
 }
 /* Gathered rows of dy under limits of the workspace, among them those that a copy of the rows fits and parts of dprob
-   beside it do not: what a query takes, the call takes. */
+   beside it do not: what a query takes, the call takes. arg: whether probabilities multiply the rows. */
 static void dgrad_limited(int arg) {
     static const int64_t sizes[G] = { 16, 16, 16, 16, 3 };
     const int64_t hidden = 512, ffn = 4096; /* such that a plan joins them on an H200 */
@@ -974,7 +974,7 @@ static void dgrad_limited(int arg) {
     s.ffn = ffn;
     s.sizes = sizes;
     s.gathers = 1;
-    (void)arg;
+    s.prob = arg;
     build_product(&c, &s);
     build_gradient(&b, &c, 1, WANT_DX);
     for (int k = 0; k < 6; k++) {
@@ -1090,7 +1090,7 @@ void tests_mlp_fused(void) {
     for (int i = 0; i < 12; i++) t_add(dgrad_shapes, i, "mlp gradient joined to dgrad, shapes %d", i);
     for (int i = 0; i < 2; i++)
         t_add(dgrad_chosen, i, "mlp gradient joined to dgrad by plan, %s", i ? "few rows" : "many rows");
-    t_add(dgrad_limited, 0, "mlp gradient joined to dgrad, limited workspace");
+    for (int i = 0; i < 2; i++) t_add(dgrad_limited, i, "mlp gradient joined to dgrad, limited workspace %d", i);
     t_add(dgrad_declines, 0, "mlp gradient joined to no dgrad");
     for (int i = 0; i < 2; i++) t_add(product_workspace, i, "mlp workspace of training, %s", i ? "fp8 block" : "bf16");
     t_add(product_late, 2, "mlp activation and cast joined to a product, late weights");

@@ -66,13 +66,25 @@ static int ascending(const void *a, const void *b) {
     return (p > q) - (p < q);
 }
 
+/* A split of the rows into equal groups, in device memory. */
+static gmm_groups even_split(const mlp_shape *shape) {
+    gmm_groups split = GMM_ZERO;
+    int32_t *const sizes = (int32_t *)malloc((size_t)shape->groups * 4);
+    void *const splits = device_alloc((size_t)shape->groups * 4);
+    if (!sizes) cuda(cudaErrorMemoryAllocation);
+    for (int g = 0; g < shape->groups; g++) sizes[g] = (int32_t)(shape->rows / shape->groups);
+    cuda(cudaMemcpy(splits, sizes, (size_t)shape->groups * 4, cudaMemcpyHostToDevice));
+    free(sizes);
+    split.count = shape->groups, split.capacity = shape->rows, split.dtype = GMM_I32, split.splits = splits;
+    return split;
+}
+
 static int measure(const mlp_shape *shape) {
     const int groups = shape->groups;
     const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows;
-    int32_t *const sizes = (int32_t *)malloc((size_t)groups * 4);
+    const gmm_groups split = even_split(shape);
     gmm_mlp_config config = GMM_ZERO;
     gmm_options options = GMM_ZERO;
-    gmm_groups split = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     gmm_mlp mlp = GMM_ZERO;
     gmm_mlp_quant quant = GMM_ZERO;
@@ -84,12 +96,8 @@ static int measure(const mlp_shape *shape) {
     static float t[WAYS][TURNS];
     static char text[4096];
     cudaEvent_t begin, end;
-    if (!sizes) cuda(cudaErrorMemoryAllocation);
-    for (int g = 0; g < groups; g++) sizes[g] = (int32_t)(R / groups);
     cuda(cudaEventCreate(&begin));
     cuda(cudaEventCreate(&end));
-    split.count = groups, split.capacity = R, split.dtype = GMM_I32, split.splits = device_alloc((size_t)groups * 4);
-    cuda(cudaMemcpy((void *)(uintptr_t)split.splits, sizes, (size_t)groups * 4, cudaMemcpyHostToDevice));
     x = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(R * H * 2)));
     w1 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * 2 * F * H * 2)));
     w2 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * OUT * F * 2)));
@@ -148,19 +156,17 @@ static int measure(const mlp_shape *shape) {
                                    saved[0], saved[1], out[0], out[1], quant.weight_cache, skip};
         for (const void *p : all) cuda(cudaFree((void *)(uintptr_t)p));
     }
-    free(sizes);
     return host != 0;
 }
 
-/* Backward: writes dz, h and dprob. With OUT tokens' features FC1 has a small weight, and with hidden_out FC2's dgrad
-   has the contraction of the shape. `saved` is what a forward would have kept, here random numbers. */
+/* Backward: writes dz, h and dprob. hidden is OUT, so that FC1 is small, and hidden_out is the shape's hidden, along
+   which FC2's dgrad contracts. `saved` is what a forward would have kept, here random numbers. */
 static int measure_backward(const mlp_shape *shape) {
     const int groups = shape->groups;
     const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows, bytes = R * 3 * F * 2;
-    int32_t *const sizes = (int32_t *)malloc((size_t)groups * 4);
+    const gmm_groups split = even_split(shape);
     gmm_mlp_config config = GMM_ZERO;
     gmm_options options = GMM_ZERO;
-    gmm_groups split = GMM_ZERO;
     gmm_info info = GMM_ZERO;
     gmm_mlp mlp = GMM_ZERO;
     gmm_mat x, w1, w2, dy, dw[2];
@@ -173,12 +179,8 @@ static int measure_backward(const mlp_shape *shape) {
     static float t[2][TURNS];
     static char text[4096];
     cudaEvent_t begin, end;
-    if (!sizes) cuda(cudaErrorMemoryAllocation);
-    for (int g = 0; g < groups; g++) sizes[g] = (int32_t)(R / groups);
     cuda(cudaEventCreate(&begin));
     cuda(cudaEventCreate(&end));
-    split.count = groups, split.capacity = R, split.dtype = GMM_I32, split.splits = device_alloc((size_t)groups * 4);
-    cuda(cudaMemcpy((void *)(uintptr_t)split.splits, sizes, (size_t)groups * 4, cudaMemcpyHostToDevice));
     x = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(R * OUT * 2)));
     w1 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * 2 * F * OUT * 2)));
     w2 = gmm_mat_packed(GMM_BF16, device_alloc((size_t)(groups * H * F * 2)));
@@ -242,7 +244,6 @@ static int measure_backward(const mlp_shape *shape) {
                                    mlp.saved, deferred[0], deferred[1], dprob[0], dprob[1], dw[0].data, dw[1].data};
         for (const void *p : all) cuda(cudaFree((void *)(uintptr_t)p));
     }
-    free(sizes);
     return host != 0;
 }
 

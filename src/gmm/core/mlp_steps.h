@@ -337,11 +337,6 @@ static void gmm__mlp_fuse_gradient(gmm__mlp_step *step, const gmm_activation *ac
     step->fused.product_act = act;
     step->fused.drops_d = 1;
 }
-/* dprob of such a product. A query need not have its address yet. */
-static float *gmm__mlp_fused_dprob(const gmm__call *call) {
-    if (call->query && call->config.prob && !call->d.mlp.dprob) return (float *)gmm__placeholder();
-    return call->d.mlp.dprob;
-}
 /* Whether FC2's dgrad computes the gradient of the activation too. Casts of a recipe compute it instead. */
 static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants *wants) {
     const gmm__call *call = steps->call;
@@ -354,7 +349,6 @@ static int gmm__mlp_dgrad2_fuses_act(gmm__mlp_steps *steps, const gmm__mlp_wants
     act.dy = &steps->dh;
     act.dx = wants->dz ? &steps->z : NULL;
     act.y = gmm__mlp_computes_h(wants) ? &steps->dh : NULL;
-    act.dprob = gmm__mlp_fused_dprob(call);
     memset(&step, 0, sizeof step);
     step.op = GMM_OP_LINEAR_DGRAD;
     step.descriptor = &steps->dgrad2;
@@ -385,7 +379,6 @@ static void gmm__mlp_add_act_bwd(gmm__mlp_steps *steps, const gmm__mlp_wants *wa
     steps->act.dprob = d->dprob;
     steps->act.y = computes_h ? &steps->h : NULL;
     if (steps->fuses_act) {
-        steps->act.dprob = gmm__mlp_fused_dprob(call);
         gmm__mlp_add_dgrad(steps, &steps->dgrad2, GMM_SLOT_DY, GMM_SLOT_W2);
         gmm__mlp_fuse_gradient(&steps->step[steps->count - 1], &steps->act);
     } else if (wants->dh)

@@ -404,7 +404,7 @@ static gmm_status gmm__wgmma_launch_product(const gmm__plan *plan, gmm_stream st
 #endif
     if (call->fused.product_act && !fp8)
         e = gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_args(plan, &args, stream)
-                                            : gmm__wgmma_glu_args(plan, &args, stream);
+                                      : gmm__wgmma_glu_args(plan, &args, stream);
     if (e != cudaSuccess) return gmm__cuda_status(call, e);
     args.index = gmm__cuda_linear_index(call, gmm__cuda_role_a(op));
     if (!fp8 && !gmm_sm90_kernels[plan->kernel].gather)

@@ -105,11 +105,10 @@ static int gmm__wgmma_serves_dglu(const gmm__call *call, gmm__plan *plan, int co
                             "bytes", gmm_dtype_name(d->x->dtype), d->x->data);
     return gmm__wgmma_fused_act_pays(call, plan, copies);
 }
-/* Reserves the parts of dprob, if it is wanted. */
+/* Reserves the parts of dprob, wanted or not, so that a query without the address of dprob plans as the call does. */
 static void gmm__wgmma_reserve_dots(const gmm__call *call, gmm__plan *plan) {
-    if (call->fused.product_act->dprob)
-        gmm__reserve(plan, GMM__WGMMA_DOTS,
-                     (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
+    gmm__reserve(plan, GMM__WGMMA_DOTS,
+                 (size_t)(gmm__ceil_div(call->in, GMM_ACT_DOT_COLS) * call->rows) * sizeof(float));
 }
 
 #ifndef GMM_NO_QUANT

@@ -17,6 +17,10 @@ GMM__DEVICE int gmm_kmat_size(const gmm_kmat *m) { return m->dtype == GMM_F32 ? 
 GMM__DEVICE uint32_t gmm_pack2(gmm_dtype dtype, float low, float high) {
     return dtype == GMM_BF16 ? gmm_cvt_bf16x2(high, low) : gmm_cvt_f16x2(high, low);
 }
+GMM__DEVICE uint4 gmm_pack8(gmm_dtype dtype, const float v[8]) {
+    return make_uint4(gmm_pack2(dtype, v[0], v[1]), gmm_pack2(dtype, v[2], v[3]), gmm_pack2(dtype, v[4], v[5]),
+                      gmm_pack2(dtype, v[6], v[7]));
+}
 GMM__DEVICE float gmm_widen(gmm_dtype dtype, uint16_t bits) {
     float value = __uint_as_float((uint32_t)bits << 16);
     if (dtype != GMM_BF16) value = gmm_cvt_f32_f16(bits);

@@ -83,7 +83,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_deferred_)(gmm_sm90_store_state *store
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row = 16 * (t->row_blocks - store->pending);
     char *const slot = store->slots + store->part % GMM__DEFERRED_SLOTS * (512 * GMM__WORDS_PER_STORE);
     const uint32_t slot_at = (uint32_t)__cvta_generic_to_shared(slot);
-    const uint32_t st_at = slot_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(slot_at, 128, w, lane);
     const gmm_kmat *const d = &args->p.d;
     int x, e;
 #pragma unroll
@@ -122,7 +122,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_last_)(gmm_sm90_store_state *store, ui
     const gmm_sm90_tile *const t = store->tile;
     const int wg = store->wg, lane = gmm_tid_x() & 31, w = gmm_tid_x() >> 5 & 3;
     const uint32_t slots_at = base + GMM_SM90_BOX_BYTES * (uint32_t)wg;
-    const uint32_t st_at = slots_at + (lane / 16 * 8 + lane % 8) * 128 + (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(slots_at, 128, w, lane);
     int u;
     static_assert(GMM__CFG(m16) <= 4 * GMM__CFG(stages), "the stages hold the rows of a tile of D");
     gmm_consumer_sync(wg); /* all warps have multiplied the last stage */

@@ -58,8 +58,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_apply_step_)(const gmm_epilogue_step step, c
 GMM__DEVICE void GMM__PART(gmm_sm90_store_boxes_16_)(const gmm_sm90_output *out, uint32_t *part,
                                                      const float acc[GMM__CFG(wgmma_m)][8 * GMM__CFG(m16)]) {
     const int tid = gmm_tid_x() & 127, lane = tid & 31, w = tid >> 5, row_blocks = out->tile->row_blocks;
-    const uint32_t st_at = out->slots_at + (lane / 16 * 8 + lane % 8) * 128 +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at(out->slots_at, 128, w, lane);
     int u, j;
 #pragma unroll
     for (u = 0; u < GMM__CFG(m16); u++) {
@@ -124,8 +123,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_store_rows_16_)(const gmm_sm90_output *out, 
     const int cols = t->cols - out->col0, cols_left = cols - 8 * chunk;
     const int vectorized = gmm_sm90_d_aligned(out) && (cols >= 64 * GMM__CFG(wgmma_m) || cols % 8 == 0);
     const int rows_left = cols_left > 0 ? t->rows - slot_row : 0;
-    const uint32_t st_at = (uint32_t)__cvta_generic_to_shared(out->slots) + (lane / 16 * 8 + lane % 8) * row_bytes +
-                           (((2 * w + lane / 8 % 2) ^ (lane % 8)) << 4);
+    const uint32_t st_at = gmm_wgmma_stmatrix_at((uint32_t)__cvta_generic_to_shared(out->slots), row_bytes, w, lane);
     const char *const ld_at = out->slots + slot_row * row_bytes + ((chunk ^ (slot_row & 7)) << 4);
     const int64_t pitch = out->pitch;
     char *to = out->d + slot_row * pitch + (t->n0 + out->col0 + 8 * chunk) * 2;

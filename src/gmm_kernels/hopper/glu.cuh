@@ -28,11 +28,6 @@ GMM__DEVICE void gmm_sm90_widen8(const gmm_dtype dtype, uint4 v, float f[8]) {
     for (i = 0; i < 8; i++) f[i] = gmm_widen(dtype, (uint16_t)(words[i / 2] >> 16 * (i % 2)));
 }
 
-GMM__DEVICE uint4 gmm_sm90_narrow8(const gmm_dtype dtype, const float f[8]) {
-    return make_uint4(gmm_pack2(dtype, f[0], f[1]), gmm_pack2(dtype, f[2], f[3]), gmm_pack2(dtype, f[4], f[5]),
-                      gmm_pack2(dtype, f[6], f[7]));
-}
-
 /* Computes and stores rows of h, those of gmm_sm90_glu_probs. */
 GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype dtype, const gmm_sm90_output *out,
                                       const char *slot, int row, const int count, const float probs[2]) {
@@ -52,7 +47,7 @@ GMM__DEVICE void gmm_sm90_glu_store_h(const gmm_sm90_glu *glu, const gmm_dtype d
 #pragma unroll
         for (i = 0; i < 8; i++) f[i] = probs[x] * f[i];
         if (row + line < t->rows)
-            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_sm90_narrow8(dtype, f);
+            *(uint4 *)(to + line * glu->h.ld * 2) = gmm_pack8(dtype, f);
     }
 }
 
@@ -133,10 +128,10 @@ GMM__DEVICE void gmm_sm90_dglu_step(const gmm_sm90_dglu *g, const gmm_dtype dtyp
     if (row >= thread->rows) return;
     if (g->dz.data) {
         char *const dz = (char *)g->dz.data + (at * g->dz.ld + thread->gate) * 2;
-        *(uint4 *)dz = gmm_sm90_narrow8(dtype, da);
-        *(uint4 *)(dz + 2 * g->linear) = gmm_sm90_narrow8(dtype, db);
+        *(uint4 *)dz = gmm_pack8(dtype, da);
+        *(uint4 *)(dz + 2 * g->linear) = gmm_pack8(dtype, db);
     }
-    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_sm90_narrow8(dtype, f);
+    if (g->h.data) *(uint4 *)((char *)g->h.data + (at * g->h.ld + thread->column) * 2) = gmm_pack8(dtype, f);
 }
 
 /* The gated activation of an FP8 product: h = p act(D), where D, the pre-activation, has been rounded to BF16, and the

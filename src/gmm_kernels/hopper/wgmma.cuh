@@ -21,4 +21,9 @@ GMM__DEVICE uint64_t gmm_wgmma_desc_blocks(uint32_t smem, uint32_t next_rows, ui
    columns of D along M and rows of D along N; the FP8 products have rows along M. */
 GMM__DEVICE int gmm_wgmma_acc_m(int warp, int lane, int u) { return 16 * warp + lane / 4 + (u & 2 ? 8 : 0); }
 GMM__DEVICE int gmm_wgmma_acc_n(int lane, int u) { return 8 * (u / 4) + lane % 4 * 2 + u % 2; }
-
+/* The address that lane `lane` of warp `warp` passes to stmatrix.x4.trans for 16 rows of D, of which the warp has 16 of
+   64 columns as accumulators (swap_ab). `to`: of the first row and of these 64 columns, in rows of row_bytes whose
+   chunks of 16 bytes are swizzled as TMA with 128 bytes does. */
+GMM__DEVICE uint32_t gmm_wgmma_stmatrix_at(uint32_t to, int row_bytes, int warp, int lane) {
+    return to + (lane / 16 * 8 + lane % 8) * row_bytes + (((2 * warp + lane / 8 % 2) ^ (lane % 8)) << 4);
+}

@@ -110,10 +110,6 @@ GMM__DEVICE void gmm_cast_unpack8(gmm_dtype dtype, uint4 v, float x[8]) {
 #pragma unroll
     for (i = 0; i < 8; i++) x[i] = gmm__word_value(dtype, words, i);
 }
-GMM__DEVICE uint4 gmm_cast_pack8(gmm_dtype dtype, const float x[8]) {
-    return make_uint4(gmm_pack2(dtype, x[0], x[1]), gmm_pack2(dtype, x[2], x[3]), gmm_pack2(dtype, x[4], x[5]),
-                      gmm_pack2(dtype, x[6], x[7]));
-}
 
 /* Computes the slots, and writes the parts of dprob, of the tile of h at which t stands. Rows behind the strip's last
    one repeat it, and columns behind the last one repeat the first; these values are not used. */
@@ -146,8 +142,8 @@ GMM__DEVICE void gmm_cast_compute_gradient(const gmm_cast_tile *t, uint8_t *slot
             d_gate[k] *= p * g[k];
             d_linear[k] *= p * g[k];
         }
-        own[0] = gmm_cast_pack8(t->source, d_gate);
-        if (act->gated) own[8 * GMM__QUANT_THREADS] = gmm_cast_pack8(t->source, d_linear);
+        own[0] = gmm_pack8(t->source, d_gate);
+        if (act->gated) own[8 * GMM__QUANT_THREADS] = gmm_pack8(t->source, d_linear);
         if (!act->dots) continue;
         dot = gmm__quarter_warp_sum(exists ? dot : 0.0f);
         if (i < dot_rows) *dots = dot;

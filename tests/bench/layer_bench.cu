@@ -4,13 +4,15 @@
    and tokens (kept), and of workspace and matrices of permuted rows (space). Results are compared bit by bit.
    bf16; with --recipe=NAME (fp8-current, ...) products of quantized operands, GMM_SAVE_QUANTIZED, weights in a cache;
    with --save-rows the layer saves permuted rows of x, as separate calls do.
-   --ms=200: milliseconds per contender; --rows=TEXT: configurations whose name contains it; --csv. */
+   --ms=200: milliseconds per contender; --rows=TEXT: configurations whose name contains it; --csv; --idle=20: each time
+   is taken after so many milliseconds without work, when the clock is highest, and has the time of the host too. */
 #include "gmm.h"
 
 #include <cuda_runtime.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* Those of SonicMoE's paper and others of current models: tokens, hidden, ffn, experts, experts per token. */
 static const struct shape { const char *name; int64_t tokens, hidden, ffn; int experts, topk; } SHAPES[] = {
@@ -28,6 +30,7 @@ enum { ROUNDS = 20 };
 
 static int recipe; /* gmm_recipe_kind */
 static int save_rows;
+static int idle_ms;
 
 static gmm_context *ctx;
 
@@ -264,6 +267,7 @@ static void measure(double ms, double us[PASSES][WAYS]) {
             for (int pass = 0; pass < PASSES; pass++) {
                 const int w = (way + round + 2) % WAYS;
                 float elapsed;
+                usleep(1000 * (useconds_t)idle_ms);
                 cuda(cudaEventRecord(mark[0]), "event");
                 for (int i = 0; i < repeats; i++) run(w, pass);
                 cuda(cudaEventRecord(mark[1]), "event");
@@ -317,6 +321,7 @@ int main(int argc, char **argv) {
     cudaDeviceProp prop;
     for (int i = 1; i < argc; i++)
         if (!strncmp(argv[i], "--ms=", 5)) ms = atof(argv[i] + 5);
+        else if (!strncmp(argv[i], "--idle=", 7)) idle_ms = atoi(argv[i] + 7);
         else if (!strncmp(argv[i], "--rows=", 7)) rows = argv[i] + 7;
         else if (!strcmp(argv[i], "--csv")) csv = 1;
         else if (!strcmp(argv[i], "--save-rows")) save_rows = 1;

@@ -13,18 +13,18 @@ static void gmm__moe_complete(gmm__moe_steps *steps) {
     }
 }
 
-/* Chooses whether forward permutes rows of x or, where its plan copies none before, FC1's product gathers them. A
-   product that computes the activation too gathers no rows: its plan, which counts a copy of them, says whether it is
-   faster all the same. Plans are for any addresses of x and w1, so that a query without addresses chooses as the launch
-   does; an x that is not at a multiple of 16 bytes is then multiplied by MMA, which copies its rows. */
+/* Chooses whether forward permutes rows of x or, where its plan copies none before, FC1's product gathers them. The
+   plan is for any addresses of x and w1, so that a query without addresses chooses as the launch does; an x that is not
+   at a multiple of 16 bytes is then multiplied by MMA, which copies its rows. It does not count
+   that FC1's product may compute the activation too where rows are permuted: where it gathers, that is no faster, and
+   takes memory for the rows. */
 static void gmm__moe_choose_rows(gmm__call *call) {
     const gmm_error last_error = call->ctx->error;
     const gmm_mat *const w1 = gmm__moe_mlp(call).w1;
     gmm__moe_steps steps;
     gmm_linear fc1 = GMM_ZERO;
     gmm_mat x = call->mat[GMM__X_], w, z;
-    gmm_activation act = GMM_ZERO; /* its matrices are not read in a plan */
-    gmm__call product, fused;
+    gmm__call product;
     gmm__plan plan;
     if (call->op != GMM_OP_MOE_FWD || call->d.moe.save_rows || !gmm__moe_prefers_permuting(call, GMM__X_) ||
         call->recipe.kind != GMM_RECIPE_NONE || /* WGMMA gathers no rows beside quantized weights, */
@@ -45,16 +45,9 @@ static void gmm__moe_choose_rows(gmm__call *call) {
     fc1.index_div = steps.mlp.index_div;
     fc1.w = &w;
     fc1.y = &z;
-    if (gmm__linear_prepare(&product, call->ctx, GMM_OP_LINEAR_FWD, call->function, &fc1, 1) != GMM_OK)
+    if (gmm__linear_prepare(&product, call->ctx, GMM_OP_LINEAR_FWD, call->function, &fc1, 1) != GMM_OK ||
+        gmm__select(&product, &plan) != GMM_OK || plan.copies_rows)
         call->layer_gathers = 0;
-    else {
-        fused = product;
-        fused.fused.product_act = &act;
-        fused.act = call->config.act;
-        if ((call->options.fuse == GMM_FUSE_AUTO && gmm__select(&fused, &plan) == GMM_OK) ||
-            gmm__select(&product, &plan) != GMM_OK || plan.copies_rows)
-            call->layer_gathers = 0;
-    }
     call->ctx->error = last_error;
 }
 

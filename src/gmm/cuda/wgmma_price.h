@@ -51,7 +51,7 @@ static const double gmm__wgmma_act_bwd_rate = 1700.0;      /* bytes per clock: t
 static const double gmm__wgmma_shared_sm_slowdown = 1.2;   /* of tiles where two CTAs share a multiprocessor */
 /* Memory traffic of the whole product. */
 static const double gmm__wgmma_dequantize_rate = 400.0;    /* elements per clock: weights to 16 bits in the workspace */
-static const double gmm__wgmma_copy_rate = 2300.0;         /* bytes per clock: gathered rows to the workspace */
+static const double gmm__wgmma_copy_rate = 1900.0;         /* bytes per clock: gathered rows to the workspace */
 static const double gmm__wgmma_weight_rate = 26.0;         /* bytes per clock and multiprocessor: weights from memory */
 static const double gmm__wgmma_column_bytes = 128.0;       /* bytes of one column of a stage */
 static const double gmm__wgmma_latency_bytes = 11000.0;    /* bytes in flight at which the weight rate is halved */

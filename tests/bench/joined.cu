@@ -163,7 +163,7 @@ static int measure(const mlp_shape *shape) {
    which FC2's dgrad contracts. `saved` is what a forward would have kept, here random numbers. */
 static int measure_backward(const mlp_shape *shape) {
     const int groups = shape->groups;
-    const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows, bytes = R * 3 * F * 2;
+    const int64_t H = shape->hidden, F = shape->ffn, R = shape->rows;
     const gmm_groups split = even_split(shape);
     gmm_mlp_config config = GMM_ZERO;
     gmm_options options = GMM_ZERO;
@@ -230,8 +230,7 @@ static int measure_backward(const mlp_shape *shape) {
         }
     cuda(cudaMemset(different, 0, 8));
     count_different<<<1056, 256>>>((uint16_t *)dprob[0], (uint16_t *)dprob[1], R * 2, different);
-    count_different<<<1056, 256>>>((uint16_t *)deferred[0], (uint16_t *)deferred[1],
-                                   (bytes < (int64_t)info.deferred_bytes ? bytes : (int64_t)info.deferred_bytes) / 2,
+    count_different<<<1056, 256>>>((uint16_t *)deferred[0], (uint16_t *)deferred[1], (int64_t)info.deferred_bytes / 2,
                                    different);
     cuda(cudaMemcpy(&host, different, 8, cudaMemcpyDeviceToHost));
     for (int way = 0; way < 2; way++) qsort(t[way], TURNS, sizeof **t, ascending);

@@ -2139,8 +2139,8 @@ static GMM__UNUSED cudaError_t gmm_launch_lt_groups(int32_t grid, const gmm_lt_a
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products. Plain functions of host and device, without warp
-   operations. scheduler.cuh and fp8.cuh call them from the scheduler warp of a CTA. A C or C++ compiler sees this part
-   with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   operations. The scheduler warp of a CTA calls them (scheduler.cuh, fp8_plan.cuh, body_*.cuh). A C or C++ compiler
+   sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
 
    A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
    tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
@@ -2218,7 +2218,7 @@ typedef struct gmm_sm90_scheduler {
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
-                               row tiles of the same columns (gmm_sm90_group_work) */
+                               row tiles of the same columns (gmm_sm90_schedule_tile) */
     int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
     int32_t odd_tiles;      /* forward, dgrad with clusters of two: whether the number of all work tiles is odd */
     int32_t g;              /* group in which the search for the next tile begins */
@@ -13273,8 +13273,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
 #elif !GMM__IS_FAST
 
 /* Multiplies a stage and adds the sum, times its scales, to acc. Scales are multiplied between the first and the second
-   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "Sensitive loop").
-   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
+   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "FP8: the promoted
+   mainloop"). first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next
+   one is. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {

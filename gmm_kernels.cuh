@@ -3286,6 +3286,7 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
 #pragma unroll 1
     for (g = lane; (g & ~31) < s->count; g += 32) {
         int32_t end = g < s->count ? ends[g + 1] : 0, start;
+        /* by_offsets is a constant within each scan, so that its steps need no select */
         if (by_offsets) end = gmm_sm90_scan_entries(1, capacity, end);
         else end = gmm_sm90_scan_entries(0, capacity, end);
         end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
@@ -3300,9 +3301,30 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
-   that tile if they agree. The entries are loaded before the plan is awaited. The check warp, after
-   griddepcontrol.wait. */
+/* Whether entry g of the split, as gmm_sm90_split_entry reads it again, contradicts `ends`. In a faulty split, whose
+   ends were clamped, an entry may contradict them although it is the same. */
+GMM__DEVICE int gmm_sm90_entry_changed(int32_t by_offsets, const int32_t *ends, int32_t g, int32_t entry) {
+    return entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+}
+/* Whether `ends`, which were read before griddepcontrol.wait, still describe the split after it. FP8 products. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t g;
+    int changed = 0;
+#pragma unroll 4
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && gmm_sm90_entry_changed(by_offsets, ends, g, entry);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return !changed;
+}
+/* The same in the check warp of 16-bit products, which also publishes the first tile if the split is unchanged. It
+   loads all entries into registers before it waits until the plan is complete, so that the loads and the plan overlap.
+   After griddepcontrol.wait. */
 GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t entry[GMM_SM90_SMEM_GROUPS / 32];
@@ -3317,7 +3339,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
     for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
         const int32_t g = 32 * i + lane;
         if (32 * i >= s->count) break;
-        changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+        changed |= g < s->count && gmm_sm90_entry_changed(by_offsets, ends, g, entry[i]);
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
     if (lane == 0) {
@@ -3402,9 +3424,9 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
         order[index] = (unsigned char)g;
     }
 }
-/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
-   with pointers from s, which may be to the workspace, the code would need more registers. min_load: see
-   gmm_sm90_balance. Returns whether it did. Whole warp. */
+/* Decides whether a wgrad takes its tiles in the balanced order, and prepares it. Returns the decision, s->balanced.
+   b, ends: in shared memory, for `capacity` groups; with the pointers of s, which may be to the workspace, the code
+   would need more registers. min_load: see gmm_sm90_balance. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);
@@ -5015,23 +5037,6 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
-/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
-   warp. */
-GMM__DEVICE int gmm_fp8_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
-    int32_t g;
-    int changed = 0;
-#pragma unroll 4
-    for (g = lane; (g & ~31) < s->count; g += 32) {
-        const int exists = g < s->count;
-        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
-        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    }
-    changed = __any_sync(0xFFFFFFFFu, changed);
-    __syncwarp();
-    return !changed;
-}
-
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -5174,14 +5179,15 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     work -= work_ends[g];
     f->t.g = g;
     m = ends[g + 1] - ends[g];
-    /* gmm_sm90_schedule_tile for one tile of rows, but for an unpaired one */
+    /* A group of few tokens is one tile of rows, whose tile takes less arithmetic than in gmm_sm90_schedule_tile. The
+       last column tile of an odd number is unpaired, and is left to that function. */
     if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
         const int32_t tn = cta.cluster_size * work + cta.cta_rank;
-        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        const int32_t units = gmm_sm90_divide(args->p.n + s->col_align - 1, s->col_align);
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.row_blocks = gmm_sm90_divide(m + s->block_rows - 1, s->block_rows);
         f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
@@ -13421,7 +13427,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, 
     for (; early >= 0; early--) {
         if (!early) {
             gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_fp8_split_unchanged(&args->groups, s->ends)) break;
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
         }
         GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
         if (predicts && early) {

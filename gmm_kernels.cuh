@@ -3425,8 +3425,9 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
     }
 }
 /* Decides whether a wgrad takes its tiles in the balanced order, and prepares it. Returns the decision, s->balanced.
-   b, ends: in shared memory, for `capacity` groups; with the pointers of s, which may be to the workspace, the code
-   would need more registers. min_load: see gmm_sm90_balance. Whole warp. */
+   b, ends: in shared memory; with the pointers of s, which may be to the workspace, the code would need more registers.
+   capacity: groups that the tables in shared memory serve, 0 where the workspace has the tables. min_load: see
+   gmm_sm90_balance. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);
@@ -5179,8 +5180,8 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     work -= work_ends[g];
     f->t.g = g;
     m = ends[g + 1] - ends[g];
-    /* A group of few tokens is one tile of rows, whose tile takes less arithmetic than in gmm_sm90_schedule_tile. The
-       last column tile of an odd number is unpaired, and is left to that function. */
+    /* What gmm_sm90_schedule_tile computes, with less arithmetic, where the group has one tile of rows. The last column
+       tile of an odd number is unpaired, and is left to that function. */
     if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
         const int32_t tn = cta.cluster_size * work + cta.cta_rank;
         const int32_t units = gmm_sm90_divide(args->p.n + s->col_align - 1, s->col_align);
@@ -12904,7 +12905,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
                                  *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
     const int32_t glu_block = GMM__GLU ? args.glu.block : 0;
     gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 64, 0, 0, 0, 0, 0, 0, 0 };
     gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), glu_block, max(glu_block, 64), 0, 0, 0, 0, 0, 0, 0 };

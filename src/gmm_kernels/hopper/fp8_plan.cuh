@@ -187,8 +187,8 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     work -= work_ends[g];
     f->t.g = g;
     m = ends[g + 1] - ends[g];
-    /* A group of few tokens is one tile of rows, whose tile takes less arithmetic than in gmm_sm90_schedule_tile. The
-       last column tile of an odd number is unpaired, and is left to that function. */
+    /* What gmm_sm90_schedule_tile computes, with less arithmetic, where the group has one tile of rows. The last column
+       tile of an odd number is unpaired, and is left to that function. */
     if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
         const int32_t tn = cta.cluster_size * work + cta.cta_rank;
         const int32_t units = gmm_sm90_divide(args->p.n + s->col_align - 1, s->col_align);

@@ -269,8 +269,9 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
     }
 }
 /* Decides whether a wgrad takes its tiles in the balanced order, and prepares it. Returns the decision, s->balanced.
-   b, ends: in shared memory, for `capacity` groups; with the pointers of s, which may be to the workspace, the code
-   would need more registers. min_load: see gmm_sm90_balance. Whole warp. */
+   b, ends: in shared memory; with the pointers of s, which may be to the workspace, the code would need more registers.
+   capacity: groups that the tables in shared memory serve, 0 where the workspace has the tables. min_load: see
+   gmm_sm90_balance. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);

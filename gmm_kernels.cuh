@@ -2139,8 +2139,8 @@ static GMM__UNUSED cudaError_t gmm_launch_lt_groups(int32_t grid, const gmm_lt_a
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products. Plain functions of host and device, without warp
-   operations. scheduler.cuh and fp8.cuh call them from the scheduler warp of a CTA. A C or C++ compiler sees this part
-   with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   operations. The scheduler warp of a CTA calls them (scheduler.cuh, fp8_plan.cuh, body_*.cuh). A C or C++ compiler
+   sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
 
    A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
    tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
@@ -2218,7 +2218,7 @@ typedef struct gmm_sm90_scheduler {
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
-                               row tiles of the same columns (gmm_sm90_group_work) */
+                               row tiles of the same columns (gmm_sm90_schedule_tile) */
     int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
     int32_t odd_tiles;      /* forward, dgrad with clusters of two: whether the number of all work tiles is odd */
     int32_t g;              /* group in which the search for the next tile begins */
@@ -3286,6 +3286,7 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
 #pragma unroll 1
     for (g = lane; (g & ~31) < s->count; g += 32) {
         int32_t end = g < s->count ? ends[g + 1] : 0, start;
+        /* by_offsets is a constant within each scan, so that its steps need no select */
         if (by_offsets) end = gmm_sm90_scan_entries(1, capacity, end);
         else end = gmm_sm90_scan_entries(0, capacity, end);
         end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
@@ -3300,9 +3301,30 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
-   that tile if they agree. The entries are loaded before the plan is awaited. The check warp, after
-   griddepcontrol.wait. */
+/* Whether entry g of the split, as gmm_sm90_split_entry reads it again, contradicts `ends`. In a faulty split, whose
+   ends were clamped, an entry may contradict them although it is the same. */
+GMM__DEVICE int gmm_sm90_entry_changed(int32_t by_offsets, const int32_t *ends, int32_t g, int32_t entry) {
+    return entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+}
+/* Whether `ends`, which were read before griddepcontrol.wait, still describe the split after it. FP8 products. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t g;
+    int changed = 0;
+#pragma unroll 4
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && gmm_sm90_entry_changed(by_offsets, ends, g, entry);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return !changed;
+}
+/* The same in the check warp of 16-bit products, which also publishes the first tile if the split is unchanged. It
+   loads all entries into registers before it waits until the plan is complete, so that the loads and the plan overlap.
+   After griddepcontrol.wait. */
 GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t entry[GMM_SM90_SMEM_GROUPS / 32];
@@ -3317,7 +3339,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
     for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
         const int32_t g = 32 * i + lane;
         if (32 * i >= s->count) break;
-        changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+        changed |= g < s->count && gmm_sm90_entry_changed(by_offsets, ends, g, entry[i]);
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
     if (lane == 0) {
@@ -3402,9 +3424,10 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
         order[index] = (unsigned char)g;
     }
 }
-/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
-   with pointers from s, which may be to the workspace, the code would need more registers. min_load: see
-   gmm_sm90_balance. Returns whether it did. Whole warp. */
+/* Decides whether a wgrad takes its tiles in the balanced order, and prepares it. Returns the decision, s->balanced.
+   b, ends: in shared memory; with the pointers of s, which may be to the workspace, the code would need more registers.
+   capacity: groups that the tables in shared memory serve, 0 where the workspace has the tables. min_load: see
+   gmm_sm90_balance. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);
@@ -5015,23 +5038,6 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
-/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
-   warp. */
-GMM__DEVICE int gmm_fp8_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
-    int32_t g;
-    int changed = 0;
-#pragma unroll 4
-    for (g = lane; (g & ~31) < s->count; g += 32) {
-        const int exists = g < s->count;
-        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
-        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    }
-    changed = __any_sync(0xFFFFFFFFu, changed);
-    __syncwarp();
-    return !changed;
-}
-
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -5174,14 +5180,15 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     work -= work_ends[g];
     f->t.g = g;
     m = ends[g + 1] - ends[g];
-    /* gmm_sm90_schedule_tile for one tile of rows, but for an unpaired one */
+    /* What gmm_sm90_schedule_tile computes, with less arithmetic, where the group has one tile of rows. The last column
+       tile of an odd number is unpaired, and is left to that function. */
     if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
         const int32_t tn = cta.cluster_size * work + cta.cta_rank;
-        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        const int32_t units = gmm_sm90_divide(args->p.n + s->col_align - 1, s->col_align);
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.row_blocks = gmm_sm90_divide(m + s->block_rows - 1, s->block_rows);
         f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;
@@ -12898,7 +12905,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
                                  *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
     const int32_t glu_block = GMM__GLU ? args.glu.block : 0;
     gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 64, 0, 0, 0, 0, 0, 0, 0 };
     gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), glu_block, max(glu_block, 64), 0, 0, 0, 0, 0, 0, 0 };
@@ -13273,8 +13280,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
 #elif !GMM__IS_FAST
 
 /* Multiplies a stage and adds the sum, times its scales, to acc. Scales are multiplied between the first and the second
-   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "Sensitive loop").
-   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
+   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "FP8: the promoted
+   mainloop"). first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next
+   one is. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {
@@ -13420,7 +13428,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, 
     for (; early >= 0; early--) {
         if (!early) {
             gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_fp8_split_unchanged(&args->groups, s->ends)) break;
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
         }
         GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
         if (predicts && early) {

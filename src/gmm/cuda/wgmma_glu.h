@@ -29,6 +29,9 @@ static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int co
     return clocks;
 }
 
+/* Rows and columns of the tile of glu and dglu products. */
+enum { GMM__WGMMA_GLU_M = 16 * gmm_sm90_m16_176x128, GMM__WGMMA_GLU_N = gmm_sm90_tile_n_176x128 };
+
 /* The product alone gets narrower tiles where each group fits one tile, so that its last wave is full. A glu product
    keeps 128 columns, and a dglu product that gets 64 leaves half of the threads of its epilogue idle. Prices do not
    know this, so that of the fused product is multiplied by the result. 0: one wave of tiles with a long contraction,
@@ -36,8 +39,8 @@ static double gmm__wgmma_product_clocks(const gmm__call *call, int fused, int co
 static double gmm__wgmma_glu_width_factor(const gmm__call *call) {
     const int32_t processors = call->ctx->device.processors;
     const gmm__wgmma_shape s = gmm__wgmma_shape_of(call, gmm__wgmma_op(call->op), processors);
-    const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, 176, 128, processors, 0);
-    const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, 176, 128, processors, 1);
+    const gmm__wgmma_tiling wide = gmm__wgmma_tiling_of(&s, GMM__WGMMA_GLU_M, GMM__WGMMA_GLU_N, processors, 0);
+    const gmm__wgmma_tiling filling = gmm__wgmma_tiling_of(&s, GMM__WGMMA_GLU_M, GMM__WGMMA_GLU_N, processors, 1);
     const double tiles_n = (double)filling.tiles_n < (double)s.n / 16.0 ? (double)filling.tiles_n : (double)s.n / 16.0;
     if (wide.waves <= 1 && s.contraction > 1024) return 0.0;
     return 1.0 + (gmm__wgmma_is_dgrad(call) ? gmm__wgmma_dglu_width : gmm__wgmma_glu_width) *

@@ -172,8 +172,9 @@ GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float p
 #elif !GMM__IS_FAST
 
 /* Multiplies a stage and adds the sum, times its scales, to acc. Scales are multiplied between the first and the second
-   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "Sensitive loop").
-   first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next one is. */
+   product: the gap that this makes is the one with which three consumers are fastest (KERNELS.md, "FP8: the promoted
+   mainloop"). first: a constant, of the tile. *is_full: whether the stage is known to be full, then whether the next
+   one is. */
 GMM__DEVICE void GMM__PART(gmm_fp8_multiply_stage_)(float acc[GMM__ACC], float partial[GMM__ACC], const int first,
                                                     const gmm_fp8_consumer_tile *tile, int wg, gmm_fp8_pipeline *pipe,
                                                     int *is_full, gmm_fp8_store *store) {

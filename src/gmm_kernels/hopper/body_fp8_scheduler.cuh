@@ -54,7 +54,7 @@ GMM__DEVICE void GMM__PART(gmm_fp8_plan_split_twice_)(const gmm_fp8_args *args, 
     for (; early >= 0; early--) {
         if (!early) {
             gmm_griddepcontrol_wait();
-            if (s->tiles_n && gmm_fp8_split_unchanged(&args->groups, s->ends)) break;
+            if (s->tiles_n && gmm_sm90_split_unchanged(&args->groups, s->ends)) break;
         }
         GMM__PART(gmm_fp8_plan_split_)(args, smem, s);
         if (predicts && early) {

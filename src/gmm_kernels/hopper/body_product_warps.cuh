@@ -128,7 +128,7 @@ GMM__DEVICE void GMM__PART(gmm_sm90_load_stages_)(const GMM__ARGS &args, GMM__SM
     const volatile int32_t *const second_tile = &smem->ring.second_tile, *const small_m = &smem->ring.small_m,
                                  *const planned_late = &smem->ring.planned_late;
     const uint32_t stage_bars = GMM__SMEM_AT(stage_bars), bars = GMM__SMEM_AT(bars);
-    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u;
+    const uint32_t of_cta = gmm_cluster_ctarank() ? 0xAAAAAAAAu : 0x55555555u; /* its half of a multicast operand */
     const int32_t glu_block = GMM__GLU ? args.glu.block : 0;
     gmm_sm90_operand a = { GMM__TA, GMM_SM90_BOX_BYTES, 0, 64, 0, 0, 0, 0, 0, 0, 0 };
     gmm_sm90_operand b = { GMM__TB, GMM__CFG(b_block_bytes), glu_block, max(glu_block, 64), 0, 0, 0, 0, 0, 0, 0 };

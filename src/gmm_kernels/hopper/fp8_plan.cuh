@@ -45,23 +45,6 @@ GMM__DEVICE float gmm_fp8_tile_price(const gmm_sm90_scheduler *s, gmm_sm90_split
            ((float)gmm_fp8_k_tiles(s->p->k) * clocks / (float)max(tiles, 1) + (float)GMM_FP8_TILE_CLOCKS);
 }
 
-/* Whether `ends` still describe the split. A faulty split, whose ends were clamped, may count as changed. Whole
-   warp. */
-GMM__DEVICE int gmm_fp8_split_unchanged(const gmm_groups *s, const int32_t *ends) {
-    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
-    int32_t g;
-    int changed = 0;
-#pragma unroll 4
-    for (g = lane; (g & ~31) < s->count; g += 32) {
-        const int exists = g < s->count;
-        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
-        changed |= exists && entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
-    }
-    changed = __any_sync(0xFFFFFFFFu, changed);
-    __syncwarp();
-    return !changed;
-}
-
 /* Prefix sums [G + 1] of the groups' rows in padded copies. Whole warp. */
 GMM__DEVICE void gmm_fp8_padded_starts(int32_t groups, const int32_t *ends, int32_t *starts) {
     const int32_t lane = (int32_t)threadIdx.x & 31;
@@ -204,14 +187,15 @@ GMM__DEVICE void gmm_fp8_predict_first_tile(const gmm_fp8_args *args, const gmm_
     work -= work_ends[g];
     f->t.g = g;
     m = ends[g + 1] - ends[g];
-    /* gmm_sm90_schedule_tile for one tile of rows, but for an unpaired one */
+    /* What gmm_sm90_schedule_tile computes, with less arithmetic, where the group has one tile of rows. The last column
+       tile of an odd number is unpaired, and is left to that function. */
     if (m > 0 && m <= s->block_rows * s->max_blocks && work < s->tiles_n >> (cta.cluster_size - 1)) {
         const int32_t tn = cta.cluster_size * work + cta.cta_rank;
-        const int32_t units = (args->p.n + s->col_align - 1) / s->col_align;
+        const int32_t units = gmm_sm90_divide(args->p.n + s->col_align - 1, s->col_align);
         f->t.row = ends[g];
         f->t.end = ends[g + 1];
         f->t.rows = m;
-        f->t.row_blocks = (m + s->block_rows - 1) / s->block_rows;
+        f->t.row_blocks = gmm_sm90_divide(m + s->block_rows - 1, s->block_rows);
         f->t.n0 = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn);
         f->t.cols = s->col_align * gmm_sm90_even_begin(units, s->tiles_n, tn + 1) - f->t.n0;
         if (f->t.cols > args->p.n - f->t.n0) f->t.cols = args->p.n - f->t.n0;

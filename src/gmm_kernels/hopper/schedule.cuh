@@ -1,8 +1,8 @@
 /* ..................................................................................... Work tiles of products ... */
 
 /* The arithmetic of the tile scheduler of the Hopper products. Plain functions of host and device, without warp
-   operations. scheduler.cuh and fp8.cuh call them from the scheduler warp of a CTA. A C or C++ compiler sees this part
-   with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
+   operations. The scheduler warp of a CTA calls them (scheduler.cuh, fp8_plan.cuh, body_*.cuh). A C or C++ compiler
+   sees this part with GMM_KERNELS_SCHEDULE defined, and nothing else of this header.
 
    A work tile is the part of D that a CTA computes at once. A cluster tile is what a cluster computes at once: c work
    tiles, one per CTA; c, the size of clusters, is 1 or 2. Cluster tiles are numbered group after group; names say
@@ -80,7 +80,7 @@ typedef struct gmm_sm90_scheduler {
     int32_t *padded_starts; /* [G + 1] where groups start in padded copies; FP8 products alone */
     int k_grouped;          /* wgrad: the rows of a group are the contraction */
     int cluster_along_n;    /* the CTAs of a cluster take neighbouring column tiles of the same rows, else neighbouring
-                               row tiles of the same columns (gmm_sm90_group_work) */
+                               row tiles of the same columns (gmm_sm90_schedule_tile) */
     int32_t tiles_n, max_blocks; /* 0 before the split has been planned; FP8: of the first tile before */
     int32_t odd_tiles;      /* forward, dgrad with clusters of two: whether the number of all work tiles is odd */
     int32_t g;              /* group in which the search for the next tile begins */

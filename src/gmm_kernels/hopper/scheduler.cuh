@@ -130,6 +130,7 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
 #pragma unroll 1
     for (g = lane; (g & ~31) < s->count; g += 32) {
         int32_t end = g < s->count ? ends[g + 1] : 0, start;
+        /* by_offsets is a constant within each scan, so that its steps need no select */
         if (by_offsets) end = gmm_sm90_scan_entries(1, capacity, end);
         else end = gmm_sm90_scan_entries(0, capacity, end);
         end = gmm_sm90_split_end(by_offsets, capacity, rows_before, end);
@@ -144,9 +145,30 @@ GMM__DEVICE gmm_sm90_split_stats gmm_sm90_read_split(const gmm_groups *s, int32_
     __syncwarp();
     return stats;
 }
-/* Compares the split with `ends`, by which the first tile has been planned before griddepcontrol.wait, and publishes
-   that tile if they agree. The entries are loaded before the plan is awaited. The check warp, after
-   griddepcontrol.wait. */
+/* Whether entry g of the split, as gmm_sm90_split_entry reads it again, contradicts `ends`. In a faulty split, whose
+   ends were clamped, an entry may contradict them although it is the same. */
+GMM__DEVICE int gmm_sm90_entry_changed(int32_t by_offsets, const int32_t *ends, int32_t g, int32_t entry) {
+    return entry != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+}
+/* Whether `ends`, which were read before griddepcontrol.wait, still describe the split after it. FP8 products. Whole
+   warp. */
+GMM__DEVICE int gmm_sm90_split_unchanged(const gmm_groups *s, const int32_t *ends) {
+    const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
+    int32_t g;
+    int changed = 0;
+#pragma unroll 4
+    for (g = lane; (g & ~31) < s->count; g += 32) {
+        const int exists = g < s->count;
+        const int32_t entry = gmm_sm90_split_entry(s, g + by_offsets, exists);
+        changed |= exists && gmm_sm90_entry_changed(by_offsets, ends, g, entry);
+    }
+    changed = __any_sync(0xFFFFFFFFu, changed);
+    __syncwarp();
+    return !changed;
+}
+/* The same in the check warp of 16-bit products, which also publishes the first tile if the split is unchanged. It
+   loads all entries into registers before it waits until the plan is complete, so that the loads and the plan overlap.
+   After griddepcontrol.wait. */
 GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, gmm_sm90_ring *ring, uint32_t bars) {
     const int32_t by_offsets = s->form == GMM_SPLIT_OFFSETS, lane = (int32_t)threadIdx.x & 31;
     int32_t entry[GMM_SM90_SMEM_GROUPS / 32];
@@ -161,7 +183,7 @@ GMM__DEVICE void gmm_sm90_check_split(const gmm_groups *s, const int32_t *ends, 
     for (i = 0; i < GMM_SM90_SMEM_GROUPS / 32; i++) {
         const int32_t g = 32 * i + lane;
         if (32 * i >= s->count) break;
-        changed |= g < s->count && entry[i] != ends[g + 1] - (by_offsets ? 0 : ends[g]);
+        changed |= g < s->count && gmm_sm90_entry_changed(by_offsets, ends, g, entry[i]);
     }
     changed = __any_sync(0xFFFFFFFFu, changed);
     if (lane == 0) {
@@ -246,9 +268,10 @@ GMM__DEVICE void gmm_sm90_sort_groups(const int32_t *ends, int32_t groups, unsig
         order[index] = (unsigned char)g;
     }
 }
-/* Turns the balanced order on where the split of wgrad is skewed. b, ends: in shared memory, for `capacity` groups;
-   with pointers from s, which may be to the workspace, the code would need more registers. min_load: see
-   gmm_sm90_balance. Returns whether it did. Whole warp. */
+/* Decides whether a wgrad takes its tiles in the balanced order, and prepares it. Returns the decision, s->balanced.
+   b, ends: in shared memory; with the pointers of s, which may be to the workspace, the code would need more registers.
+   capacity: groups that the tables in shared memory serve, 0 where the workspace has the tables. min_load: see
+   gmm_sm90_balance. Whole warp. */
 GMM__DEVICE int gmm_sm90_plan_balance(gmm_sm90_scheduler *s, gmm_sm90_split_stats stats, int32_t capacity,
                                       int32_t min_load, gmm_sm90_balance *b, const int32_t *ends) {
     const int32_t cluster_size = (int32_t)gmm_cluster_nctarank(), clusters = (int32_t)gridDim.x >> (cluster_size - 1);

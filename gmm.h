@@ -6891,14 +6891,18 @@ static gmm_status gmm__mlp_read_queued(gmm__call *call, int role, const char *na
 }
 
 /* Records the memory of both weight gradients of a record for the overlap check, which thus finds an overlap before the
-   first gradient is computed. */
+   first gradient is computed. Their casts by delayed scaling read quant.scale and raise quant.amax. The latter is
+   recorded as read, since a queued copy may have its amax there. */
 static gmm_status gmm__mlp_read_record(gmm__call *call, gmm__wgrad_record *r) {
     static const char *const names[2] = { "dw2", "dw1" };
     static const char *const operands[2][2] = { { "h", "dy" }, { "x", "dz" } };
     const int roles[2] = { GMM__DW2, GMM__DW };
     gmm__mlp_queued *q = &r->operands;
+    const int64_t scale_bytes = 4 * (int64_t)GMM_SLOTS * r->groups.count;
     gmm_status s;
     int i;
+    gmm__add_span(call, "quant.scale", "", 0, r->quant.scale, scale_bytes);
+    gmm__add_span(call, "quant.amax", "", 0, r->quant.amax, scale_bytes);
     gmm__add_span(call, "deferred", "", 0, r->groups.splits, (r->groups.count + (int64_t)1) * 8);
     gmm__add_span(call, "groups.fault", "", 1, r->groups.fault, (int64_t)sizeof *r->groups.fault);
     for (i = 0; i < 2; i++) {

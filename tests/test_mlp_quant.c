@@ -163,8 +163,8 @@ static void equals_steps(int arg) {
     }
 }
 
-/* Backward, and the weight gradients that it queues. */
-static void backward(mlp_case *c, gmm_wgrad_queue *queue) {
+/* Backward, and the weight gradients that it queues, unless they shall be left in the queue. */
+static void backward_to(mlp_case *c, gmm_wgrad_queue *queue, int leave) {
     gmm_info info = GMM_ZERO;
     void *workspace;
     T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_BWD, &c->d, &info));
@@ -175,11 +175,12 @@ static void backward(mlp_case *c, gmm_wgrad_queue *queue) {
     }
     workspace = t_workspace(info.workspace_bytes);
     T_OK(gmm_mlp_bwd(T.ctx, &c->d, workspace, info.workspace_bytes, T.stream));
-    if (!queue) return;
+    if (!queue || leave) return;
     t_poison(workspace, 0xFF, info.workspace_bytes); /* another call's by now */
     T_OK(mlp_call(GMM_OP_MLP_WGRAD, &c->d));
 }
-#define backward(...) T_CALL(backward, __VA_ARGS__)
+#define backward_to(...) T_CALL(backward_to, __VA_ARGS__)
+#define backward(c, queue) backward_to(c, queue, 0)
 static void gradients_of(mlp_case *c, gmm_wgrad_queue *queue) {
     mlp_want_gradients(c);
     backward(c, queue);
@@ -399,6 +400,31 @@ static void delayed_wgrad(int arg) {
     later.d.dprob = NULL;
     backward(&later, &queue);
     t_same("dw2 alone", t_mat_bits(&now.dw2), t_mat_bits(&later.dw2), sizeof(float) * G * FFN * HIDDEN);
+}
+
+/* A workspace over amaxes or scales that casts of queued gradients use is refused before any gradient is computed. */
+static void queued_overlaps(int arg) {
+    mlp_case c;
+    gmm_wgrad_entry entries[2];
+    gmm_wgrad_queue queue = gmm_wgrad_queue_over(entries, 2);
+    gmm_info info = GMM_ZERO;
+    void *arrays;
+    (void)arg;
+    build(&c, REF_FP8_DELAYED, GMM_SAVE_PREACT);
+    c.config.delay_wgrad = 1;
+    mlp_forward(&c.d);
+    mlp_want_gradients(&c);
+    T_OK(gmm_mlp_query(T.ctx, GMM_OP_MLP_WGRAD, &c.d, &info));
+    arrays = t_alloc_aligned(info.workspace_bytes, 256);
+    for (int k = 0; k < 2; k++) {
+        if (k) c.quant.scale = (const float *)arrays, c.quant.amax = c.amax;
+        else c.quant.amax = (float *)arrays;
+        backward_to(&c, &queue, 1);
+        T_REFUSED(GMM_E_ARG, gmm_mlp_wgrad(T.ctx, &queue, arrays, info.workspace_bytes, T.stream), "gmm_mlp_wgrad: ",
+                  k ? "quant.scale" : "quant.amax", "overlaps", NULL);
+        t_bytes("dw2", t_mat_bits(&c.dw2), 0xFF, sizeof(float) * G * FFN * HIDDEN);
+        queue = gmm_wgrad_queue_over(entries, 2);
+    }
 }
 
 /* Gathered rows of x and dy, by different indices, have the bits of rows that are there: at once and queued (argument:
@@ -909,6 +935,7 @@ void tests_mlp_quant(void) {
     t_add(smaller_formats, 0, "mlp recipe formats of fewer members");
     t_add(smaller_copies, 0, "mlp recipe copies of fewer members");
     t_add(warns_without_scales, 0, "mlp recipe fp8 delayed without scales");
+    t_add(queued_overlaps, 0, "mlp recipe fp8 delayed, queued gradients whose workspace lies over scales");
 #ifdef HAVE_CUDA
     for (int i = 0; i <= REF_NVFP4_ROW_AMAX; i++)
         t_add_gpu(one_split, i, "mlp recipe %s reads the split once", ref_recipe_of(i).name);
